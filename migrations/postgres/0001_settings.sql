@@ -1,5 +1,9 @@
--- Providers, their limits and account rules, as operators set them. Column meanings and defaults: docs, "Database".
--- Constraint names are sentences, because operators read them in error messages.
+-- Providers, their limits and account rules, as operators set them, with their version and their audit. Column meanings
+-- and defaults: docs, "Database". Constraint names are sentences, because operators read them in error messages.
+
+-- Functions that write an audit or the version run with the owner's rights, so that no role needs a right to these
+-- tables. They find all names in this schema: a caller may have a temporary table of the same name.
+SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 
 -- One row, not a sequence: a writer locks it until its commit. So versions become visible in their order, and a poller
 -- that has seen version n has seen all changes before it.
@@ -8,6 +12,14 @@ CREATE TABLE settings_version (
     version  bigint NOT NULL
 );
 INSERT INTO settings_version (version) VALUES (1);
+
+-- The id of this database, so that a command can tell its running process from one on another database. A copy and a
+-- restored backup have the id of their original; docs/runbook.md says when to change it.
+CREATE TABLE deployment (
+    only_row integer PRIMARY KEY DEFAULT 1 CONSTRAINT deployment_has_one_row CHECK (only_row = 1),
+    id uuid NOT NULL
+);
+INSERT INTO deployment (id) VALUES (gen_random_uuid());
 
 CREATE TABLE providers (
     name text NOT NULL PRIMARY KEY
@@ -18,25 +30,43 @@ CREATE TABLE providers (
         CONSTRAINT quota_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (quota ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
     enabled boolean NOT NULL DEFAULT true,
     paused boolean NOT NULL DEFAULT false,
+    -- When an operator ended the waits that the provider had named.
+    resumed_at timestamptz,
+
+    -- The request.
     url text NOT NULL
         CONSTRAINT url_is_http_or_https_without_spaces
-            CHECK (url ~ '^https?://[^[:space:][:cntrl:]]+$' AND char_length(url) <= 2048),
-    mode text NOT NULL DEFAULT 'blocking'
-        CONSTRAINT mode_is_blocking_or_requeue CHECK (mode IN ('blocking', 'requeue')),
-    slot_release text NOT NULL DEFAULT 'response'
-        CONSTRAINT slot_release_is_response_or_grant CHECK (slot_release IN ('response', 'grant')),
-    transit_jitter_ms bigint NOT NULL DEFAULT 50
-        CONSTRAINT transit_jitter_ms_is_10_to_60000 CHECK (transit_jitter_ms BETWEEN 10 AND 60000),
-    pacing text NOT NULL DEFAULT 'burst' CONSTRAINT pacing_is_burst_or_even CHECK (pacing IN ('burst', 'even')),
-    reserve_percent bigint NOT NULL DEFAULT 0
-        CONSTRAINT reserve_percent_is_0_to_99 CHECK (reserve_percent BETWEEN 0 AND 99),
-    store_down text NOT NULL DEFAULT 'wait'
-        CONSTRAINT store_down_is_wait_or_share CHECK (store_down IN ('wait', 'share')),
-    share_of bigint CONSTRAINT share_of_is_1_to_10000 CHECK (share_of BETWEEN 1 AND 10000),
+            CHECK (url ~ '^https?://[^[:space:][:cntrl:]]+$' AND char_length(url) <= 2048)
+        -- An unknown placeholder would be sent literally, and one in the host would let a job choose the host.
+        CONSTRAINT placeholders_of_url_are_id_idempotency_key_reference_or_account
+            CHECK (regexp_replace(url, '\$\{(job:)?(id|idempotency_key|reference|account)\}', '', 'g') !~ '\$\{')
+        CONSTRAINT url_has_no_placeholder_in_its_host CHECK (url !~ '^[^:]*://[/\\]*[^/\\?#]*\$\{'),
+    headers jsonb NOT NULL DEFAULT '{}'
+        CONSTRAINT headers_is_an_object_of_strings
+            CHECK (jsonb_typeof(headers) = 'object' AND NOT jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
+    request jsonb CONSTRAINT request_is_an_object CHECK (jsonb_typeof(request) = 'object'),
+    lookup jsonb CONSTRAINT lookup_is_an_object CHECK (jsonb_typeof(lookup) = 'object'),
+    statuses jsonb CONSTRAINT statuses_is_an_object CHECK (jsonb_typeof(statuses) = 'object'),
+    -- A message without these fields is no job.
+    require jsonb NOT NULL DEFAULT '[]'
+        CONSTRAINT require_is_a_list_of_account_and_reference
+            CHECK (jsonb_typeof(require) = 'array' AND require <@ '["account", "reference"]'),
+    idempotency_retention_s bigint
+        CONSTRAINT idempotency_retention_s_is_1_to_315360000_or_null
+            CHECK (idempotency_retention_s BETWEEN 1 AND 315360000),
     timeout_ms bigint NOT NULL DEFAULT 10000
         CONSTRAINT timeout_ms_is_1_to_600000 CHECK (timeout_ms BETWEEN 1 AND 600000),
     send_budget_ms bigint NOT NULL DEFAULT 500
         CONSTRAINT send_budget_ms_is_1_to_60000 CHECK (send_budget_ms BETWEEN 1 AND 60000),
+    connection_max_age_ms bigint NOT NULL DEFAULT 60000
+        CONSTRAINT connection_max_age_ms_is_1000_to_3600000 CHECK (connection_max_age_ms BETWEEN 1000 AND 3600000),
+    -- Whether a charge may use a connection that was used before. NULL: decided by retention and look-ups.
+    reuse_connections boolean,
+
+    -- The lane.
+    mode text NOT NULL DEFAULT 'blocking'
+        CONSTRAINT mode_is_blocking_or_requeue CHECK (mode IN ('blocking', 'requeue')),
+    "order" text NOT NULL DEFAULT 'none' CONSTRAINT order_is_none_or_account CHECK ("order" IN ('none', 'account')),
     workers bigint NOT NULL DEFAULT 32 CONSTRAINT workers_is_1_to_10000 CHECK (workers BETWEEN 1 AND 10000),
     bucket_capacity bigint NOT NULL DEFAULT 256
         CONSTRAINT bucket_capacity_is_1_to_65535 CHECK (bucket_capacity BETWEEN 1 AND 65535),
@@ -53,19 +83,30 @@ CREATE TABLE providers (
         CONSTRAINT backoff_base_ms_is_at_least_1 CHECK (backoff_base_ms >= 1),
     backoff_max_ms bigint NOT NULL DEFAULT 60000
         CONSTRAINT backoff_max_ms_is_at_most_86400000 CHECK (backoff_max_ms BETWEEN 1 AND 86400000),
-    idempotency_retention_s bigint
-        CONSTRAINT idempotency_retention_s_is_1_to_315360000_or_null
-            CHECK (idempotency_retention_s BETWEEN 1 AND 315360000),
-    headers jsonb NOT NULL DEFAULT '{}'
-        CONSTRAINT headers_is_an_object_of_strings
-            CHECK (jsonb_typeof(headers) = 'object' AND NOT jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
-    request jsonb CONSTRAINT request_is_an_object CHECK (jsonb_typeof(request) = 'object'),
-    lookup jsonb CONSTRAINT lookup_is_an_object CHECK (jsonb_typeof(lookup) = 'object'),
-    statuses jsonb CONSTRAINT statuses_is_an_object CHECK (jsonb_typeof(statuses) = 'object'),
+
+    -- The limiter.
+    slot_release text NOT NULL DEFAULT 'response'
+        CONSTRAINT slot_release_is_response_or_grant CHECK (slot_release IN ('response', 'grant')),
+    transit_jitter_ms bigint NOT NULL DEFAULT 50
+        CONSTRAINT transit_jitter_ms_is_10_to_60000 CHECK (transit_jitter_ms BETWEEN 10 AND 60000),
+    pacing text NOT NULL DEFAULT 'burst' CONSTRAINT pacing_is_burst_or_even CHECK (pacing IN ('burst', 'even')),
+    reserve_percent bigint NOT NULL DEFAULT 0
+        CONSTRAINT reserve_percent_is_0_to_99 CHECK (reserve_percent BETWEEN 0 AND 99),
+    store_down text NOT NULL DEFAULT 'wait'
+        CONSTRAINT store_down_is_wait_or_share CHECK (store_down IN ('wait', 'share')),
+    share_of bigint CONSTRAINT share_of_is_1_to_10000 CHECK (share_of BETWEEN 1 AND 10000),
+
+    -- Set by triggers.
     version bigint NOT NULL DEFAULT 0,
     updated_at timestamptz NOT NULL DEFAULT now(),
+
     CONSTRAINT store_down_share_needs_share_of CHECK (store_down <> 'share' OR share_of IS NOT NULL),
-    CONSTRAINT backoff_base_ms_is_at_most_backoff_max_ms CHECK (backoff_base_ms <= backoff_max_ms)
+    CONSTRAINT backoff_base_ms_is_at_most_backoff_max_ms CHECK (backoff_base_ms <= backoff_max_ms),
+    -- The program reads every instant: RFC 3339 in milliseconds (`EpochMs` of src/domain/time.rs). `infinity`, or a year
+    -- of five digits, would make every query that meets the row fail. Each table has this rule.
+    CONSTRAINT instants_are_finite CHECK (
+        least(updated_at, resumed_at) >= '0001-01-01 00:00:00+00'
+        AND greatest(updated_at, resumed_at) < '9999-12-30 22:00:00+00')
 );
 
 CREATE TABLE provider_limits (
@@ -74,10 +115,10 @@ CREATE TABLE provider_limits (
         CONSTRAINT limit_name_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (name ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
     algorithm text NOT NULL DEFAULT 'sliding_log'
         CONSTRAINT algorithm_is_known
-            CHECK (algorithm IN ('sliding_log', 'fixed_window', 'sliding_window', 'token_bucket', 'gcra')),
+            CHECK (algorithm IN ('sliding_log', 'fixed_window', 'sliding_window', 'token_bucket', 'gcra', 'concurrency')),
     max_requests bigint NOT NULL
         CONSTRAINT max_requests_is_0_to_1000000 CHECK (max_requests BETWEEN 0 AND 1000000),
-    window_ms bigint NOT NULL
+    window_ms bigint
         CONSTRAINT window_ms_is_1_ms_to_31_days CHECK (window_ms BETWEEN 1 AND 2678400000),
     offset_ms bigint NOT NULL DEFAULT 0
         CONSTRAINT offset_ms_is_0_to_31_days CHECK (offset_ms BETWEEN 0 AND 2678400000),
@@ -89,6 +130,8 @@ CREATE TABLE provider_limits (
     shadow boolean NOT NULL DEFAULT false,
     enabled boolean NOT NULL DEFAULT true,
     PRIMARY KEY (provider, name),
+    -- A limit of requests in flight.
+    CONSTRAINT concurrency_alone_has_no_window_ms CHECK ((algorithm = 'concurrency') = (window_ms IS NULL)),
     CONSTRAINT burst_goes_with_token_bucket_or_gcra
         CHECK (burst IS NULL OR algorithm IN ('token_bucket', 'gcra')),
     -- No usage is stored longer; GCRA allows one request beyond its burst.
@@ -109,13 +152,25 @@ CREATE TABLE account_overrides (
     account text NOT NULL
         CONSTRAINT account_is_1_to_64_of_letters_digits_underscore_dash CHECK (account ~ '^[A-Za-z0-9_-]{1,64}$'),
     limit_name text,
-    rule text NOT NULL CONSTRAINT rule_is_known CHECK (rule IN ('exempt', 'blocked', 'limit')),
+    rule text CONSTRAINT rule_is_known CHECK (rule IN ('exempt', 'blocked', 'refuse', 'limit')),
+    -- The account's own numbers for a limit. Without a window, those of a limit of requests in flight.
     max_requests bigint
         CONSTRAINT override_max_requests_is_0_to_1000000 CHECK (max_requests BETWEEN 0 AND 1000000),
     window_ms bigint
         CONSTRAINT override_window_ms_is_1_ms_to_31_days CHECK (window_ms BETWEEN 1 AND 2678400000),
-    CONSTRAINT rule_limit_alone_has_max_requests_and_window_ms
-        CHECK ((rule = 'limit') = (max_requests IS NOT NULL) AND (rule = 'limit') = (window_ms IS NOT NULL)),
+    burst bigint
+        CONSTRAINT override_burst_is_1_to_1000000 CHECK (burst BETWEEN 1 AND 1000000),
+    -- The account's share among the accounts of its lane.
+    weight bigint NOT NULL DEFAULT 1 CONSTRAINT override_weight_is_1_to_1000 CHECK (weight BETWEEN 1 AND 1000),
+    CONSTRAINT rule_limit_alone_has_max_requests
+        CHECK ((coalesce(rule, '') = 'limit') = (max_requests IS NOT NULL)),
+    CONSTRAINT window_ms_goes_with_rule_limit CHECK (window_ms IS NULL OR coalesce(rule, '') = 'limit'),
+    CONSTRAINT override_burst_goes_with_rule_limit CHECK (burst IS NULL OR coalesce(rule, '') = 'limit'),
+    CONSTRAINT override_burst_is_given_back_within_31_days
+        CHECK (max_requests = 0 OR burst * window_ms <= 2678400000 * max_requests),
+    CONSTRAINT rule_refuse_has_no_limit_name CHECK (limit_name IS NULL OR coalesce(rule, '') <> 'refuse'),
+    CONSTRAINT weight_above_1_has_no_limit_name CHECK (limit_name IS NULL OR weight = 1),
+    CONSTRAINT without_rule_weight_is_above_1 CHECK (rule IS NOT NULL OR weight > 1),
     -- No cascade: deleting a limit must not silently end a block that names it.
     CONSTRAINT limit_name_is_a_limit_of_this_provider
         FOREIGN KEY (provider, limit_name) REFERENCES provider_limits (provider, name)
@@ -126,29 +181,39 @@ CREATE UNIQUE INDEX account_overrides_one_rule_per_account_and_limit
 CREATE TABLE settings_audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- The database's user. A command adds the operating system's user (user@host), and the reason.
     who text NOT NULL,
+    os_user text,
     program text,
+    because text,
     table_name text NOT NULL,
     row_key text NOT NULL,
     old_row jsonb,
-    new_row jsonb
+    new_row jsonb,
+    CONSTRAINT instants_are_finite CHECK (
+        least(at) >= '0001-01-01 00:00:00+00' AND greatest(at) < '9999-12-30 22:00:00+00')
 );
+-- For recent changes: a rebuild of the limiter's state asks which providers left a quota lately.
+CREATE INDEX settings_audit_by_time ON settings_audit (at);
 
 -- Before the statement touches any row, so that all writers lock in the same order and cannot deadlock.
-CREATE FUNCTION settings_bump_version() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION settings_bump_version() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     UPDATE settings_version SET version = version + 1;
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION settings_stamp_provider() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION settings_stamp_provider() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     NEW.version := (SELECT version FROM settings_version);
     NEW.updated_at := clock_timestamp();
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION settings_touch_provider() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION settings_touch_provider() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF TG_OP <> 'INSERT' THEN
         UPDATE providers SET version = version WHERE name = OLD.provider;
@@ -159,8 +224,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Arguments: the columns that name a row.
-CREATE FUNCTION settings_record_change() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Arguments: the columns that name a row. `session_user` is the user whose statement fires the trigger.
+CREATE FUNCTION settings_record_change() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     was jsonb;
     becomes jsonb;
@@ -216,3 +282,79 @@ CREATE TRIGGER record_change AFTER INSERT OR UPDATE OR DELETE ON account_overrid
     FOR EACH ROW EXECUTE FUNCTION settings_record_change('provider', 'account', 'limit_name');
 CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON account_overrides
     FOR EACH STATEMENT EXECUTE FUNCTION settings_refuse_truncate();
+
+CREATE FUNCTION settings_audit_person() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.os_user := nullif(current_setting('sluicegate.os_user', true), '');
+    NEW.because := nullif(current_setting('sluicegate.because', true), '');
+    RETURN NEW;
+END $$;
+CREATE TRIGGER person BEFORE INSERT ON settings_audit
+    FOR EACH ROW EXECUTE FUNCTION settings_audit_person();
+
+-- Rows of an audit can only be added.
+CREATE FUNCTION audit_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'audits_never_change',
+        MESSAGE = format('rows of %s are never changed or deleted', TG_TABLE_NAME);
+END $$;
+CREATE TRIGGER never_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON settings_audit
+    FOR EACH STATEMENT EXECUTE FUNCTION audit_refuse_change();
+
+-- A hint for workers, so that they need not wait for their next poll. It is the same for every change: PostgreSQL sends
+-- equal ones of a transaction once, at its commit. A worker that does not listen polls, so nothing depends on it.
+CREATE FUNCTION settings_hint() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('sluicegate_settings', '');
+    RETURN NULL;
+END $$;
+CREATE TRIGGER hint AFTER UPDATE ON settings_version
+    FOR EACH STATEMENT EXECUTE FUNCTION settings_hint();
+
+-- The version increases by one with each change. Only after a restore it must exceed the versions that workers and the
+-- limiter store know, which hold 48 bits.
+CREATE FUNCTION settings_refuse_version() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'settings_version_rises_by_one',
+        MESSAGE = 'the version of the settings rises by one; only settings_raise_version() raises it further, to 2^48 at most';
+END $$;
+CREATE TRIGGER version_rises_by_one BEFORE UPDATE ON settings_version
+    FOR EACH ROW WHEN (NEW.version < OLD.version
+                       OR (NEW.version > OLD.version + 1 AND NEW.version > 281474976710656))
+    EXECUTE FUNCTION settings_refuse_version();
+CREATE TRIGGER never_deleted BEFORE DELETE OR TRUNCATE ON settings_version
+    FOR EACH STATEMENT EXECUTE FUNCTION settings_refuse_version();
+
+-- A worker that finds a restored database raises the version, and changes no setting. Changes of settings move the
+-- version from within their own triggers, which audit them.
+CREATE FUNCTION settings_version_audit() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row)
+    VALUES (session_user, nullif(current_setting('application_name'), ''), 'settings_version', 'version',
+            jsonb_build_object('version', OLD.version), jsonb_build_object('version', NEW.version));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER audit AFTER UPDATE ON settings_version
+    FOR EACH ROW WHEN (NEW.version > OLD.version AND pg_trigger_depth() = 0) EXECUTE FUNCTION settings_version_audit();
+
+-- Returns the version if it is still this one, and locks it until the transaction ends.
+CREATE FUNCTION settings_hold_version(expected bigint) RETURNS SETOF bigint
+    LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    SELECT version FROM settings_version WHERE version = expected FOR UPDATE;
+$$;
+
+-- For a database that was restored from a backup. A trigger writes the audit.
+CREATE FUNCTION settings_raise_version(expected bigint, raised bigint) RETURNS SETOF bigint
+    LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    UPDATE settings_version SET version = raised WHERE version = expected AND raised > expected RETURNING version;
+$$;
+
+-- For who may call a function, see docs, "Least rights".
+REVOKE ALL ON FUNCTION
+    settings_bump_version(), settings_stamp_provider(), settings_touch_provider(), settings_record_change(),
+    settings_refuse_truncate(), settings_audit_person(), audit_refuse_change(), settings_hint(),
+    settings_refuse_version(), settings_version_audit(), settings_hold_version(bigint),
+    settings_raise_version(bigint, bigint)
+FROM PUBLIC;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::migrate::Migrator;
 use sqlx::{Connection, PgConnection, SqlitePool};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -176,13 +177,24 @@ impl Database {
     /// # Errors
     /// [`LedgerError::StatementFailed`] when the database is newer than this program, or an applied migration differs.
     pub async fn migrate(&self) -> Result<(), LedgerError> {
+        match self.pool {
+            DatabasePool::Postgres(_) => self.migrate_by(&POSTGRES).await,
+            DatabasePool::Sqlite(_) => self.migrate_by(&SQLITE).await,
+        }
+    }
+
+    /// Applies missing migrations like [`Self::migrate`], but those of a later program.
+    ///
+    /// # Errors
+    /// As [`Self::migrate`].
+    pub async fn migrate_by(&self, migrator: &'static Migrator) -> Result<(), LedgerError> {
         let pool = self.pool.clone();
         // Like every transaction, a migration is never cancelled. It has no time limit, because it may rewrite a large
         // table.
         let migration = tokio::spawn(async move {
             match pool {
-                DatabasePool::Postgres(pool) => migrate_postgres(&pool).await,
-                DatabasePool::Sqlite(pool) => migrate_sqlite(&pool).await,
+                DatabasePool::Postgres(pool) => migrate_postgres(&pool, migrator).await,
+                DatabasePool::Sqlite(pool) => migrate_sqlite(&pool, migrator).await,
             }
         });
         migration.await.map_err(|ended| LedgerError::Unavailable(format!("the migration ended early: {ended}")))?

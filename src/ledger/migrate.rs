@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlitePool};
 
 use super::LedgerError;
 use super::database::{RUN_LOCK_KEY, SchemaState};
-use super::migrations::{POSTGRES, SQLITE, built_concurrently, is_built_concurrently};
+use super::migrations::{built_concurrently, is_built_concurrently};
 use super::sql::connections::Connections;
 use super::sql::error::{from_postgres, lock_not_available};
 use super::sql::sqlite;
@@ -33,15 +33,15 @@ const CONCURRENT_INDEX_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// An advisory lock lets one process migrate at a time; the others then find nothing left to do. The lock's connection
 /// is shared with no other use, neither here nor behind a pooler. So the lock ends with the connection at the latest.
-pub async fn migrate_postgres(pool: &Connections) -> Result<(), LedgerError> {
+pub async fn migrate_postgres(pool: &Connections, migrator: &Migrator) -> Result<(), LedgerError> {
     let classify = |error: sqlx::Error| from_postgres(&error);
     let mut connection = pool.open_dedicated().await.map_err(classify)?;
-    let result = migrate_connection(&mut connection).await;
+    let result = migrate_connection(&mut connection, migrator).await;
     connection.close().await.map_err(classify)?;
     result
 }
 
-async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerError> {
+async fn migrate_connection(connection: &mut PgConnection, migrator: &Migrator) -> Result<(), LedgerError> {
     let classify = |error: sqlx::Error| from_postgres(&error);
     let encoding: String =
         sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(classify)?;
@@ -51,7 +51,7 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
         )));
     }
     wait_for_migrate_lock(connection).await?;
-    let migrated = migrate_locked(connection).await;
+    let migrated = migrate_locked(connection, migrator).await;
     let unlock = sqlx::query_scalar("SELECT pg_advisory_unlock($1)").bind(MIGRATE_LOCK);
     let unlocked: Result<bool, _> = unlock.fetch_one(&mut *connection).await;
     match (migrated, unlocked) {
@@ -65,15 +65,17 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
     }
 }
 
-async fn migrate_locked(connection: &mut PgConnection) -> Result<(), LedgerError> {
+async fn migrate_locked(connection: &mut PgConnection, migrator: &Migrator) -> Result<(), LedgerError> {
     let classify = |error: sqlx::Error| from_postgres(&error);
     // The pool's statement timeout is for payments, and a migration may take long.
     sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await.map_err(classify)?;
     let mut tries = 1;
     loop {
-        match try_migrations(connection).await {
+        match try_migrations(connection, migrator).await {
             Err(MigrateError::ExecuteMigration(error, version))
-                if lock_not_available(&error) && tries < TABLE_LOCK_TRIES && !is_built_concurrently(version) =>
+                if lock_not_available(&error)
+                    && tries < TABLE_LOCK_TRIES
+                    && !is_built_concurrently(migrator, version) =>
             {
                 tracing::warn!(version, "a table is in use; the migration lets payments pass, then retries");
                 tokio::time::sleep(TABLE_LOCK_PAUSE).await;
@@ -101,16 +103,16 @@ async fn wait_for_migrate_lock(connection: &mut PgConnection) -> Result<(), Ledg
 }
 
 /// Runs file after file. A concurrent index build blocks no one, so it may wait longer.
-async fn try_migrations(connection: &mut PgConnection) -> Result<(), MigrateError> {
-    for (version, index) in built_concurrently() {
+async fn try_migrations(connection: &mut PgConnection, migrator: &Migrator) -> Result<(), MigrateError> {
+    for (version, index) in built_concurrently(migrator) {
         wait_for_tables(connection, TABLE_LOCK_TIMEOUT).await?;
-        POSTGRES.run_direct(Some(version - 1), connection, false).await?;
+        migrator.run_direct(Some(version - 1), connection, false).await?;
         wait_for_tables(connection, CONCURRENT_INDEX_TIMEOUT).await?;
         drop_invalid_index(connection, index).await.map_err(|error| MigrateError::ExecuteMigration(error, version))?;
-        POSTGRES.run_direct(Some(version), connection, false).await?;
+        migrator.run_direct(Some(version), connection, false).await?;
     }
     wait_for_tables(connection, TABLE_LOCK_TIMEOUT).await?;
-    POSTGRES.run_direct(None, connection, false).await
+    migrator.run_direct(None, connection, false).await
 }
 
 async fn wait_for_tables(connection: &mut PgConnection, at_most: Duration) -> Result<(), MigrateError> {
@@ -131,11 +133,11 @@ async fn drop_invalid_index(connection: &mut PgConnection, index: &str) -> Resul
 }
 
 /// SQLite's migrator takes no lock. So the whole run is one transaction that holds the write lock from its start.
-pub async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), LedgerError> {
+pub async fn migrate_sqlite(pool: &SqlitePool, migrator: &Migrator) -> Result<(), LedgerError> {
     let classify = |error: sqlx::Error| sqlite::from_sqlite(&error);
     let mut connection = sqlite::acquire(pool).await.map_err(classify)?;
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
-    SQLITE
+    migrator
         .run_direct(None, &mut *transaction, false)
         .await
         .map_err(|error| migration_failed(error, sqlite::from_sqlite))?;

@@ -20,61 +20,9 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
     migrator(files!["postgres":
         "0001_settings",
         "0002_ledger",
-        "0003_limiter_authority",
-        "0004_unknown_outcomes",
-        "0005_sweeper",
-        "0006_operators",
-        "0007_worker_reports",
-        "0008_settings_hint",
-        "0009_jobs_by_account",
-        "0010_clock_witness",
-        "0011_job_words",
-        "0012_one_payment_per_charge",
-        "0013_last_wait",
-        "0014_words_judged_cheaply",
-        "0015_charge_found_by_reference_and_provider",
-        "0016_finished_jobs",
-        "0017_credential_of_what_may_be_charged",
-        "0018_sql_on_jobs_in_hand",
-        "0019_rejected_messages_by_job",
-        "0020_wait_begun",
-        "0021_jobs_parked_for_limits",
-        "0022_raised_version_audited",
-        "0023_audit_of_a_raised_version_in_its_own_schema",
-        "0024_attempts_of_accounts_and_references",
-        "0025_require_resume_and_burst",
-        "0026_jobs_parked_for_named_waits",
-        "0027_connections",
-        "0028_placeholders_of_url",
-        "0031_copies_and_stuck_events",
-        "0032_outcome_events_by_try",
-        "0034_deployment_id",
-        "0035_bounded_requests",
-        "0036_rights",
-        "0037_final_states",
-        "0038_jobs_unknown_by_wake",
-        "0039_jobs_with_a_message_left",
-        "0040_references_are_emptied",
-        "0041_attempts_with_a_reference",
-        "0042_finite_instants_of_jobs",
-        "0043_finite_instants_of_attempts",
-        "0044_finite_instants_of_outcome_events",
-        "0045_finite_instants_of_other_tables",
-        "0046_infinite_instants_are_repaired",
-        "0047_erasure",
-        "0048_infinite_instants_of_jobs_are_repaired",
-        "0049_wait_columns",
-        "0050_wait_reasons_of_jobs",
-        "0051_wait_reasons_are_codes",
-        "0052_jobs_waiting_for_limits",
-        "0053_jobs_waiting_for_providers",
-        "0054_indexes_of_sentences",
-        "0055_concurrency_limits",
-        "0056_flows",
-        "0057_jobs_in_backlog",
-        "0058_account_weights",
-        "0059_order_of_accounts",
-        "0060_jobs_in_order",
+        "0003_limiter",
+        "0004_operators",
+        "0005_workers",
     ])
 });
 
@@ -82,45 +30,10 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
     migrator(files!["sqlite":
         "0001_settings",
         "0002_ledger",
-        "0003_embedded_queue",
-        "0004_limiter_authority",
-        "0005_unknown_outcomes",
-        "0006_sweeper",
-        "0007_operators",
-        "0008_worker_reports",
-        "0009_settings_person",
-        "0010_jobs_by_account",
-        "0011_clock_witness",
-        "0012_one_payment_per_charge",
-        "0013_clock_of_any_sqlite",
-        "0014_last_wait",
-        "0015_charge_found_by_reference_and_provider",
-        "0016_finished_jobs",
-        "0017_credential_of_what_may_be_charged",
-        "0018_providers_by_any_sqlite",
-        "0019_sql_on_jobs_in_hand",
-        "0020_rejected_messages_by_job",
-        "0021_wait_begun",
-        "0022_jobs_parked_for_limits",
-        "0023_attempts_of_accounts_and_references",
-        "0024_require_resume_and_burst",
-        "0025_jobs_parked_for_named_waits",
-        "0026_connections",
-        "0027_placeholders_of_url",
-        "0030_copies_and_stuck_events",
-        "0033_deployment_id",
-        "0034_bounded_requests",
-        "0035_final_states",
-        "0036_jobs_unknown_by_wake",
-        "0037_jobs_with_a_message_left",
-        "0038_references_are_emptied",
-        "0039_finite_instants",
-        "0040_erasure",
-        "0041_wait_reasons",
-        "0042_concurrency_limits",
-        "0043_flows",
-        "0044_account_weights",
-        "0045_order_of_accounts",
+        "0003_limiter",
+        "0004_operators",
+        "0005_workers",
+        "0006_queue",
     ])
 });
 
@@ -143,17 +56,16 @@ fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
 const CONCURRENTLY: &str = "CREATE INDEX CONCURRENTLY IF NOT EXISTS ";
 
 /// The indexes that PostgreSQL builds concurrently with payments, with the numbers of their files.
-pub fn built_concurrently() -> impl Iterator<Item = (i64, &'static str)> {
-    let built = |migration: &'static Migration| {
+pub fn built_concurrently(migrator: &Migrator) -> impl Iterator<Item = (i64, &str)> {
+    migrator.iter().filter(|migration| migration.no_tx).filter_map(|migration| {
         let (_, after) = migration.sql.as_str().split_once(CONCURRENTLY)?;
         Some((migration.version, after.split_whitespace().next()?))
-    };
-    POSTGRES.iter().filter(|migration| migration.no_tx).filter_map(built)
+    })
 }
 
 /// Whether this file builds an index concurrently.
-pub fn is_built_concurrently(version: i64) -> bool {
-    built_concurrently().any(|(built, _)| built == version)
+pub fn is_built_concurrently(migrator: &Migrator, version: i64) -> bool {
+    built_concurrently(migrator).any(|(built, _)| built == version)
 }
 
 #[cfg(test)]
@@ -162,29 +74,42 @@ mod tests {
 
     use super::*;
 
-    /// PostgreSQL runs several statements in one transaction, and no index can be built concurrently inside one.
-    #[test]
-    fn concurrent_index_is_alone_in_its_file() {
-        let alone: Vec<i64> = built_concurrently().map(|(version, _)| version).collect();
-        let beside: Vec<i64> =
-            POSTGRES.iter().filter(|migration| migration.no_tx).map(|migration| migration.version).collect();
-        assert_eq!((alone, beside.is_empty()), (beside, false));
-        for migration in POSTGRES.iter().filter(|migration| migration.no_tx) {
-            assert_eq!(migration.sql.as_str().matches(';').count(), 1, "{}", migration.description);
+    /// Rules of `migrations/README.md` that these migrations break.
+    fn broken_rules(migrator: &Migrator) -> Vec<String> {
+        let mut broken = Vec::new();
+        for migration in migrator.iter() {
+            let (number, sql) = (migration.version, migration.sql.as_str());
+            // PostgreSQL runs several statements in one transaction, and no index can be built concurrently inside one.
+            let is_alone = is_built_concurrently(migrator, number) && sql.matches(';').count() == 1;
+            if migration.no_tx && !is_alone {
+                broken.push(format!("{number}: a file without transaction builds one index and does nothing else"));
+            }
+            // Or payments wait while other tables are read from end to end.
+            let mut written = sql.split("UPDATE ").skip(1).filter_map(|rest| rest.split_whitespace().next());
+            if sql.contains("ALTER TABLE jobs DISABLE TRIGGER") && written.any(|table| table != "jobs") {
+                broken.push(format!("{number}: a file that disables a trigger of jobs writes no other table"));
+            }
         }
+        broken
     }
 
-    /// Or payments wait while other tables are read from end to end.
     #[test]
-    fn disabling_a_jobs_trigger_touches_only_jobs() {
-        let mut checked = 0;
-        for migration in POSTGRES.iter().filter(|it| it.sql.as_str().contains("ALTER TABLE jobs DISABLE TRIGGER")) {
-            let written = migration.sql.as_str().split("UPDATE ").skip(1).map(|rest| rest.split_whitespace().next());
-            let others: Vec<_> = written.filter(|table| *table != Some("jobs")).collect();
-            assert_eq!(others, [], "{}", migration.description);
-            checked += 1;
+    fn long_locks_are_avoided() {
+        assert_eq!(broken_rules(&POSTGRES), Vec::<String>::new());
+        assert!(SQLITE.iter().all(|migration| !migration.no_tx), "SQLite's run is one transaction");
+        let index = "-- no-transaction\nCREATE INDEX CONCURRENTLY IF NOT EXISTS i ON jobs (state);";
+        let good = "ALTER TABLE jobs DISABLE TRIGGER a; UPDATE jobs SET cost = 1; ALTER TABLE jobs ENABLE TRIGGER a;";
+        let good = migrator(&[("0006_index", index), ("0007_trigger", good)]);
+        assert_eq!(broken_rules(&good), Vec::<String>::new());
+        assert_eq!(built_concurrently(&good).collect::<Vec<_>>(), [(6, "i")]);
+        for bad in [
+            "-- no-transaction\nCREATE INDEX CONCURRENTLY i ON jobs (state);",
+            "-- no-transaction\nUPDATE jobs SET cost = 1;",
+            "-- no-transaction\nCREATE INDEX CONCURRENTLY IF NOT EXISTS i ON jobs (state); SELECT 1;",
+            "ALTER TABLE jobs DISABLE TRIGGER a; UPDATE attempts SET detail = '';",
+        ] {
+            assert_eq!(broken_rules(&migrator(&[("0006_bad", bad)])).len(), 1, "{bad}");
         }
-        assert_eq!(checked, 1);
     }
 
     #[tokio::test]

@@ -43,6 +43,7 @@ mod settings;
 mod settings_propagation;
 mod silent_connections;
 mod timestamps;
+mod upgrade;
 mod upkeep;
 mod wait_reasons;
 mod waits;

@@ -12,7 +12,7 @@ use super::connections::Connections;
 use super::session::with_statement_timeout;
 use crate::ledger::settings::SettingsHints;
 
-/// Named in `migrations/postgres/0008_settings_hint.sql`.
+/// Named in `migrations/postgres/0001_settings.sql`.
 const CHANNEL: &str = "sluicegate_settings";
 /// Pause between two attempts to listen, and after a lost connection; polling goes on meanwhile.
 const RETRY: Duration = Duration::from_secs(1);

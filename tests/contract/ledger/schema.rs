@@ -116,30 +116,6 @@ async fn four_migrators(fixture: &Fixture, kind: Kind) {
     fixture.take(&job("p1")).await;
 }
 
-/// A migration that waits for a long reader would block every later statement behind it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiting_migration_does_not_block_payments() {
-    let fixture = Fixture::empty(Kind::Postgres);
-    let pool = fixture.postgres.clone().unwrap();
-    // The next migration alters `jobs`.
-    Migrator::new(Path::new("migrations/postgres")).await.unwrap().run_to(12, &pool).await.unwrap();
-    let mut reader = pool.begin().await.unwrap();
-    sqlx::query("SELECT FROM jobs").execute(&mut *reader).await.unwrap();
-    let database = fixture.database.clone();
-    let migration = tokio::spawn(async move { database.migrate().await });
-    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock' \
-                   AND relation = 'jobs'::regclass";
-    while fixture.one(waiting).await == "0" {
-        tokio::task::yield_now().await;
-    }
-    // The wait is longer than a payment may wait, and the reader still reads.
-    fixture.sql("SET statement_timeout = '30s'; UPDATE jobs SET cost = 1").await.unwrap();
-    assert!(!migration.is_finished());
-    reader.rollback().await.unwrap();
-    migration.await.unwrap().unwrap();
-    assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::Current);
-}
-
 async fn schema_state_is_reported(kind: Kind) {
     let fixture = Fixture::empty(kind);
     assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::NotMigrated);

@@ -1,12 +1,9 @@
 //! Timestamps that no program can read: the database rejects them, and a row that has one anyway affects only itself.
 
-use std::path::Path;
-
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::operator::{JobFilter, JobPage};
 use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy};
 use sluicegate::ledger::{FencedWrite, JobState, LedgerError};
-use sqlx::migrate::Migrator;
 
 use super::*;
 
@@ -16,7 +13,6 @@ on_every_database!(
     unreadable_claim_releases_the_lease,
     unreadable_event_does_not_block_others,
     unreadable_review_and_dead_jobs_are_counted,
-    infinite_instants_are_repaired_by_migrating,
 );
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -237,50 +233,4 @@ async fn unreadable_event_does_not_block_others(kind: Kind) {
     assert_eq!(taken.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["good"]);
     let unpublished = fixture.ledger().unpublished_events().await.unwrap();
     assert_eq!((unpublished.events, unpublished.rejected), (3, 2), "tried later, like those that a queue has rejected");
-}
-
-/// A payment that was delayed for ever stays delayed.
-async fn infinite_instants_are_repaired_by_migrating(kind: Kind) {
-    let fixture = Fixture::empty(kind);
-    let [early, .., late] = beyond(kind);
-    let (folder, before) = if kind == Kind::Postgres { ("postgres", 41) } else { ("sqlite", 38) };
-    let migrator = Migrator::new(Path::new("migrations").join(folder)).await.unwrap();
-    match &fixture.postgres {
-        Some(pool) => migrator.run_to(before, pool).await.unwrap(),
-        None => migrator.run_to(before, &fixture.database.sqlite_pool().unwrap()).await.unwrap(),
-    }
-    for id in ["early", "good", "late"] {
-        fixture.released(id).await;
-    }
-    for (id, at) in [("early", early), ("late", late)] {
-        let set = format!(
-            "wake_at = {at}, updated_at = {at}, created_at = {at}, first_sent_at = {at}, first_sent_number = 1"
-        );
-        fixture.sql(&format!("UPDATE jobs SET {set} WHERE id = '{id}'")).await.unwrap();
-    }
-    for (column, id, at) in [("expires_at", "late", late), ("expires_at", "early", early), ("not_before", "late", late)]
-    {
-        fixture.without_constraints(&format!("UPDATE jobs SET {column} = {at} WHERE id = '{id}'")).await.unwrap();
-    }
-    fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
-    fixture.sql(&format!("UPDATE providers SET resumed_at = {late}")).await.unwrap();
-    fixture.database.migrate().await.unwrap();
-    let page = fixture.database.operator().list(&JobFilter::default(), None, 5).await.unwrap();
-    assert_eq!((page.jobs.len(), page.unreadable), (3, vec![]));
-    let [early, good, late] = &page.jobs[..] else { panic!() };
-    assert!(early.wake_at < good.wake_at && late.wake_at.to_string().starts_with("9999-12-30"), "{late:?}");
-    assert!(late.created_at.0 - good.created_at.0 < 600_000, "{late:?}");
-    // No provider remembers a key for that long, so no request is sent again under it.
-    assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE first_sent_at < created_at OR id = 'early'").await, "2");
-    // Each row can be written again: a batch that contains one is not rejected.
-    let swept = fixture.sql("UPDATE jobs SET sweep_after = wake_at").await;
-    assert_eq!(swept, Ok(()));
-    assert_eq!(fixture.database.upkeep().expire("expired", 10).await.unwrap(), 1);
-    assert_eq!(fixture.settings().load().await.unwrap().providers.len(), 1);
-    let again = "UPDATE jobs SET updated_at = updated_at, not_before = not_before";
-    fixture.sql(again).await.unwrap();
-    let error = fixture.without_constraints("UPDATE jobs SET amount = 1").await;
-    assert!(error.is_ok(), "{error:?}");
-    let error = fixture.sql("UPDATE jobs SET amount = 2").await.unwrap_err();
-    assert!(error.contains("what a payment is never changes"), "{error}");
 }

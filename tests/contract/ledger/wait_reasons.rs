@@ -1,23 +1,14 @@
 //! Why a job waits is a code: the sentence made of it is for people, and rewording it changes nothing.
 
-use std::collections::BTreeSet;
-use std::path::Path;
-
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::operator::{Actor, JobResolution};
 use sluicegate::ledger::upkeep::{WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
-use sqlx::migrate::Migrator;
 
 use super::*;
 
-on_every_database!(
-    every_wait_reason_is_stored,
-    each_step_replaces_the_wait,
-    jobs_are_woken_by_code_not_text,
-    sentences_of_earlier_builds_become_codes,
-);
+on_every_database!(every_wait_reason_is_stored, each_step_replaces_the_wait, jobs_are_woken_by_code_not_text,);
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -130,144 +121,4 @@ async fn jobs_are_woken_by_code_not_text(kind: Kind) {
     let due = "SELECT id FROM jobs WHERE wake_at = updated_at AND unqueued ORDER BY id";
     let due: Vec<String> = fixture.column(due).await.into_iter().flatten().collect();
     assert_eq!((woken, due), (vec![2, 1], ["costly", "limit", "named"].map(str::to_owned).to_vec()));
-}
-
-/// A sentence of the earlier build; its code, its limit and its text, or `-`.
-const SENTENCES: [(&str, &str, &str, &str); 36] = [
-    ("waits for its time", "not_before", "-", "-"),
-    ("waits for a worker slot at the egress rate", "egress", "-", "-"),
-    ("waits for limit per-minute", "limit", "per-minute", "-"),
-    ("waits for limit even pacing", "limit", "even pacing", "-"),
-    (
-        "waits for limit all: cost 5 exceeds the 3 that it admits at once",
-        "cost_exceeds_limit",
-        "all",
-        "cost 5 exceeds the 3 that it admits at once",
-    ),
-    ("account shop is blocked by a rule of this provider", "account_blocked", "-", "-"),
-    ("the provider asked for a pause", "provider_paused", "-", "-"),
-    ("throttled by the provider", "throttled", "-", "-"),
-    ("the limiter has lost its state and waits", "limiter_cold", "-", "-"),
-    ("usage of a limit is being read from the ledger", "needs_history", "-", "-"),
-    ("the limiter store is unavailable", "limiter_unavailable", "-", "-"),
-    ("newer settings are being loaded", "stale_settings", "-", "-"),
-    ("the provider is down: connection refused", "circuit_open", "-", "connection refused"),
-    ("another job tests whether the provider is up again", "circuit_probing", "-", "-"),
-    ("the provider is paused", "operator_paused", "-", "-"),
-    ("the quota is not open in this worker", "quota_closed", "-", "-"),
-    ("provider answered 401: check url, credentials and method", "misconfigured", "-", SAME),
-    ("provider answered a look-up with 403: check the credentials in headers", "misconfigured", "-", SAME),
-    ("the provider rejected several payments in a row", "rejected_streak", "-", "-"),
-    ("the request cannot be built yet: header a: no secret", "unbuildable", "-", "header a: no secret"),
-    ("this worker has used up its file descriptors: raise LimitNOFILE", "local_fault", "-", SAME),
-    ("this worker may start no more threads: raise TasksMax", "local_fault", "-", SAME),
-    ("this worker's machine has no memory for another connection: give it more", "local_fault", "-", SAME),
-    ("the provider is busy with this payment's object", "object_busy", "-", "-"),
-    ("the provider is still working on this payment", "in_progress", "-", "-"),
-    ("the provider does not know this payment", "lookup", "-", SAME),
-    ("waited too long to be sent again: the provider is asked", "lookup", "-", SAME),
-    ("the provider does not know this payment: it is sent once more", "resend", "-", "-"),
-    ("connection refused", "retry", "-", SAME),
-    ("a sentence with 100 % of an unknown kind", "retry", "-", SAME),
-    ("", "retry", "-", ""),
-    ("recorded too late for its permit, nothing was sent", "permit_missed", "-", "-"),
-    ("the ledger was unavailable, nothing was sent", "ledger_unavailable", "-", SAME),
-    ("disk full, nothing was sent", "ledger_refused", "-", SAME),
-    ("a worker was lost while the request was in flight", "worker_lost", "-", "-"),
-    // An operator's decision is no wait. Delivered before its time, the job waits for that.
-    ("sent again by an operator: they asked", "not_before", "-", SAME),
-];
-const SAME: &str = "the whole sentence";
-
-/// Id, state, reason, text of the last wait; and the row that they become.
-type Other = (&'static str, &'static str, Option<&'static str>, Option<&'static str>, &'static str);
-
-const OTHERS: [Other; 11] = [
-    ("u1", "unknown", Some("no answer in time"), None, "u1|outcome_unknown|-|no answer in time|-"),
-    ("u2", "unknown", Some("provider answered 503"), None, "u2|outcome_unknown|-|provider answered 503|-"),
-    ("u3", "unknown", Some("look-up failed: no answer"), None, "u3|lookup|-|look-up failed: no answer|-"),
-    ("v1", "waiting", Some("provider answered 503"), None, "v1|provider_paused|-|provider answered 503|-"),
-    ("v2", "waiting", Some("look-up failed: it is"), None, "v2|provider_paused|-|look-up failed: it is|-"),
-    ("v3", "waiting", Some("connection refused"), Some("waits for its time"), "v3|retry|-|connection refused|-"),
-    ("v4", "waiting", Some("replayed by x"), Some("waits for limit all"), "v4|-|-|-|replayed by x"),
-    ("v5", "waiting", None, None, "v5|-|-|-|-"),
-    ("v6", "waiting", None, Some("waits for limit all"), "v6|limit|all|-|-"),
-    ("w1", "review", Some("why"), Some("provider answered 503"), "w1|retry|-|provider answered 503|why"),
-    ("w2", "declined", Some("no funds"), None, "w2|-|-|-|no funds"),
-];
-
-/// A ledger of the build before the codes.
-async fn earlier_ledger(kind: Kind) -> Fixture {
-    let fixture = Fixture::empty(kind);
-    let (folder, before) = if kind == Kind::Postgres { ("migrations/postgres", 48) } else { ("migrations/sqlite", 40) };
-    let migrator = Migrator::new(Path::new(folder)).await.unwrap();
-    match &fixture.postgres {
-        Some(pool) => migrator.run_to(before, pool).await.unwrap(),
-        None => migrator.run_to(before, &fixture.database.sqlite_pool().unwrap()).await.unwrap(),
-    }
-    fixture
-}
-
-impl Fixture {
-    /// A job as the earlier build left it.
-    async fn earlier_row(&self, kind: Kind, id: &str, state: &str, texts: [Option<&str>; 2]) {
-        let (at, hash) = match kind {
-            Kind::Postgres => ("now()", "decode(repeat('01', 32), 'hex')"),
-            _ => ("1700000000000", "zeroblob(32)"),
-        };
-        let unknown = if state == "unknown" { "1 = 1" } else { "1 = 0" };
-        let [reason, wait_reason] =
-            texts.map(|text| text.map_or("NULL".to_owned(), |text| format!("'{}'", text.replace('\'', "''"))));
-        let row = format!(
-            "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, \
-                 priority, state, maybe_charged, wake_at, fence, created_at, updated_at, first_sent_at, \
-                 first_sent_number, frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, \
-                 frozen_fingerprint, reason, wait_reason, wait_since, wait_until, wait_request) \
-             VALUES ('{id}', 'stripe', '{id}', 1 = 0, {hash}, 1, 'EUR', 1, 0, '{state}', {unknown}, {at}, 1, {at}, \
-                 {at}, {at}, 1, 'POST', 'https://x.example/', '{id}', 'a/b', {hash}, 'f', \
-                 {reason}, {wait_reason}, {at}, {at}, 1)"
-        );
-        self.sql(&row).await.unwrap_or_else(|error| panic!("{id}: {error}"));
-    }
-}
-
-async fn sentences_of_earlier_builds_become_codes(kind: Kind) {
-    let fixture = earlier_ledger(kind).await;
-    let mut wanted = Vec::new();
-    for (nth, (sentence, code, limit, detail)) in SENTENCES.into_iter().enumerate() {
-        let detail = if detail == SAME { sentence } else { detail };
-        let (waiting, finished) = (format!("a{nth:02}"), format!("f{nth:02}"));
-        fixture.earlier_row(kind, &waiting, "waiting", [Some(sentence), Some(sentence)]).await;
-        fixture.earlier_row(kind, &finished, "declined", [Some("no funds"), Some(sentence)]).await;
-        wanted.push(match sentence.starts_with("sent again") {
-            true => format!("{waiting}|{code}|-|-|{sentence}"),
-            false => format!("{waiting}|{code}|{limit}|{detail}|-"),
-        });
-        wanted.push(format!("{finished}|{code}|{limit}|{detail}|no funds"));
-    }
-    for (id, state, reason, last, becomes) in OTHERS {
-        fixture.earlier_row(kind, id, state, [reason, last]).await;
-        wanted.push(becomes.to_owned());
-    }
-    fixture.database.migrate().await.unwrap();
-    wanted.sort();
-    assert_eq!(fixture.wait_rows().await, wanted);
-
-    // Operators read what they read before, and no text is lost.
-    for (nth, (sentence, ..)) in SENTENCES.into_iter().enumerate() {
-        for id in [format!("a{nth:02}"), format!("f{nth:02}")] {
-            let details = fixture.database.operator().show(&Identifier::new(&id).unwrap()).await.unwrap().unwrap();
-            let waited = details.waited.unwrap_or_else(|| panic!("{id}: its last wait is lost"));
-            let text = format!("{} {}", waited.reason, details.line.reason.unwrap_or_default());
-            let sentence = sentence.replace("account shop is", "its account is");
-            assert!(text.contains(&sentence), "{id}: {sentence}: {text}");
-        }
-    }
-    // The start belongs to the last wait, and is kept where the text described that wait.
-    let kept = "SELECT id FROM jobs WHERE wait_since IS NOT NULL AND id > 'g' ORDER BY id";
-    let kept: Vec<String> = fixture.column(kept).await.into_iter().flatten().collect();
-    assert_eq!(kept, ["v5", "v6", "w1", "w2"]);
-    let left: BTreeSet<&str> = WaitReason::all().iter().map(WaitReason::code).collect();
-    let seen: BTreeSet<&str> = SENTENCES.iter().map(|(_, code, ..)| *code).chain(["outcome_unknown"]).collect();
-    assert_eq!(seen, left, "each code has a sentence of the earlier build");
 }

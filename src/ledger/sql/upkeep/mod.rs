@@ -1,7 +1,7 @@
 //! The sweeper's SQL: republishing, retention, reconciliation, and the totals of finished jobs, one file each.
 //!
-//! Each statement finds its rows by a partial index of `migrations/*_sweeper.sql`. It repeats the index's expression
-//! and condition exactly, because SQLite uses such an index for nothing else. See
+//! Each statement finds its rows by a partial index of `migrations/*/0002_ledger.sql`. It repeats the index's
+//! expression and condition exactly, because SQLite uses such an index for nothing else. See
 //! `docs/decisions/0028-query-plans-are-pinned.md`.
 
 use std::sync::Arc;

@@ -1,8 +1,0 @@
--- The reason of the last delay before a request: the statement that delays the job writes it, and later ones keep it.
--- So the job's details can say why it was late.
-ALTER TABLE jobs
-    ADD COLUMN wait_reason text,
-    ADD COLUMN wait_since timestamptz,
-    ADD COLUMN wait_until timestamptz,
-    -- The number of the request that it waited to send: delays for one reason before one request are one wait.
-    ADD COLUMN wait_request bigint;

@@ -1,4 +1,0 @@
--- no-transaction
--- Only jobs that a limit has delayed are in it: a payment that does not wait costs it nothing.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS jobs_parked_for_limits ON jobs (provider, wake_at)
-    WHERE state IN ('waiting', 'unknown') AND substr(reason, 1, 16) = 'waits for limit ';

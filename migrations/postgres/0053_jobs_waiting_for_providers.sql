@@ -1,4 +1,0 @@
--- no-transaction
--- Only jobs that a provider's named wait has delayed are in it: a payment that does not wait costs it nothing.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS jobs_waiting_for_providers ON jobs (provider, wake_at)
-    WHERE state IN ('waiting', 'unknown') AND wait_reason IN ('provider_paused', 'throttled');
