@@ -13,7 +13,7 @@ use lapin::{Connection, ConnectionProperties};
 
 use super::failure::CallFailure;
 use super::sanitized_stream::{SanitizedStream, sanitizing_runtime};
-use super::server_info::ServerInfoReader;
+use super::sanitizer::Sanitizer;
 use super::settings::RabbitSettings;
 
 /// Connects; `name` is what the broker's own lists show. With the broker's version, if it tells it.
@@ -48,10 +48,10 @@ pub(super) async fn connect(
             };
             // lapin's own connect knows no time limit; without one this thread would outlive the attempt.
             match tokio::time::timeout(limit, stream).await {
-                Ok(stream) => Ok(AsyncTcpStream::Plain(SanitizedStream::new(
-                    stream?,
-                    ServerInfoReader::with_version(Arc::clone(&announced)),
-                ))),
+                Ok(stream) => {
+                    let sanitizer = Sanitizer::with_version(Arc::clone(&announced));
+                    Ok(AsyncTcpStream::Plain(SanitizedStream::new(stream?, sanitizer)))
+                }
                 Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             }
         },

@@ -27,12 +27,10 @@ mod publisher;
 mod receipt;
 mod returns;
 mod sanitized_stream;
-pub mod sanitizer;
-mod server_info;
+mod sanitizer;
 mod settings;
 mod supervisor;
 mod topology;
-mod utf8;
 mod wire;
 
 pub use settings::RabbitSettings;

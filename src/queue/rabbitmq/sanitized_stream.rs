@@ -1,9 +1,8 @@
-//! The stream that lapin reads from, behind a [`Sanitizer`] and a [`ServerInfo`], and the runtime that knows such
-//! streams.
+//! The stream that lapin reads from, behind a [`Sanitizer`], and the runtime that knows such streams.
 //!
 //! `handshake` makes the connection, with TLS below this stream, so that the bytes seen here are plain.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::Pin;
@@ -18,10 +17,12 @@ use futures_util::Stream;
 use lapin::tcp::AsyncTcpStream;
 
 use super::sanitizer::Sanitizer;
-use super::server_info::ServerInfoReader;
 
 /// Tokio, with guarded streams.
 pub(super) type SanitizingRuntime = async_rs::Runtime<RuntimeParts<TokioRuntime, SanitizingReactor>>;
+
+/// Bytes that are read at a time; a TLS record has as many.
+const CHUNK_BYTES: usize = 16 * 1024;
 
 type Tcp = AsyncTcpStream<<TokioRuntime as Reactor>::TcpStream>;
 
@@ -57,20 +58,20 @@ impl Reactor for SanitizingReactor {
         address: SocketAddr,
     ) -> impl Future<Output = io::Result<Self::TcpStream>> + Send + 'static {
         let connecting = self.0.tcp_connect_addr(address);
-        async move { Ok(SanitizedStream::new(AsyncTcpStream::Plain(connecting.await?), ServerInfoReader::default())) }
+        async move { Ok(SanitizedStream::new(AsyncTcpStream::Plain(connecting.await?), Sanitizer::default())) }
     }
 }
 
-/// A connection to the broker whose incoming headers cannot nest without end.
+/// A connection to the broker whose frames are read through a [`Sanitizer`].
 pub(super) struct SanitizedStream {
     stream: Tcp,
+    chunk: Box<[u8]>,
     sanitizer: Sanitizer,
-    server_info: ServerInfoReader,
 }
 
 impl SanitizedStream {
-    pub fn new(stream: Tcp, server_info: ServerInfoReader) -> Self {
-        Self { stream, sanitizer: Sanitizer::default(), server_info }
+    pub fn new(stream: Tcp, sanitizer: Sanitizer) -> Self {
+        Self { stream, chunk: vec![0; CHUNK_BYTES].into_boxed_slice(), sanitizer }
     }
 
     fn stream(self: Pin<&mut Self>) -> Pin<&mut Tcp> {
@@ -79,41 +80,26 @@ impl SanitizedStream {
 }
 
 impl AsyncRead for SanitizedStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
-        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, bytes))?;
-        self.sanitizer.pass(&mut bytes[..read]);
-        self.server_info.read(&bytes[..read]);
-        Poll::Ready(Ok(read))
-    }
-
-    fn poll_read_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &mut [IoSliceMut<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let read = ready!(Pin::new(&mut self.stream).poll_read_vectored(cx, slices))?;
-        let mut left = read;
-        for slice in slices {
-            let filled = left.min(slice.len());
-            self.sanitizer.pass(&mut slice[..filled]);
-            self.server_info.read(&slice[..filled]);
-            left -= filled;
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
+        let Self { stream, chunk, sanitizer } = self.get_mut();
+        loop {
+            let taken = sanitizer.take(bytes);
+            if taken > 0 || bytes.is_empty() {
+                return Poll::Ready(Ok(taken));
+            }
+            let read = ready!(Pin::new(&mut *stream).poll_read(cx, chunk))?;
+            // At the end of the stream, the beginning of a frame is of no use.
+            if read == 0 {
+                return Poll::Ready(Ok(0));
+            }
+            sanitizer.add(&chunk[..read])?;
         }
-        Poll::Ready(Ok(read))
     }
 }
 
 impl AsyncWrite for SanitizedStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.stream().poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write_vectored(cx, slices)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

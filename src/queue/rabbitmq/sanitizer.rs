@@ -1,39 +1,45 @@
-//! A filter that keeps bytes of a producer's message away from lapin that its parser would not survive.
+//! A filter that keeps bytes of a message away from lapin that its parser would not survive.
 //!
 //! The parser (amq-protocol-types 10.6.3, `parsing.rs`) calls itself for each array and table within another. One
 //! message with headers of 26,000 levels (five bytes each, in a frame of 128 KiB) would overflow the stack and end
 //! every worker that gets it. The parser also takes a short string that is not UTF-8 for the end of the whole
 //! connection. The broker passes such strings on, so that one message would be the first again on the next connection.
 //!
-//! Beyond [`DEPTH_MAX`] an array or a table is renamed to a byte array, which is laid out alike. A short string is made
-//! UTF-8 ([`super::utf8`]). Every other byte passes as it came.
+//! Beyond [`DEPTH_MAX`] an array or a table is renamed to a byte array, which is laid out alike. In a short string,
+//! question marks replace what is not UTF-8. Every other byte passes as it came, one whole frame at a time.
 
-use super::utf8::Utf8Repair;
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
+use lapin::types::AMQPValue;
 
 /// Deepest nesting of arrays and tables that passes as such; rabbitmq-c draws the line at 100, our own JSON at 128.
-pub const DEPTH_MAX: usize = 64;
+const DEPTH_MAX: usize = 64;
+/// Largest frame that is read; the broker's default is 128 KiB, and lapin ends the connection after a larger one.
+const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// `x`: length and bytes, like an array (`A`) and a table (`F`).
-const BYTE_ARRAY: u8 = b'x';
-/// Frame types: method, content header, body, heartbeat. <https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf>, 4.2.3
-const FRAME_TYPES: [u8; 4] = [METHOD, CONTENT_HEADER, 3, 8];
+/// Frame types. <https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf>, 4.2.3
 const METHOD: u8 = 1;
 const CONTENT_HEADER: u8 = 2;
-/// Type, channel and size of a frame.
-const FRAME_HEAD_BYTES: u64 = 7;
-/// Class, weight, size of the body and property flags.
-const CONTENT_HEAD_BYTES: u64 = 14;
-/// Class and number of a method.
-const METHOD_HEAD_BYTES: u64 = 4;
-/// More flags follow. No client writes them, and lapin knows none.
-const MORE_FLAGS: u64 = 1;
+const BODY: u8 = 3;
+const HEARTBEAT: u8 = 8;
+/// Type, channel and size of a frame; and its end mark.
+const FRAME_HEAD_BYTES: usize = 7;
+const FRAME_END_BYTES: usize = 1;
+/// `x`: length and bytes, like an array (`A`) and a table (`F`).
+const BYTE_ARRAY: u8 = b'x';
+const REPLACEMENT: u8 = b'?';
 
-/// A part of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Class and number of `Connection.Start`, the broker's greeting.
+const START: usize = 10 << 16 | 10;
+
+/// A part of a method or of a content header.
+#[derive(Clone, Copy)]
 enum Part {
     Text,
     Table,
-    Bytes(u64),
+    Bytes(usize),
 }
 
 /// Properties, each there if its flag is, from the highest bit down.
@@ -45,10 +51,12 @@ const PROPERTIES: [Part; 14] = {
     [Text, Text, Table, Bytes(1), Bytes(1), Text, Text, Text, Text, Bytes(8), Text, Text, Text, Text]
 };
 
-/// What a method that comes with a message begins with.
-fn parts_of(method: u64) -> &'static [Part] {
-    use Part::{Bytes, Text};
+/// What a method begins with that comes with a message, or greets.
+fn parts_of(method: usize) -> &'static [Part] {
+    use Part::{Bytes, Table, Text};
     match (method >> 16, method & 0xffff) {
+        // Start: version of the protocol, properties of the server.
+        (10, 10) => &[Bytes(2), Table],
         // Return: code, text, exchange, routing key.
         (60, 50) => &[Bytes(2), Text, Text, Text],
         // Deliver: consumer tag, delivery tag and whether redelivered, exchange, routing key.
@@ -59,217 +67,188 @@ fn parts_of(method: u64) -> &'static [Part] {
     }
 }
 
-/// What the number that is being read is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Number {
-    FrameHead,
-    MethodHead,
-    ContentHead,
-    /// Of a short string outside of a table.
-    StringLength,
-    KeyLength,
-    Type,
-    /// Of an array or a table.
-    Length {
-        of_table: bool,
-    },
-    /// Of a long string or of bytes.
-    BytesLength,
-}
-
-/// An array or a table that has begun.
-#[derive(Clone, Copy, Debug)]
-struct Open {
-    /// Bytes of the frame that are left when it ends.
-    ends: u64,
-    is_table: bool,
-}
-
-/// Reads what the broker sends, in pieces of any size.
-#[derive(Debug)]
-pub struct Sanitizer {
-    reading: Number,
-    /// The number so far, and its bytes to come.
-    number: u64,
-    missing: u64,
-    /// Bytes of a short string that come first.
-    text: u64,
-    utf8: Utf8Repair,
-    /// Bytes that pass unread behind them.
-    skip: u64,
-    /// Bytes of this frame to come, its end mark among them.
-    left: u64,
-    /// Parts of this frame that have not begun, the next one last.
-    parts: Vec<Part>,
-    open: Vec<Open>,
+/// Bytes from the broker, until they are handed on.
+#[derive(Debug, Default)]
+pub(super) struct Sanitizer {
+    bytes: Vec<u8>,
+    /// So many of them are frames that were looked at.
+    passed: usize,
     /// What comes is not AMQP: lapin will say so.
-    is_blind: bool,
-}
-
-impl Default for Sanitizer {
-    fn default() -> Self {
-        let reading = Number::FrameHead;
-        let (number, missing, text, skip, left) = (0, FRAME_HEAD_BYTES, 0, 0, 0);
-        let (utf8, parts, open) = (Utf8Repair::default(), Vec::new(), Vec::new());
-        Self { reading, number, missing, text, utf8, skip, left, parts, open, is_blind: false }
-    }
+    is_foreign: bool,
+    /// The broker's version from its greeting, of which lapin keeps nothing.
+    version: Arc<OnceLock<String>>,
 }
 
 impl Sanitizer {
-    /// Looks at the next bytes, and changes those that would nest too deep or are no text.
-    pub fn pass(&mut self, mut bytes: &mut [u8]) {
-        while !self.is_blind && !bytes.is_empty() {
-            let is_text = self.text > 0;
-            let ahead = if is_text { &mut self.text } else { &mut self.skip };
-            let unread = usize::try_from(*ahead).unwrap_or(usize::MAX).min(bytes.len());
-            if unread > 0 {
-                *ahead -= unread as u64;
-                if is_text {
-                    self.utf8.repair(&mut bytes[..unread], self.text);
+    /// `version` is set when the broker has told it.
+    pub fn with_version(version: Arc<OnceLock<String>>) -> Self {
+        Self { version, ..Self::default() }
+    }
+
+    /// Adds the next bytes, in pieces of any size.
+    ///
+    /// # Errors
+    /// When a frame is too large to wait for its end.
+    pub fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        while let Some(&kind) = self.bytes.get(self.passed) {
+            if self.is_foreign || ![METHOD, CONTENT_HEADER, BODY, HEARTBEAT].contains(&kind) {
+                self.is_foreign = true;
+                self.passed = self.bytes.len();
+                break;
+            }
+            let frame = &mut self.bytes[self.passed..];
+            let Some(&[_, _, _, a, b, c, d]) = frame.first_chunk::<FRAME_HEAD_BYTES>() else { break };
+            let size = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+            if size > FRAME_BYTES_MAX {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("the broker sent a frame of {size} bytes"),
+                ));
+            }
+            let end = FRAME_HEAD_BYTES + size;
+            if frame.len() < end + FRAME_END_BYTES {
+                break;
+            }
+            self.passed += end + FRAME_END_BYTES;
+            let mut payload = Payload { bytes: &mut frame[FRAME_HEAD_BYTES..end], at: 0 };
+            // What is malformed is left to lapin, which reads no further than this either.
+            let _ = match kind {
+                METHOD => payload.sanitize_method(&self.version),
+                CONTENT_HEADER => payload.sanitize_content_header(),
+                _ => None,
+            };
+        }
+        Ok(())
+    }
+
+    /// Hands on bytes that have passed; how many they are.
+    pub fn take(&mut self, into: &mut [u8]) -> usize {
+        let count = self.passed.min(into.len());
+        into[..count].copy_from_slice(&self.bytes[..count]);
+        self.bytes.drain(..count);
+        self.passed -= count;
+        count
+    }
+}
+
+/// A frame's payload, read from the front. Functions return `None` where it is malformed.
+struct Payload<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl Payload<'_> {
+    fn sanitize_method(&mut self, version: &OnceLock<String>) -> Option<()> {
+        let method = self.number(4)?;
+        parts_of(method).iter().try_for_each(|part| self.part(*part))?;
+        if method == START
+            && let Some(announced) = version_of(self.bytes)
+        {
+            // There is one greeting on a connection.
+            let _ = version.set(announced);
+        }
+        Some(())
+    }
+
+    fn sanitize_content_header(&mut self) -> Option<()> {
+        // Class, weight and size of the body.
+        self.skip(12)?;
+        let flags = self.number(2)?;
+        let is_there = |place: &usize| flags & (1 << (15 - place)) != 0;
+        (0..PROPERTIES.len()).filter(is_there).try_for_each(|place| self.part(PROPERTIES[place]))
+    }
+
+    fn part(&mut self, part: Part) -> Option<()> {
+        match part {
+            Part::Text => self.text(),
+            Part::Bytes(bytes) => self.skip(bytes),
+            Part::Table => {
+                let length = self.number(4)?;
+                self.values(length, b'F', 1)
+            }
+        }
+    }
+
+    /// Values of an array or a table that has this many bytes. Sizes are those of amq-protocol's parser, which has to
+    /// see the same structure.
+    fn values(&mut self, length: usize, of: u8, depth: usize) -> Option<()> {
+        let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len())?;
+        while self.at < end {
+            if of == b'F' {
+                self.text()?;
+            }
+            let kind = self.bytes.get_mut(self.at)?;
+            self.at += 1;
+            match *kind {
+                nested @ (b'A' | b'F') if depth < DEPTH_MAX => {
+                    let length = self.number(4)?;
+                    self.values(length, nested, depth + 1)?;
                 }
-                self.left = self.left.saturating_sub(unread as u64);
-                bytes = &mut std::mem::take(&mut bytes)[unread..];
-                continue;
-            }
-            let Some((byte, rest)) = std::mem::take(&mut bytes).split_first_mut() else { return };
-            self.number = self.number << 8 | u64::from(*byte);
-            self.missing -= 1;
-            self.left = self.left.saturating_sub(1);
-            if self.missing == 0 && self.has_read() {
-                *byte = BYTE_ARRAY;
-            }
-            bytes = rest;
-        }
-    }
-
-    /// Goes on after a number; whether its last byte, the type of a value, has to be that of bytes.
-    fn has_read(&mut self) -> bool {
-        let number = std::mem::take(&mut self.number);
-        match self.reading {
-            Number::FrameHead => self.frame(number),
-            Number::MethodHead => {
-                self.parts.extend(parts_of(number).iter().rev());
-                self.next_part();
-            }
-            Number::ContentHead => {
-                let flags = number & 0xffff;
-                if flags & MORE_FLAGS == 0 {
-                    let there = |place: &usize| flags & (1 << (15 - place)) != 0;
-                    self.parts.extend((0..PROPERTIES.len()).rev().filter(there).map(|place| PROPERTIES[place]));
+                b'A' | b'F' | b'S' | BYTE_ARRAY => {
+                    *kind = if *kind == b'S' { b'S' } else { BYTE_ARRAY };
+                    let length = self.number(4)?;
+                    self.skip(length)?;
                 }
-                self.next_part();
-            }
-            Number::StringLength => {
-                self.text(number);
-                self.next_part();
-            }
-            Number::KeyLength => {
-                self.text(number);
-                self.read(Number::Type, 1);
-            }
-            Number::Type => return self.value(number.to_le_bytes()[0]),
-            Number::Length { of_table } => {
-                let length = number & 0xffff_ffff;
-                match self.left.checked_sub(length) {
-                    Some(ends) => {
-                        self.open.push(Open { ends, is_table: of_table });
-                        self.next_value();
-                    }
-                    None => self.end_frame(),
-                }
-            }
-            Number::BytesLength => {
-                self.skip = number & 0xffff_ffff;
-                self.next_value();
+                b'V' => {}
+                b't' | b'b' | b'B' => self.skip(1)?,
+                b's' | b'U' | b'u' => self.skip(2)?,
+                b'I' | b'i' | b'f' => self.skip(4)?,
+                b'D' => self.skip(5)?,
+                b'L' | b'l' | b'd' | b'T' => self.skip(8)?,
+                _ => return None,
             }
         }
-        false
+        Some(())
     }
 
-    /// Of this frame; one that ends before is left to lapin.
-    fn read(&mut self, number: Number, bytes: u64) {
-        if self.text + self.skip + bytes > self.left {
-            return self.end_frame();
+    fn text(&mut self) -> Option<()> {
+        let (length, begins) = (self.number(1)?, self.at);
+        self.skip(length)?;
+        let text = &mut self.bytes[begins..self.at];
+        while let Err(invalid) = str::from_utf8(text) {
+            text[invalid.valid_up_to()] = REPLACEMENT;
         }
-        (self.reading, self.missing) = (number, bytes);
+        Some(())
     }
 
-    fn frame(&mut self, head: u64) {
-        let [_, kind, ..] = head.to_be_bytes();
-        self.is_blind = !FRAME_TYPES.contains(&kind);
-        // The end mark follows on the payload.
-        self.left = (head & 0xffff_ffff) + 1;
-        match kind {
-            METHOD if self.left > METHOD_HEAD_BYTES => self.read(Number::MethodHead, METHOD_HEAD_BYTES),
-            CONTENT_HEADER if self.left > CONTENT_HEAD_BYTES => self.read(Number::ContentHead, CONTENT_HEAD_BYTES),
-            _ => self.end_frame(),
+    fn number(&mut self, bytes: usize) -> Option<usize> {
+        let begins = self.at;
+        self.skip(bytes)?;
+        Some(self.bytes[begins..self.at].iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
+    }
+
+    fn skip(&mut self, bytes: usize) -> Option<()> {
+        self.at = self.at.checked_add(bytes).filter(|end| *end <= self.bytes.len())?;
+        Some(())
+    }
+}
+
+fn version_of(greeting: &[u8]) -> Option<String> {
+    let (_, AMQPClass::Connection(AMQPMethod::Start(start))) = parse_class(greeting).ok()? else { return None };
+    match start.server_properties.inner().get("version")? {
+        AMQPValue::LongString(text) => {
+            let text = str::from_utf8(text.as_bytes()).ok()?;
+            Some(text.chars().filter(char::is_ascii_graphic).take(32).collect())
         }
-    }
-
-    /// Nothing more of this frame matters.
-    fn end_frame(&mut self) {
-        self.open.clear();
-        self.parts.clear();
-        self.text = if self.text <= self.left { self.text } else { 0 };
-        self.skip = self.left - self.text;
-        (self.reading, self.missing) = (Number::FrameHead, FRAME_HEAD_BYTES);
-    }
-
-    fn text(&mut self, bytes: u64) {
-        (self.text, self.utf8) = (bytes, Utf8Repair::default());
-    }
-
-    fn next_part(&mut self) {
-        while let Some(Part::Bytes(bytes)) = self.parts.pop_if(|part| matches!(part, Part::Bytes(_))) {
-            self.skip += bytes;
-        }
-        match self.parts.pop() {
-            Some(Part::Text) => self.read(Number::StringLength, 1),
-            Some(Part::Table) => self.read(Number::Length { of_table: true }, 4),
-            Some(Part::Bytes(_)) | None => self.end_frame(),
-        }
-    }
-
-    /// What lies behind the value that ends where `skip` does.
-    fn next_value(&mut self) {
-        let Some(left) = self.left.checked_sub(self.skip) else { return self.end_frame() };
-        while self.open.pop_if(|open| left <= open.ends).is_some() {}
-        match self.open.last() {
-            Some(Open { is_table: true, .. }) => self.read(Number::KeyLength, 1),
-            Some(Open { is_table: false, .. }) => self.read(Number::Type, 1),
-            None => self.next_part(),
-        }
-    }
-
-    /// Sizes are those of amq-protocol's parser, which has to see the same structure.
-    fn value(&mut self, kind: u8) -> bool {
-        let too_deep = matches!(kind, b'A' | b'F') && self.open.len() >= DEPTH_MAX;
-        match kind {
-            b'A' | b'F' if !too_deep => self.read(Number::Length { of_table: kind == b'F' }, 4),
-            b'A' | b'F' | b'S' | BYTE_ARRAY => self.read(Number::BytesLength, 4),
-            b'V' => self.fixed(0),
-            b't' | b'b' | b'B' => self.fixed(1),
-            b's' | b'U' | b'u' => self.fixed(2),
-            b'I' | b'i' | b'f' => self.fixed(4),
-            b'D' => self.fixed(5),
-            b'L' | b'l' | b'd' | b'T' => self.fixed(8),
-            _ => self.end_frame(),
-        }
-        too_deep
-    }
-
-    fn fixed(&mut self, bytes: u64) {
-        self.skip = bytes;
-        self.next_value();
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::str::Utf8Chunk;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     fn sized(bytes: &[u8]) -> Vec<u8> {
         [&u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
+    }
+
+    fn short(text: &[u8]) -> Vec<u8> {
+        [&[u8::try_from(text.len()).unwrap()][..], text].concat()
     }
 
     /// So many arrays, one in the other, with a number in the innermost.
@@ -281,17 +260,37 @@ mod tests {
         [&[kind, 0, 1][..], &sized(payload), &[0xce]].concat()
     }
 
-    /// A content header with a content type and these headers.
+    /// A content header with a content type and these headers; the flag for more flags is set, which lapin ignores.
     fn header(entries: &[u8]) -> Vec<u8> {
-        let head = [0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0xa0, 0];
+        let head = [0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0xa0, 1];
         frame(CONTENT_HEADER, &[&head[..], b"\x04text", &sized(entries), b"\x02"].concat())
     }
 
+    /// `Connection.Start` with these properties of the server.
+    fn greeting(properties: &[u8]) -> Vec<u8> {
+        let behind = [&sized(b"PLAIN")[..], &sized(b"en_US")].concat();
+        frame(METHOD, &[b"\0\x0a\0\x0a\0\x09", &sized(properties)[..], &behind].concat())
+    }
+
+    fn pass(stream: &[u8], piece: usize) -> (Vec<u8>, Option<String>) {
+        let version = Arc::new(OnceLock::new());
+        let mut sanitizer = Sanitizer::with_version(Arc::clone(&version));
+        let (mut passed, mut room) = (Vec::new(), vec![0; piece + 3]);
+        for chunk in stream.chunks(piece) {
+            sanitizer.add(chunk).unwrap();
+            loop {
+                let count = sanitizer.take(&mut room);
+                passed.extend_from_slice(&room[..count]);
+                if count == 0 {
+                    break;
+                }
+            }
+        }
+        (passed, version.get().cloned())
+    }
+
     fn passed(stream: &[u8], piece: usize) -> Vec<u8> {
-        let mut flattener = Sanitizer::default();
-        let mut bytes = stream.to_vec();
-        bytes.chunks_mut(piece).for_each(|chunk| flattener.pass(chunk));
-        bytes
+        pass(stream, piece).0
     }
 
     #[test]
@@ -301,7 +300,8 @@ mod tests {
                            \x01TT\0\0\0\0\0\0\0\x01\x01VV\x01SS\0\0\0\x02AA\x01xx\0\0\0\x02FF\x01FF\0\0\0\0\x01AA\0\0\0\0";
         // The table itself is the first level.
         let deepest = [b"\x01a", &arrays(DEPTH_MAX - 1)[..], every_type].concat();
-        let stream = [header(&deepest), frame(3, b"A\0\0\0\x05body!"), header(every_type), frame(8, b"")].concat();
+        let stream = [header(&deepest), frame(BODY, b"A\0\0\0\x05body!"), header(every_type), frame(HEARTBEAT, b"")];
+        let stream = stream.concat();
         for piece in [1, 2, 7, 4_096] {
             assert_eq!(passed(&stream, piece), stream, "in pieces of {piece}");
         }
@@ -310,18 +310,18 @@ mod tests {
     #[test]
     fn deep_nesting_becomes_bytes() {
         let behind = [b"\x01b", &arrays(3)[..]].concat();
-        let stream = [header(&[b"\x01a", &arrays(20_000)[..], &behind].concat()), header(&behind)].concat();
-        for piece in [1, 5, 131_072] {
-            let passed = passed(&stream, piece);
-            let changed: Vec<usize> = (0..stream.len()).filter(|at| passed[*at] != stream[*at]).collect();
-            // Frame, content head, content type, table, key, and the levels above: each is a letter and a length.
-            let at = 7 + 14 + 5 + 4 + 2 + 5 * (DEPTH_MAX - 1);
-            assert_eq!((changed, stream[at], passed[at]), (vec![at], b'A', BYTE_ARRAY));
+        let deep = [b"\x01a", &arrays(20_000)[..], &behind].concat();
+        // Behind each frame's head: content head and content type, or method and protocol. Then the table's length.
+        for (first, head) in [(header(&deep), 14 + 5), (greeting(&deep), 6)] {
+            let stream = [first, header(&behind)].concat();
+            for piece in [1, 5, 131_072] {
+                let passed = passed(&stream, piece);
+                let changed: Vec<usize> = (0..stream.len()).filter(|at| passed[*at] != stream[*at]).collect();
+                // The key, and the levels above: each is a letter and a length.
+                let at = FRAME_HEAD_BYTES + head + 4 + 2 + 5 * (DEPTH_MAX - 1);
+                assert_eq!((changed, stream[at], passed[at]), (vec![at], b'A', BYTE_ARRAY));
+            }
         }
-    }
-
-    fn short(text: &[u8]) -> Vec<u8> {
-        [&[u8::try_from(text.len()).unwrap()][..], text].concat()
     }
 
     /// A delivery with this text wherever a short string can be, and these bytes wherever none is.
@@ -332,20 +332,45 @@ mod tests {
         let headers = sized(&[&text[..], kind, &number].concat());
         let behind = [&other[..2], &text, &text, &text, &text, other, &text, &text, &text, &text].concat();
         let content = [&head[..], &text, &text, &headers, &behind].concat();
-        [frame(METHOD, &deliver), frame(CONTENT_HEADER, &content), frame(3, other)].concat()
+        [frame(METHOD, &deliver), frame(CONTENT_HEADER, &content), frame(BODY, other)].concat()
     }
 
     #[test]
     fn only_invalid_short_strings_are_rewritten() {
         let other = b"\xff\xc3\x28\x80\xe9\xce\xff\xff";
-        for (text, instead) in
-            [(&b"\xff\xfe"[..], &b"??"[..]), (b"caf\xe9", b"caf?"), ("caf\u{e9}".as_bytes(), "caf\u{e9}".as_bytes())]
-        {
+        for (text, instead) in [
+            (&b"\xff\xfe"[..], &b"??"[..]),
+            (b"caf\xe9", b"caf?"),
+            ("caf\u{e9}".as_bytes(), "caf\u{e9}".as_bytes()),
+            (b"\x80\xbfa", b"??a"),
+            (b"\xc3(", b"?("),
+            (b"\xc3", b"?"),
+            (b"\xc0\xaf", b"??"),
+            // A surrogate, and one beyond the last character.
+            (b"\xed\xa0\x80", b"???"),
+            (b"\xf4\x90\x80\x80", b"????"),
+        ] {
             let stream = [delivery(text, other), delivery(text, other)].concat();
             let expected = [delivery(instead, other), delivery(instead, other)].concat();
             for piece in [1, 3, 4_096] {
-                assert_eq!(passed(&stream, piece), expected, "in pieces of {piece}");
+                assert_eq!(passed(&stream, piece), expected, "{text:x?} in pieces of {piece}");
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sanitizer_keeps_valid_text_and_replaces_invalid(
+            text in ".{0,40}",
+            bytes in prop::collection::vec(any::<u8>(), 0..60),
+            piece in 1_usize..9,
+        ) {
+            let valid = delivery(text.as_bytes(), &[0xff; 8]);
+            prop_assert_eq!(passed(&valid, piece), valid);
+            let instead = |chunk: Utf8Chunk| chunk.valid().to_owned() + &"?".repeat(chunk.invalid().len());
+            let expected: String = bytes.utf8_chunks().map(instead).collect();
+            let expected = delivery(expected.as_bytes(), &[0xff; 8]);
+            prop_assert_eq!(passed(&delivery(&bytes, &[0xff; 8]), piece), expected);
         }
     }
 
@@ -371,7 +396,27 @@ mod tests {
     #[test]
     fn non_amqp_bytes_pass_unchanged() {
         for stream in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"AMQP\0\0\x09\x01\x02\0\0\xff\xff\xff\xffAAAA"] {
-            assert_eq!(passed(stream, 1), stream);
+            assert_eq!(pass(stream, 1), (stream.to_vec(), None));
         }
+        assert!(
+            Sanitizer::default().add(&[1, 0, 0, 0xff, 0xff, 0xff, 0xff]).is_err(),
+            "nothing is kept of such a frame"
+        );
+    }
+
+    #[test]
+    fn version_is_read_from_split_frames() {
+        let field = |name: &[u8], value: &[u8]| [&short(name)[..], b"S", &sized(value)].concat();
+        // A name that holds what the version begins with is not taken for it.
+        let nested = [&short(b"capabilities")[..], b"F", &sized(&field(b"version", b"nested"))].concat();
+        let before = [nested, field(b"cluster_name", b"\x07versionS\0\0\0\x03bad")].concat();
+        let whole = greeting(&[&before[..], &field(b"version", b"3.10.8")].concat());
+        for piece in [1, 2, 7, 4_096] {
+            assert_eq!(pass(&whole, piece), (whole.clone(), Some("3.10.8".to_owned())));
+        }
+        for other in [&before[..], b"\x07versiont\x01", b"\x03oddZ", b""] {
+            assert_eq!(pass(&greeting(other), 7).1, None);
+        }
+        assert_eq!(pass(&whole[..whole.len() - 20], 7), (Vec::new(), None));
     }
 }

@@ -133,6 +133,9 @@ async fn invalid_utf8_short_strings_keep_the_connection() {
 async fn malformed_peer_is_unavailable() {
     let endless_frame = b"\x01\0\0\xff\xff\xff\xff\0\x0a\0\x0a".to_vec();
     let start_with_a_broken_table = b"\x01\0\0\0\0\0\x0e\0\x0a\0\x0a\0\x09\xff\xff\xff\xff\x01aA\xce".to_vec();
+    // Without a limit, this one would overflow the stack of the client library.
+    let properties = [&b"\0\x0a\0\x0a\0\x09"[..], &long(&nested(20_000)), &long(b"PLAIN"), &long(b"en_US")].concat();
+    let deep_start = [&b"\x01\0\0"[..], &long(&properties), b"\xce"].concat();
     let wrong_end = b"\x08\0\0\0\0\0\0\xcd".to_vec();
     for nonsense in [
         Vec::new(),
@@ -140,6 +143,7 @@ async fn malformed_peer_is_unavailable() {
         b"AMQP\0\x01\0\0".to_vec(),
         endless_frame,
         start_with_a_broken_table,
+        deep_start,
         wrong_end,
         vec![0; 300_000],
         vec![0xff; 300_000],
