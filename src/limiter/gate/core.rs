@@ -80,6 +80,8 @@ pub(crate) struct GrantedPermit {
     /// Per limit name, the instant to restore if it is not used.
     pub origins: Arc<[(String, u64)]>,
     pub window_slot: WindowSlot,
+    /// A limit of its account has made the job wait.
+    pub waited_for_account: bool,
     /// The lane whose worker slot it has taken.
     pub egress: Option<EgressRequest>,
 }
@@ -135,6 +137,8 @@ pub(crate) struct GateCore<T> {
     kind_blocks: BlocksByKind,
     /// When a limit blocked the queue last.
     limited_at: Option<Instant>,
+    /// When the waiters for slots in flight are requested next, unless a permit is released before.
+    release_check_at: Instant,
     call_at: Instant,
     replied_at: Instant,
     cold: Option<ColdState>,
@@ -167,6 +171,7 @@ impl<T: Ticket> GateCore<T> {
             stalled_since: None,
             kind_blocks: BlocksByKind::default(),
             limited_at: None,
+            release_check_at: now,
             call_at: now,
             replied_at: now,
             cold: None,

@@ -80,6 +80,11 @@ impl LaneEgress {
         state.count_waiting(since_origin);
     }
 
+    /// Number of its worker slots, free or not.
+    pub(super) fn workers(&self) -> usize {
+        usize::try_from(self.lock().workers).unwrap_or(usize::MAX)
+    }
+
     /// Sets how many paced jobs wait at the gate. As many as there are free worker slots keep their turn by the egress
     /// rate while a limit makes them wait.
     pub(super) fn set_paced(&self, now: Instant, jobs: usize) {

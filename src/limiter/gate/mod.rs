@@ -123,7 +123,7 @@ pub struct AcquireRequest {
     /// slot: a shorter one is not worth a requeue.
     pub accepted_wait: Duration,
     /// Longest time at the gate for a limit of the job's account; then the request is refused. Other limits do not
-    /// count.
+    /// count. The first jobs of an account wait longer for a slot in flight.
     pub account_wait: Duration,
     /// The worker slot that is taken with the permit; `None`: the request needs none.
     pub egress: Option<EgressRequest>,

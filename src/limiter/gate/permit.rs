@@ -23,6 +23,8 @@ pub struct Permit {
     pub start_at: Instant,
     /// Latest start.
     pub use_before: Instant,
+    /// A limit of the job's account has made it wait. Such a wait says nothing of other jobs.
+    pub waited_for_account: bool,
     /// The slots are held for the response at most until then.
     answer_before: Instant,
     slots: Option<PermitSlots>,
@@ -57,11 +59,19 @@ pub struct InFlightPermit {
 impl Permit {
     /// The permit that the gate's core has granted, for a job of this process.
     pub(super) fn new(granted: GrantedPermit, gate: &mpsc::WeakUnboundedSender<GateMessage>) -> Self {
-        let GrantedPermit { start_at, use_before, answer_before, call, cost, scope, origins, window_slot, egress } =
-            granted;
+        let GrantedPermit { start_at, use_before, answer_before, waited_for_account, .. } = granted;
+        let GrantedPermit { call, cost, scope, origins, window_slot, egress, .. } = granted;
         let worker_slot = egress.map(|egress| WorkerSlot::new(egress, gate.clone()));
         let slots = Some(PermitSlots { call, cost, scope, origins, gate: gate.clone() });
-        Self { start_at, use_before, answer_before, slots, window_slot: Some(window_slot), worker_slot }
+        Self {
+            start_at,
+            use_before,
+            waited_for_account,
+            answer_before,
+            slots,
+            window_slot: Some(window_slot),
+            worker_slot,
+        }
     }
 
     /// The worker slot that came with the permit; its job keeps it until it is finished.

@@ -29,6 +29,7 @@ mod waiter;
 mod waiters;
 
 pub(super) use self::waiter::Deferral;
+use self::waiter::RELEASE_WAITERS_MAX;
 pub(crate) use self::waiter::{CountedSubjects, CountingScope, PermitWaiter};
 
 /// Order in the queue: higher priority first, then earlier arrival.
@@ -228,6 +229,11 @@ impl<T: Ticket> WaitQueue<T> {
         ready.find(|(_, waiter)| capacity.take(waiter.egress.as_ref())).map(|(key, _)| *key)
     }
 
+    /// Whether a limit of its account has deferred the waiter.
+    pub fn has_waited_for_account(&self, key: QueueKey) -> bool {
+        self.waiters.has_waited_for_account(key)
+    }
+
     pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         self.waiters.remove(key, now)
     }
@@ -256,7 +262,10 @@ impl<T: Ticket> WaitQueue<T> {
 
     fn defer_one(&mut self, key: QueueKey, deferral: Deferral, now: Instant) {
         let Some(waiter) = self.waiters.get(key) else { return };
-        if waiter.accepts_deferral(&deferral, now) {
+        let workers = waiter.egress.as_ref().map_or(RELEASE_WAITERS_MAX, |egress| egress.lane.workers());
+        let most = RELEASE_WAITERS_MAX.min(workers);
+        let is_first = self.waiters.deferred_ahead(key, &waiter.scope).take(most).count() < most;
+        if waiter.accepts_deferral(&deferral, is_first, now) {
             self.waiters.defer(key, deferral);
         } else {
             let wait = deferral.until.saturating_duration_since(now);
@@ -279,7 +288,7 @@ impl<T: Ticket> WaitQueue<T> {
     /// Keeps a waiter in the queue, but requests no permit for it before this instant.
     pub fn defer_until(&mut self, key: QueueKey, until: Instant) {
         let reason = BlockReason::StoreUnavailable("its clock was not compared for too long".to_owned());
-        self.waiters.defer(key, Deferral { until, reason, exact: false, counted_with: None });
+        self.waiters.defer(key, Deferral { until, reason, exact: false, ends_by_release: false, counted_with: None });
     }
 
     /// A job's position, and what it waits for: its own deferral, its kind's block, or the queue's block.

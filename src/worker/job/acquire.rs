@@ -30,7 +30,8 @@ use crate::worker::lane::max_local_wait;
 use crate::worker::meter::RefusalLabels;
 
 /// Longest wait of an active job for a limit of its account. Then it returns to the backlog, and its place in the lane
-/// is free for jobs of other accounts. As long as permits are booked ahead at most.
+/// is free for jobs of other accounts. As long as permits are booked ahead at most. The gate lets the first jobs of an
+/// account wait longer for a slot in flight, because a release wakes them at once.
 pub(crate) const ACCOUNT_WAIT: Duration = Duration::from_millis(250);
 
 pub(super) enum PermitWait {
@@ -98,7 +99,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
         tokio::select! {
             grant = &mut acquired => return match grant {
                 AcquireResult::Granted(permit) => {
-                    if let Some(wait) = &charge_wait {
+                    if let Some(wait) = charge_wait.as_ref().filter(|_| !permit.waited_for_account) {
                         wait.record_grant(lane.gate.was_at_limit_since(asked_at));
                     }
                     let usable_at = permit.start_at.max(Instant::now());

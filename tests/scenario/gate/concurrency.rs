@@ -2,7 +2,9 @@
 //! never has more requests in flight, judged by the provider.
 
 use sluicegate::domain::limit::{AppliesTo, Scope};
+use sluicegate::limiter::gate::{EgressRequest, EgressRule, LaneEgress};
 
+use super::altered::{Altered, account, hour, steered, use_one};
 use super::*;
 
 fn slots(max_requests: u32) -> QuotaSpec {
@@ -150,6 +152,134 @@ async fn release_wakes_the_waiter_at_once() {
 /// A process does not hear of another's release: it asks again every 50 ms.
 #[tokio::test(start_paused = true)]
 async fn other_process_uses_the_slot_within_50_ms() {
-    let waited = wake_up(LimitSpec::concurrency("slots", 1), Arc::new(EmbeddedLimiter::new()), [1, 2]).await;
-    assert!(waited <= Duration::from_millis(55), "{waited:?}");
+    for scope in [Scope::Provider, Scope::Account] {
+        let slot = LimitSpec { scope, ..LimitSpec::concurrency("slots", 1) };
+        let waited = wake_up(slot, Arc::new(EmbeddedLimiter::new()), [1, 2]).await;
+        assert!(waited <= Duration::from_millis(55), "{waited:?} under {scope:?}");
+    }
+}
+
+/// A gate as a worker uses it, whose accounts may have two requests in flight each.
+struct TwoAtOnce {
+    gate: Gate,
+    limiter: Arc<Altered>,
+    lane: Arc<LaneEgress>,
+    _settings: watch::Sender<Arc<QuotaSpec>>,
+}
+
+impl TwoAtOnce {
+    fn new() -> Self {
+        let own = LimitSpec { scope: Scope::Account, ..LimitSpec::concurrency("own", 2) };
+        let rate = LimitSpec::sliding_log("rate", 1_000, Duration::from_secs(1));
+        let limiter = Altered::slow(Duration::from_millis(1));
+        let steered = steered(limiter.clone(), QuotaSpec { limits: vec![rate, own], ..slots(1) });
+        Self { gate: steered.gate, limiter, lane: LaneEgress::new(32, 1_000.0), _settings: steered.settings }
+    }
+
+    /// A payment whose request takes 300 ms. When it is refused, it returns to the ledger and is claimed again. Returns
+    /// how often that was, and the start of its request.
+    fn pay(&self, name: &str) -> impl Future<Output = (u64, Instant)> + Send + 'static {
+        let (gate, lane, name) = (self.gate.clone(), Arc::clone(&self.lane), name.to_owned());
+        async move {
+            for returns in 0.. {
+                let wait_until = hour();
+                let egress = EgressRequest { lane: Arc::clone(&lane), rule: EgressRule::Paced, wait_until };
+                let account_wait = Duration::from_millis(250);
+                let request = AcquireRequest { account_wait, egress: Some(egress), ..ask(1, wait_until) };
+                let AcquireResult::Granted(mut permit) = gate.acquire(account(&name, request)).await else {
+                    sleep(Duration::from_millis(30)).await;
+                    continue;
+                };
+                let _slot = permit.take_worker_slot();
+                sleep_until(permit.start_at).await;
+                let (in_flight, started) = (permit.begin().unwrap(), Instant::now());
+                sleep(Duration::from_millis(300)).await;
+                in_flight.release_used(Instant::now());
+                return (returns, started);
+            }
+            unreachable!()
+        }
+    }
+}
+
+/// The account's payments follow each other without a gap, few of them return to the ledger, and those of others start
+/// at once.
+#[tokio::test(start_paused = true)]
+async fn account_at_its_limit_waits_for_a_release() {
+    let rig = TwoAtOnce::new();
+    // A new gate compares clocks first.
+    use_one(&rig.gate, account("early", ask(1, hour()))).await;
+    let (before, began) = (rig.limiter.calls(), Instant::now());
+    let mut flood = JoinSet::new();
+    (0..20).for_each(|_| drop(flood.spawn(rig.pay("flood"))));
+    let mut others = JoinSet::new();
+    (0..20).for_each(|number| drop(others.spawn(rig.pay(&format!("other-{number}")))));
+    while let Some(other) = others.join_next().await {
+        let (returns, started) = other.unwrap();
+        assert!(returns == 0 && started - began < Duration::from_millis(50), "{:?}", started - began);
+    }
+    let returns: u64 = flood.join_all().await.into_iter().map(|(returns, _)| returns).sum();
+    let (took, calls) = (began.elapsed(), rig.limiter.calls() - before);
+    let utilisation = 20.0 / 2.0 * 0.3 / took.as_secs_f64();
+    assert!(utilisation > 0.9, "{utilisation:.3}");
+    assert!(returns <= 20, "{returns} returns of 20 payments");
+    // A call for each request and each release, and 20 a second that ask again.
+    assert!(calls < 2 * 40 + 20 * 4, "{calls} calls");
+}
+
+/// A full prefetch of one account does not wait: all but a few return to the ledger, also in a lane with few worker
+/// slots.
+#[tokio::test(start_paused = true)]
+async fn few_jobs_of_an_account_wait_for_a_release() {
+    for (workers, expected) in [(32, 16), (4, 4)] {
+        let rig = TwoAtOnce { lane: LaneEgress::new(workers, 1_000.0), ..TwoAtOnce::new() };
+        let mut held = Vec::new();
+        for _ in 0..2 {
+            let AcquireResult::Granted(permit) = rig.gate.acquire(account("flood", ask(1, hour()))).await else {
+                panic!("refused")
+            };
+            sleep_until(permit.start_at).await;
+            held.push(permit.begin().unwrap());
+        }
+        let (patience, mut waiting) = (Duration::from_millis(250), JoinSet::new());
+        for _ in 0..100 {
+            let egress = EgressRequest { lane: Arc::clone(&rig.lane), rule: EgressRule::Paced, wait_until: hour() };
+            let request = AcquireRequest { account_wait: patience, egress: Some(egress), ..ask(1, hour()) };
+            let (gate, request) = (rig.gate.clone(), account("flood", request));
+            waiting.spawn(async move { gate.acquire(request).await });
+        }
+        let mut until = async |time: Duration| {
+            sleep(time).await;
+            while waiting.try_join_next().is_some() {}
+            waiting.len()
+        };
+        assert_eq!(until(patience + Duration::from_millis(50)).await, expected, "{workers} worker slots");
+        assert_eq!(until(Duration::from_millis(1_500)).await, expected);
+        assert_eq!(until(Duration::from_millis(300)).await, 0, "after two seconds they return, too");
+    }
+}
+
+/// Many accounts at their limits ask again in the same calls.
+#[tokio::test(start_paused = true)]
+async fn accounts_at_their_limits_ask_again_together() {
+    let rig = TwoAtOnce::new();
+    let mut held = Vec::new();
+    for number in 0..30 {
+        for _ in 0..2 {
+            let request = account(&format!("merchant-{number}"), ask(1, hour()));
+            let AcquireResult::Granted(permit) = rig.gate.acquire(request).await else { panic!("refused") };
+            sleep_until(permit.start_at).await;
+            held.push(permit.begin().unwrap());
+        }
+    }
+    let mut waiting = JoinSet::new();
+    for number in 0..30 {
+        waiting.spawn(rig.pay(&format!("merchant-{number}")));
+        sleep(Duration::from_millis(7)).await;
+    }
+    let before = rig.limiter.calls();
+    sleep(Duration::from_secs(1)).await;
+    let calls = rig.limiter.calls() - before;
+    assert!((15..=25).contains(&calls), "{calls} calls in a second");
+    assert!(waiting.try_join_next().is_none());
 }

@@ -102,7 +102,7 @@ async fn blocked_flow_is_served_at_its_limit() {
 #[tokio::test]
 async fn costly_payment_is_not_starved_by_cheap_ones_of_its_account() {
     for mode in ["blocking", "requeue"] {
-        let bench = Bench::open(&[ProviderRow { mode: mode.to_owned(), ..strict_on_accounts(4, 1_000) }]).await;
+        let bench = Bench::open(&[ProviderRow { mode: mode.to_owned(), ..strict_on_accounts(4, 500) }]).await;
         pay_many(&bench, "merchant", 2).await;
         bench.until_sent("acme", 2).await;
         let costly = json!({ "id": "costly", "account": "merchant", "amount": 1299, "currency": "EUR", "cost": 4 });
@@ -113,7 +113,7 @@ async fn costly_payment_is_not_starved_by_cheap_ones_of_its_account() {
             pay(&bench, "merchant", &format!("cheap-{cheap}")).await;
             cheap += 1;
             assert!(cheap < 200, "{:?}", bench.script.order());
-            sleep(Duration::from_millis(50)).await;
+            sleep(Duration::from_millis(25)).await;
         }
         let before = place_of(&bench, "costly");
         assert!(before <= 6, "{mode}: {before} requests were sent before it");

@@ -227,6 +227,7 @@ impl<T: Ticket> GateCore<T> {
 
     /// Hands a permit to the waiter, with a worker slot of its lane. Returns whether the waiter is still there.
     fn grant(&mut self, key: QueueKey, call: u64, terms: &GrantTerms, arrived: Instant) -> bool {
+        let waited_for_account = self.queue.has_waited_for_account(key);
         let Some(waiter) = self.queue.remove(key, arrived) else { return false };
         self.stalled_since = None;
         if let Some(egress) = &waiter.egress {
@@ -241,6 +242,7 @@ impl<T: Ticket> GateCore<T> {
             scope: waiter.scope,
             origins: Arc::clone(&terms.origins),
             window_slot: self.persist_window.occupy(arrived, terms.budget),
+            waited_for_account,
             egress: waiter.egress,
         };
         self.queue.decide(Decision::Granted { ticket: waiter.ticket, permit });
@@ -282,8 +284,19 @@ impl<T: Ticket> GateCore<T> {
                 return;
             }
         };
-        let aside = Deferral { until, reason: by, exact, counted_with: counts };
+        let ends_by_release = matches!(&by, BlockReason::Limit(name) if spec.counts_in_flight(name));
+        let until = if ends_by_release { self.release_check(until, arrived) } else { until };
+        let aside = Deferral { until, reason: by, exact, ends_by_release, counted_with: counts };
         places.for_each(|place| self.queue.defer(place, &aside, arrived));
+    }
+
+    /// When a waiter for a slot in flight is requested again: together with the others, so that they cost no more calls
+    /// than one of them. Permits of other processes end without notice.
+    fn release_check(&mut self, until: Instant, arrived: Instant) -> Instant {
+        if self.release_check_at < arrived + RETRY_PAUSE_MIN {
+            self.release_check_at = until;
+        }
+        self.release_check_at.min(until)
     }
 
     /// The terms that all permits of one grant share.

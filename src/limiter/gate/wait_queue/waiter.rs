@@ -16,6 +16,13 @@ use crate::limiter::gate::BlockReason;
 use crate::limiter::gate::block::BlocksByKind;
 use crate::limiter::gate::egress::EgressRequest;
 
+/// How much longer than for other limits of their account the first waiters of an account wait for a slot in flight. It
+/// is free as soon as a request ends, so they start sooner than jobs that return to the ledger and are claimed again.
+pub(super) const RELEASE_WAIT: Duration = Duration::from_millis(1_750);
+/// Most such waiters of an account, and no more than its lane has worker slots: the others leave the lane's places to
+/// other accounts.
+pub(super) const RELEASE_WAITERS_MAX: usize = 16;
+
 /// The kind, account and reference with which a permit is counted, besides the provider's limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CountingScope {
@@ -62,7 +69,8 @@ pub(crate) struct PermitWaiter<T> {
     pub wait_until: Instant,
     /// A block of the queue that lasts no longer is never refused.
     pub accepted_wait: Duration,
-    /// The waiter is refused if a limit of its account makes it wait longer than this; `None`: never for that.
+    /// The waiter is refused if a limit of its account makes it wait longer than this; `None`: never for that. For a slot
+    /// in flight, the first ones wait [`RELEASE_WAIT`] longer.
     pub account_wait_until: Option<Instant>,
     /// The worker slot that it takes with its permit.
     pub egress: Option<EgressRequest>,
@@ -97,6 +105,8 @@ pub(crate) struct Deferral {
     pub until: Instant,
     pub reason: BlockReason,
     pub exact: bool,
+    /// The limit counts requests in flight, so a release may end it at any time.
+    pub ends_by_release: bool,
     /// What the limit counts together; later waiters that it counts with this one are deferred too.
     pub counted_with: Option<(Scope, AppliesTo)>,
 }
@@ -135,9 +145,10 @@ impl<T> PermitWaiter<T> {
         until <= self.wait_until || (is_in_time && until <= stalled_since + self.accepted_wait)
     }
 
-    /// Whether it waits for the end of its own deferral.
-    pub fn accepts_deferral(&self, deferral: &Deferral, now: Instant) -> bool {
-        let in_time = self.account_wait_until.is_none_or(|latest| deferral.until <= latest);
+    /// Whether it waits for the end of its own deferral; `is_first`: it is among the first of its account that wait.
+    pub fn accepts_deferral(&self, deferral: &Deferral, is_first: bool, now: Instant) -> bool {
+        let longer = if deferral.ends_by_release && is_first { RELEASE_WAIT } else { Duration::ZERO };
+        let in_time = self.account_wait_until.is_none_or(|latest| deferral.until <= latest + longer);
         (in_time || !deferral.is_by_account_limit()) && self.accepts(deferral.until, now, now)
     }
 

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::by_name::{ByName, named_scopes};
 use super::lane_capacity::LaneWaiters;
 use super::{CountedSubjects, CountingScope, Deferral, PermitWaiter, QueueKey};
+use crate::domain::limit::Scope;
 use crate::limiter::gate::core::Ticket;
 
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(super) struct Waiters<T> {
     /// Those that have an account or a reference, deferred or not.
     named: ByName,
     deferred: Deferred,
+    /// Those that a limit of their account has deferred, now or before.
+    held_by_account: BTreeSet<QueueKey>,
     lanes: LaneWaiters,
     /// Number of checks since cancelled waiters were last swept.
     checks_since_sweep: usize,
@@ -62,6 +65,7 @@ impl<T> Default for Waiters<T> {
             ready: BTreeSet::new(),
             named: ByName::default(),
             deferred: Deferred::default(),
+            held_by_account: BTreeSet::new(),
             lanes: LaneWaiters::default(),
             checks_since_sweep: 0,
         }
@@ -88,6 +92,7 @@ impl<T: Ticket> Waiters<T> {
             self.by_egress_deadline.remove(&(egress.wait_until, key));
         }
         self.lanes.remove(waiter.egress.as_ref(), now);
+        self.held_by_account.remove(&key);
         match &waiter.deferral {
             Some(deferral) => self.deferred.remove(key, &waiter.scope, deferral),
             None => drop(self.ready.remove(&key)),
@@ -109,6 +114,9 @@ impl<T: Ticket> Waiters<T> {
             self.deferred.remove(key, &waiter.scope, &before);
         }
         self.ready.remove(&key);
+        if deferral.is_by_account_limit() {
+            self.held_by_account.insert(key);
+        }
         self.deferred.insert(key, &waiter.scope, &deferral);
         waiter.deferral = Some(deferral);
     }
@@ -145,6 +153,11 @@ impl<T: Ticket> Waiters<T> {
         keys.into_iter().for_each(|key| self.resume(key));
     }
 
+    /// Whether a limit of its account has deferred the waiter.
+    pub fn has_waited_for_account(&self, key: QueueKey) -> bool {
+        self.held_by_account.contains(&key)
+    }
+
     fn deferral_of(&self, key: QueueKey) -> Option<&Deferral> {
         self.by_key.get(&key)?.deferral.as_ref()
     }
@@ -173,6 +186,12 @@ impl<T: Ticket> Waiters<T> {
         ahead.filter_map(|key| self.by_key.get(key))
     }
 
+    /// The waiters before this key that a limit of the same account defers.
+    pub fn deferred_ahead(&self, key: QueueKey, scope: &CountingScope) -> impl Iterator<Item = &QueueKey> {
+        let keys = self.deferred.by_name.of_subject(Scope::Account, scope);
+        keys.into_iter().flat_map(move |keys| keys.range(..key))
+    }
+
     /// The waiters behind this key, deferred or not, of the account or reference that the deferral's limit counts.
     pub fn named_behind(
         &self,
@@ -199,6 +218,7 @@ impl<T: Ticket> Waiters<T> {
             && self.deferred.by_end.len() == deferred
             && self.deferred.by_name.len() <= deferred
             && self.named.len() == names
+            && self.held_by_account.iter().all(|key| self.by_key.contains_key(key))
     }
 
     /// The earliest deadline.
@@ -258,7 +278,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::domain::limit::{AppliesTo, Scope};
+    use crate::domain::limit::AppliesTo;
     use crate::limiter::gate::{AcquireResult, BlockReason};
 
     struct Rig {
@@ -279,7 +299,13 @@ mod tests {
                 1 => Some((Scope::Account, AppliesTo::All)),
                 _ => Some((Scope::Reference, AppliesTo::All)),
             };
-            Deferral { until: self.instant(), reason: BlockReason::Cold, exact: true, counted_with }
+            Deferral {
+                until: self.instant(),
+                reason: BlockReason::Cold,
+                exact: true,
+                ends_by_release: false,
+                counted_with,
+            }
         }
 
         fn scope(&mut self) -> CountingScope {
