@@ -14,6 +14,10 @@ use super::provider::JobOrder;
 /// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
 pub const TAG_PER_COST: u32 = 1_000_000;
 
+/// By how much the virtual time is ahead of the start tag that was served last: later flows go behind those that this
+/// tag's service has passed over. Else one that is last among equals would wait for as long as new ones come.
+pub const PASSED_OVER_FIRST: i64 = 1;
+
 /// A waiting job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingJob<J> {
@@ -56,7 +60,7 @@ pub struct FairOrder<A, J> {
     /// Flows with jobs that are not blocked, by class and tag.
     free: BTreeSet<(FlowClass, i64, Option<A>)>,
     blocked: BTreeSet<(Duration, Flow<A>)>,
-    /// Of each class, the start tag that was served last.
+    /// Of each class, just above the start tag that was served last.
     virtual_times: BTreeMap<FlowClass, i64>,
     /// Accounts with a job that was claimed in their order, and neither ended nor returned since.
     on_their_way: BTreeSet<A>,
@@ -211,7 +215,7 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
             }
             if let Some(start) = served_to {
                 let virtual_time = self.virtual_times.entry(flow.class).or_default();
-                *virtual_time = start.max(*virtual_time);
+                *virtual_time = start.saturating_add(PASSED_OVER_FIRST).max(*virtual_time);
             }
         }
         let key = |one: &Claimed<A, J>| (one.flow.class, one.start, one.flow.account.clone(), one.job.seq);

@@ -68,6 +68,24 @@ fn late_or_blocked_flow_does_not_make_up_for_the_past() {
     assert!((19..=21).contains(&woken), "{woken}");
 }
 
+/// A claim of fewer jobs than flows with the same tag leaves some out. The accounts that come then have later names, or
+/// earlier ones.
+#[test]
+fn passed_over_flow_goes_before_new_ones() {
+    for left_out in [0, 200] {
+        let mut order = Order::default();
+        fill(&mut order, flow(left_out), 1, 0..1);
+        fill(&mut order, flow(100), 1, 1..2);
+        let mut served = Vec::new();
+        for account in (0..50).map(|number| 101 - number * 2) {
+            fill(&mut order, flow(account), 1, u64::from(account) + 10..u64::from(account) + 11);
+            served.extend(order.claim(Duration::ZERO, &claim(1)).into_iter().map(|(of, _)| of.account));
+        }
+        let place = served.iter().position(|account| *account == Some(left_out));
+        assert!(place.is_some_and(|place| place <= 2), "{left_out}: {served:?}");
+    }
+}
+
 #[test]
 fn higher_class_is_always_first() {
     let mut order = Order::default();

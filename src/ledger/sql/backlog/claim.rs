@@ -14,6 +14,7 @@ use super::super::row::SqlRow;
 use super::super::upkeep::READABLE;
 use super::super::upkeep::republish::{CLAIMABLE, RECORDED, job_to_republish};
 use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
+use crate::domain::fair_order::PASSED_OVER_FIRST;
 use crate::domain::flow::FlowKey;
 use crate::domain::provider::JobOrder;
 use crate::faults::{self, Bug};
@@ -277,7 +278,7 @@ fn statement(lock: &str, order: OrderText) -> String {
                  AND flows.account = served.account), \
          timed AS (\
              INSERT INTO flow_clocks (provider, class, virtual_time) \
-             SELECT $1, flow_class, max(flow_start) FROM taken GROUP BY flow_class \
+             SELECT $1, flow_class, max(flow_start) + {PASSED_OVER_FIRST} FROM taken GROUP BY flow_class \
              ON CONFLICT (provider, class) DO UPDATE SET virtual_time = excluded.virtual_time \
                  WHERE excluded.virtual_time > flow_clocks.virtual_time), \
          counted AS (\

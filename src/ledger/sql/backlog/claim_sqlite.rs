@@ -10,6 +10,7 @@ use super::super::upkeep::READABLE;
 use super::super::upkeep::republish::{CLAIMABLE, RECORDED};
 use super::claim::{IS_FREE, OrderText, start_of_job};
 use super::{TAG_PER_COST, account_of, class_of};
+use crate::domain::fair_order::PASSED_OVER_FIRST;
 
 /// The jobs of one call. It belongs to the one connection, and is empty between the calls.
 pub const CREATE_PICKS: &str = "CREATE TEMP TABLE IF NOT EXISTS flow_picks \
@@ -30,10 +31,12 @@ pub fn steps(dialect: Dialect, order: OrderText) -> Vec<Sql> {
              WHERE id IN (SELECT job_id FROM flow_picks)",
             order.mark
         ),
-        "INSERT INTO flow_clocks (provider, class, virtual_time) \
-         SELECT $1, flow_class, max(flow_start) FROM flow_picks WHERE job_id IS NOT NULL GROUP BY flow_class \
-         ON CONFLICT (provider, class) DO UPDATE SET virtual_time = max(flow_clocks.virtual_time, excluded.virtual_time)"
-            .to_owned(),
+        format!(
+            "INSERT INTO flow_clocks (provider, class, virtual_time) \
+             SELECT $1, flow_class, max(flow_start) + {PASSED_OVER_FIRST} FROM flow_picks \
+             WHERE job_id IS NOT NULL GROUP BY flow_class ON CONFLICT (provider, class) \
+                 DO UPDATE SET virtual_time = max(flow_clocks.virtual_time, excluded.virtual_time)"
+        ),
         format!(
             "UPDATE flows SET waiting = max(flows.waiting - served.jobs, 0), \
                  tag = flows.tag + served.cost * {TAG_PER_COST} / flows.weight \

@@ -6,7 +6,7 @@ use super::order::ended;
 use super::races::Random;
 use super::*;
 
-on_every_database!(fair_order_is_that_of_the_ledger);
+on_every_database!(fair_order_is_that_of_the_ledger, passed_over_flows_go_before_new_ones);
 
 /// Accounts and their weights; the first two have no row.
 const ACCOUNTS: [(&str, u32); 4] = [("", 1), ("a", 1), ("b", 2), ("d", 7)];
@@ -52,7 +52,8 @@ impl Pair<'_> {
     }
 
     async fn claim(&mut self) {
-        // No fewer than there are flows. Else the database chooses among those with the same tag.
+        // No fewer than there are flows. Else the database chooses among those with the same tag;
+        // `passed_over_flows_go_before_new_ones` has such claims.
         let (at_most, quantum) = (self.pick(&[8, 9, 13, 20]), self.pick(&[1, 2, 4]));
         let (flow_max, class_max) =
             (self.pick(&[2, 8, 1_000]), self.pick(&[FlowClass::LAST, FlowClass::of_priority(5)]));
@@ -134,4 +135,28 @@ async fn fair_order_is_that_of_the_ledger(kind: Kind) {
             pair.finish().await;
         }
     }
+}
+
+/// Claims of one job, while new accounts keep coming with the same tag: those that were passed over are next, whichever
+/// of the tied flows the database chooses.
+async fn passed_over_flows_go_before_new_ones(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let record = async |account: String| {
+        let job = Job { account: Some(Identifier::new(&account).unwrap()), ..job(&account) };
+        fixture.record(&job).await;
+    };
+    let first = ["a", "m", "z"];
+    for account in first {
+        record(account.to_owned()).await;
+    }
+    let mut served = Vec::new();
+    for number in 0..12 {
+        for account in [format!("b{}", 40 - number), format!("y{number:02}")] {
+            record(account).await;
+        }
+        served.extend(ids(&fixture.dispatch(1, 1).await).into_iter().map(str::to_owned));
+    }
+    let place = |account: &str| served.iter().position(|id| id == account);
+    // The two that came before the first claim may be served with them.
+    assert!(first.iter().all(|account| place(account).is_some_and(|place| place < 5)), "{served:?}");
 }
