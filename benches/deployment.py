@@ -141,8 +141,8 @@ class Deployment:
             yield child.pid, port
 
 
-def message(identity, lane):
-    return json.dumps({"id": identity, "provider": lane, "amount": 100, "currency": "EUR", "v": 1})
+def message(identity, lane, **fields):
+    return json.dumps({"id": identity, "provider": lane, "amount": 100, "currency": "EUR", "v": 1} | fields)
 
 
 def get(url):

@@ -1,6 +1,7 @@
 """Private servers from Debian's packages: each on a free port of loopback, in a directory of its own, gone with `with`."""
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -100,6 +101,8 @@ def rabbitmq(directory):
         "RABBITMQ_CONF_ENV_FILE": str(directory / "no-env.conf"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
     }
+    # For rabbitmqctl.
+    (directory / "environment.json").write_text(json.dumps(environment))
     try:
         with process([f"{RABBITMQ}/rabbitmq-server"], directory / "log", environment, signal.SIGKILL) as child:
             await_port(port, child, directory / "log")
@@ -140,11 +143,11 @@ def postgres(directory):
 
 
 @contextlib.contextmanager
-def provider(program, directory, name, limit, latency):
+def provider(program, directory, name, limit, latency, *more):
     """A strict provider that counts every window and refuses nothing, because not every peer handles a refusal."""
     log = directory / f"provider-{name}.log"
     command = [str(program), "fake-provider", "--listen", "127.0.0.1:0", "--latency", latency]
-    command += ["--limit", limit, "--on-limit", "count"]
+    command += ["--limit", limit, "--on-limit", "count", *more]
     with process(command, log) as child:
         deadline = time.monotonic() + START_MAX_S
         mark = "listening on "

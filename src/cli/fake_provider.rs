@@ -17,7 +17,7 @@ use super::{CommandError, Console};
 use crate::domain::limit::Rate;
 use crate::domain::printable::printable_json;
 use crate::domain::time::parse_duration;
-use crate::provider::simulated::{FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
+use crate::provider::simulated::{AccountStatus, FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
 
 /// Arguments of `fake-provider`.
 #[derive(Args, Clone, Debug)]
@@ -52,6 +52,9 @@ pub struct FakeProviderArgs {
     /// Share of requests that get a 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     busy_rate: f64,
+    /// Status of each charge of an account, such as acct_7=403; repeatable. Such a charge has no effect.
+    #[arg(long = "account-status", value_name = "ACCOUNT=STATUS")]
+    account_statuses: Vec<AccountStatus>,
     /// Ignore Idempotency-Key: every request charges.
     #[arg(long)]
     no_dedupe: bool,
@@ -97,6 +100,7 @@ impl FakeProviderArgs {
             deduplicate: !self.no_dedupe,
             retention: self.retention,
             lookup: !self.no_lookup,
+            account_statuses: self.account_statuses.clone(),
             seed: self.seed,
         }
     }
@@ -180,7 +184,7 @@ mod tests {
     #[test]
     fn arguments_become_options() {
         let line = "x --limit 100/1s --limit 600/1m --concurrency 5 --latency 5ms..1s --error-rate 0.25 \
-                    --busy-rate 0.5 --no-dedupe --no-lookup --retention 1h --seed 9 --on-limit count";
+                    --busy-rate 0.5 --account-status acct_7=403 --no-dedupe --no-lookup --retention 1h --seed 9 --on-limit count";
         let options = parse(line).unwrap().options();
         let wanted = FakeOptions {
             limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],
@@ -192,13 +196,21 @@ mod tests {
             deduplicate: false,
             retention: Some(Duration::from_secs(3_600)),
             lookup: false,
+            account_statuses: vec![AccountStatus { account: "acct_7".to_owned(), status: 403 }],
             seed: 9,
             ..FakeOptions::default()
         };
         assert_eq!(options, wanted);
         let plain = parse("x --latency 0ms").unwrap();
         assert_eq!((plain.options(), plain.listen.to_string().as_str()), (FakeOptions::default(), "127.0.0.1:9000"));
-        for bad in ["--limit 100", "--latency 2s..1s", "--error-rate 1.5", "--error-rate NaN", "--on-limit maybe"] {
+        for bad in [
+            "--limit 100",
+            "--latency 2s..1s",
+            "--error-rate 1.5",
+            "--error-rate NaN",
+            "--on-limit maybe",
+            "--account-status a=200",
+        ] {
             assert!(parse(&format!("x {bad}")).is_err(), "{bad}");
         }
     }

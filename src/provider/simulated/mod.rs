@@ -69,7 +69,34 @@ pub struct FakeOptions {
     /// Whether `GET /charges?id=` returns the state of a payment. Look-ups count like charges, and meet the same
     /// faults.
     pub lookup: bool,
+    /// Statuses of all charges of an account. Nothing is charged or remembered.
+    pub account_statuses: Vec<AccountStatus>,
     pub seed: u64,
+}
+
+/// The status that each charge of an account gets: 403 as for a wrong credential, 422 as for invalid payments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountStatus {
+    pub account: String,
+    pub status: u16,
+}
+
+impl FromStr for AccountStatus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (account, status) = text.split_once('=').ok_or_else(|| format!("`{text}`: write ACCOUNT=STATUS"))?;
+        let error_status = status.parse().ok().filter(|status| (400..=599).contains(status));
+        let status = error_status.ok_or_else(|| format!("`{status}` is not a status from 400 to 599"))?;
+        Ok(Self { account: account.to_owned(), status })
+    }
+}
+
+impl FakeOptions {
+    fn status_of_account(&self, account: Option<&str>) -> Option<u16> {
+        let known = self.account_statuses.iter().find(|known| Some(known.account.as_str()) == account);
+        known.map(|known| known.status)
+    }
 }
 
 impl Default for FakeOptions {
@@ -86,6 +113,7 @@ impl Default for FakeOptions {
             deduplicate: true,
             retention: None,
             lookup: true,
+            account_statuses: Vec::new(),
             seed: 0,
         }
     }

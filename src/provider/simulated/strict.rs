@@ -54,6 +54,9 @@ pub struct Effect {
     pub count: u64,
     /// Charged or declined under a second key as well.
     pub several_keys: bool,
+    /// Arrival of the first request that charged or declined it, in microseconds since the provider started.
+    #[serde(default)]
+    pub first_us: u64,
 }
 
 /// The first request under an idempotency key.
@@ -173,6 +176,9 @@ impl StrictProvider {
         }
         let draw = self.draw(request.key.as_deref().unwrap_or(&request.payment));
         let due_us = now_us.saturating_add(micros_up(draw.latency));
+        if let Some(status) = self.options.status_of_account(request.account.as_deref()) {
+            return error_reply(status, "account_fault", due_us);
+        }
         if let Some(status) = draw.error_status {
             return error_reply(status, "fault", due_us);
         }
@@ -332,7 +338,7 @@ impl StrictProvider {
             charge_reference = Some(reference);
             (200, charged.to_string())
         };
-        let effect = self.record_effect(request, u64::from(!draw.declines));
+        let effect = self.record_effect(request, u64::from(!draw.declines), now_us);
         // The first charge decides the state of a payment; without a charge, the first decline does.
         let known = self.payment_records.entry(request.payment.clone()).or_insert(PaymentRecord {
             effect,
@@ -356,7 +362,7 @@ impl StrictProvider {
     }
 
     /// Counts charges of a payment. Returns its index among the effects.
-    fn record_effect(&mut self, request: &ChargeRequest, charges: u64) -> usize {
+    fn record_effect(&mut self, request: &ChargeRequest, charges: u64, now_us: u64) -> usize {
         let next = self.effects.len();
         let index = *self.effect_index.entry(request.payment.clone()).or_insert(next);
         if index == next {
@@ -368,6 +374,7 @@ impl StrictProvider {
                 key: request.key.clone(),
                 count: 0,
                 several_keys: false,
+                first_us: now_us,
             });
         }
         let (effect, totals) = (&mut self.effects[index], &mut self.totals);

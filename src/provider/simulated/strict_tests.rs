@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::super::AccountStatus;
 use super::*;
 
 fn request(payment: &str, key: Option<&str>, amount: i64) -> ChargeRequest {
@@ -57,6 +58,20 @@ fn concurrent_repeat_gets_in_progress() {
     assert_eq!(ask(&mut provider, 0, &request("p1", Some("k1"), 5)).due_us, 10_000);
     assert_eq!(ask(&mut provider, 9_999, &request("p1", Some("k1"), 5)).status, 409);
     assert_eq!(ask(&mut provider, 10_000, &request("p1", Some("k1"), 5)).status, 200);
+}
+
+/// Only that account's charges fail, and they leave no effect; the others' effects say when they arrived.
+#[test]
+fn account_gets_its_status() {
+    let statuses = vec![AccountStatus { account: "shop-1".to_owned(), status: 403 }];
+    let mut provider = StrictProvider::new(FakeOptions { account_statuses: statuses, ..FakeOptions::default() });
+    let mut charge = |now_us: u64, payment: &str, account: &str| {
+        let body = format!(r#"{{"id":"{payment}","amount":5,"currency":"EUR","account":"{account}"}}"#);
+        ask(&mut provider, now_us, &ChargeRequest::parse(Some(payment), false, body.as_bytes()).unwrap()).status
+    };
+    assert_eq!((charge(5, "p1", "shop-1"), charge(9, "p2", "shop-2"), charge(9, "p3", "shop-1")), (403, 200, 403));
+    let effects = provider.effects();
+    assert_eq!((effects.len(), effects[0].id.as_str(), effects[0].first_us), (1, "p2", 9));
 }
 
 /// A look-up returns the state of the payment, also while its charge is in progress, and counts in the windows.
