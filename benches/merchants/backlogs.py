@@ -1,0 +1,230 @@
+"""Cases with a large backlog: a blocked account, urgent jobs behind bulk jobs, the drain of a queue, the cost of a claim."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+
+import deployment
+from deployment import psql
+from floods import bar, is_other, of, others
+from stage import LATENCY_MS, Lane, p99, quantile, stage
+
+REPOSITORY = deployment.HERE.parent
+BULK_ACCOUNTS = 100
+URGENT_EVERY_S, URGENT_SPAN_S = 0.2, 40
+URGENT_MAX_S = (LATENCY_MS + 100) / 1e3
+# Below this, a difference of waits is that of the machine.
+NOISE_S = 0.01
+
+BLOCKED = """[[provider.account]]
+account = "blocked"
+rule = "blocked"
+"""
+
+# Each update of a job of the blocked account, counted by the database itself.
+CHANGES = """
+CREATE TABLE bench_changes (job_id text);
+CREATE FUNCTION bench_count() RETURNS trigger LANGUAGE plpgsql AS
+    $$BEGIN INSERT INTO bench_changes VALUES (NEW.id); RETURN NULL; END$$;
+CREATE TRIGGER bench_count AFTER UPDATE ON jobs FOR EACH ROW WHEN (NEW.account = 'blocked') EXECUTE FUNCTION bench_count()"""
+
+
+def blocked(options, below, settings):
+    """Others at 50/s on a lane at 100/1s: alone, and beside 100,000 recorded jobs of a blocked account."""
+    lane, jobs = Lane("lane", 100, rows=BLOCKED), options.bulk
+    with stage(options, below, settings, "blocked", [lane]) as ready:
+        ready.sql(CHANGES)
+        alone, alone_counts = others_alone(options, ready, lane, "before")
+        began = time.time()
+        ready.publish(lane, of("blocked", jobs))
+        ready.await_recorded(lane, jobs + 1 + 50 * options.span, 120 + jobs / 200)
+        recorded = time.time() - began
+        with_blocked, with_counts = others_alone(options, ready, lane, "after")
+        changes = ready.count("SELECT count(*) FROM bench_changes")
+        waiting = ready.count("SELECT count(*) FROM jobs WHERE account = 'blocked' AND backlog AND attempts = 0")
+    base, beside = p99(alone), p99(with_blocked)
+    per_job = {name: count / (50 * options.span) for name, count in alone_counts.items()}
+    more = sum(with_counts.values()) - sum(alone_counts.values())
+    counts = ", ".join(f"{with_counts[name] / (50 * options.span):.2f} {name} (alone {value:.2f})" for name, value in per_job.items())
+    case = f"{jobs:,} jobs of a blocked account"
+    return [
+        bar(case, "others' p99", f"{base * 1e3:.1f} → {beside * 1e3:.1f} ms", "≤ 1.5 × without them, or + 10 ms", beside <= max(1.5 * base, base + NOISE_S)),
+        bar(case, "all wait in the ledger, without an attempt", f"{waiting:,} of {jobs:,}", "all", waiting == jobs),
+        bar(case, "updates of a blocked job's row", f"{changes / jobs:.3f}", "≤ 1", changes <= jobs),
+        # The others' own messages vary by a few, for example by a job that is requeued.
+        bar(case, "messages of the broker per job of the others, once all are recorded", counts, "no more", more <= 0.001 * jobs),
+        bar(case, "published and recorded", f"{jobs / recorded:,.0f}/s", "", None),
+    ]
+
+
+def others_alone(options, ready, lane, name):
+    """Waits of others at 50/s, and what the broker has counted for them."""
+    before = ready.broker_counts()
+    jobs = others(50 * options.span, name)
+    ready.publish_paced((number / 50, lane, *job) for number, job in enumerate(jobs))
+    identities = {f"{lane.name}-{job}" for job, _ in jobs}
+    charged = lambda: {job: at for job, (_, at) in lane.charges().items() if job in identities}  # noqa: E731
+    deadline = time.monotonic() + 60
+    while len(sent := charged()) < len(jobs):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{len(sent)} of {len(jobs)} jobs of the others are sent")
+        time.sleep(0.2)
+    # Outcome events, and the last acknowledgements.
+    time.sleep(2)
+    after = ready.broker_counts()
+    return [at - lane.published[job] for job, at in sent.items()], {key: after[key] - before[key] for key in after}
+
+
+def urgent(options, below, settings):
+    """100,000 bulk jobs in the queue of a lane at 100/1s: the rate at which they are recorded, lateness, urgent jobs."""
+    lane, jobs = Lane("lane", 100), options.bulk
+    bulk = [(f"bulk-{number:07}", {"account": f"bulk-{number % BULK_ACCOUNTS:03}"}) for number in range(jobs)]
+    with stage(options, below, settings, "urgent", [lane]) as ready:
+        ready.deployed.command("provider", "pause", lane.name)
+        time.sleep(3)
+        ready.publish(lane, bulk)
+        # RabbitMQ writes for a while after it got many messages at once.
+        time.sleep(min(30, jobs / 5_000))
+        drain = Drain(ready, lane, jobs)
+        ready.deployed.command("provider", "resume", lane.name)
+        drained_from, drained_to = drain.run()
+        time.sleep(5)
+        quiet_from = time.time()
+        calm = urgent_jobs("calm", round(URGENT_SPAN_S / URGENT_EVERY_S))
+        ready.publish_paced((number * URGENT_EVERY_S, lane, *job) for number, job in enumerate(calm))
+        time.sleep(2)
+        quiet_to = time.time()
+        if os.environ.get("KEEP"):
+            lines = ready.sql("SELECT j.id, extract(epoch FROM j.created_at), extract(epoch FROM a.began_at), j.priority FROM jobs j JOIN attempts a ON a.job_id = j.id")
+            open(os.environ["KEEP"], "w").write(json.dumps({"sql": lines, "published": lane.published, "charges": lane.charges(), "arrivals": lane.arrivals()}))
+        arrivals, sent = lane.arrivals(), {job: at for job, (_, at) in lane.charges().items()}
+    waits = lambda name: [sent[job] - at for job, at in lane.published.items() if f"-{name}-" in job and job in sent]  # noqa: E731
+    late = lateness(arrivals, lane.limit)
+    during = [value for at, value in late if drained_from + 2 <= at < drained_to]
+    after = [value for at, value in late if quiet_from + 2 <= at < quiet_to]
+    return drain.rows(waits("drain"), sent) + calm_rows(waits("calm"), len(calm)) + late_rows(during, after)
+
+
+def urgent_jobs(name, count):
+    return [(f"{name}-{number:05}", {"account": "shop-00", "priority": 9}) for number in range(count)]
+
+
+def calm_rows(waits, wanted):
+    worst = p99(waits)
+    text = f"{worst * 1e3:.0f} ms (p50 {quantile(waits, 0.5) * 1e3:.0f}, p90 {quantile(waits, 0.9) * 1e3:.0f}; {len(waits)} of {wanted} jobs)"
+    met = len(waits) == wanted and worst < URGENT_MAX_S
+    return [bar("urgent behind recorded bulk jobs", "p99 until sent", text, f"< {URGENT_MAX_S * 1e3:.0f} ms (hold + 100 ms)", met)]
+
+
+def late_rows(during, after):
+    """Starts beside the drain, and after it."""
+    busy, quiet = p99(during), p99(after)
+    middle = f"p50 {quantile(during, 0.5) * 1e3:.1f} and {quantile(after, 0.5) * 1e3:.1f} ms"
+    text = f"{busy * 1e3:.1f} ms, without {quiet * 1e3:.1f} ms ({middle}; {len(during):,} and {len(after):,} starts)"
+    return [bar("drain", "p99 lateness of starts", text, "within 1 ms", busy <= quiet + 0.001)]
+
+
+def lateness(arrivals, limit):
+    """(time, seconds) of each start beyond the first possible one: a window after the response to the start that had the slot."""
+    least = 1 + LATENCY_MS / 1e3
+    return [(at, at - before - least) for before, at in zip(arrivals, arrivals[limit:])]
+
+
+class Drain:
+    """Watches how the queue is recorded, and sends urgent jobs meanwhile."""
+
+    def __init__(self, ready, lane, jobs):
+        self.ready, self.lane, self.jobs = ready, lane, jobs
+        self.recorded_at, self.ended = {}, threading.Event()
+
+    def run(self):
+        """Returns the times of the first and the last record of a bulk job."""
+        schedule = ((number * 0.5, self.lane, *job) for number, job in enumerate(urgent_jobs("drain", 2_000)))
+        urgent_ones = threading.Thread(target=self.ready.publish_paced, args=(schedule, self.ended.is_set))
+        urgent_ones.start()
+        try:
+            self.ready.await_recorded(self.lane, self.jobs + 1, 300 + self.jobs / 100)
+        finally:
+            self.ended.set()
+            urgent_ones.join()
+        time.sleep(5)
+        at = "SELECT id || ' ' || extract(epoch FROM created_at) FROM jobs WHERE id LIKE 'lane-drain-%'"
+        self.recorded_at = {job: float(seconds) for job, seconds in (line.split() for line in self.ready.sql(at).splitlines())}
+        ends = self.ready.sql(
+            "SELECT extract(epoch FROM min(created_at)) || ' ' || extract(epoch FROM max(created_at)) FROM jobs WHERE id LIKE 'lane-bulk-%'"
+        )
+        self.begins, self.ends = map(float, ends.split())
+        return self.begins, self.ends
+
+    def rows(self, waits, sent):
+        rate = self.jobs / (self.ends - self.begins)
+        # From its record on, a job is as any other urgent one: before that, it waits for those ahead of it in the queue.
+        drained = [job for job in self.recorded_at if self.lane.published[job] < self.ends and job in sent]
+        bounds = [self.ends - self.lane.published[job] + URGENT_MAX_S for job in drained]
+        took = [sent[job] - self.lane.published[job] for job in drained]
+        within = sum(wait <= most for wait, most in zip(took, bounds))
+        after = p99([sent[job] - self.recorded_at[job] for job in drained])
+        text = f"{within} of {len(drained)} within it; longest {max(took):.1f} s; p99 from its record {after * 1e3:.0f} ms"
+        return [
+            bar("drain", f"jobs recorded per second, of {self.jobs:,} in the queue", f"{rate:,.0f}/s", "≥ 5,000/s", rate >= 5_000),
+            bar("urgent while the queue is drained", "until sent, by the rest of the drain", text, "rest of the drain + hold + 100 ms", within >= 0.99 * len(drained)),
+        ]
+
+
+def claim(options, below, settings):
+    """`cargo bench --bench backlog`: the claim of 100 jobs, and the plan that PostgreSQL logs for it."""
+    cargo = [os.environ.get("CARGO", "cargo"), "bench", "--quiet", "--bench", "backlog", "--"]
+    with deployment.named(settings, "claim") as own:
+        url = own["DATABASE__URL"]
+        run = lambda *words: subprocess.run(  # noqa: E731
+            [*cargo, url, *words], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True, timeout=3_600
+        ).stdout
+        times = json.loads(run("--json", "--jobs", str(options.waiting)))
+        database = url.rsplit("/", 1)[1]
+        explain = {"log_format": "json", "log_analyze": "on", "log_timing": "off", "log_min_duration": "0"}
+        changes = [f"ALTER DATABASE {database} SET auto_explain.{name} = '{value}'" for name, value in explain.items()]
+        psql(url, *changes, f"ALTER DATABASE {database} SET session_preload_libraries = 'auto_explain'")
+        log = below / "postgres" / "log"
+        before = log.stat().st_size
+        run("--filled")
+        found = scans(log.read_bytes()[before:].decode(errors="replace"))
+    case = f"claim of 100 jobs from 10,000 flows, 5,000 blocked, {options.waiting:,} jobs"
+    middle = times["median_ms"]
+    text = f"{middle:.1f} ms ({times['fastest_ms']:.1f} to {times['slowest_ms']:.1f})"
+    sequential = [scan for scan in found if "Seq Scan" in scan]
+    return [
+        bar(case, "median", text, "≤ 10 ms", middle <= 10),
+        bar(case, "plan", "; ".join(found), "by index", bool(found) and not sequential),
+    ]
+
+
+def scans(log):
+    """How the last claim in the log reads its tables: index, and rows of all loops."""
+    plans = [plan for plan in json_objects(log) if "flow_turns" in plan.get("Query Text", "") and "picked" in plan.get("Query Text", "")]
+    found = {}
+
+    def walk(node):
+        name = node.get("Index Name") or node.get("Relation Name")
+        if "Scan" in node["Node Type"] and name and node.get("Relation Name", name) in (*TABLES, name):
+            rows = round(node["Actual Rows"] * node["Actual Loops"])
+            label = node["Node Type"] + (f" {node['Index Name']}" if "Index Name" in node else f" on {name}")
+            found[label] = found.get(label, 0) + rows
+        for child in node.get("Plans", ()):
+            walk(child)
+
+    if plans:
+        walk(plans[-1]["Plan"])
+    return [f"{label}: {rows:,} rows" for label, rows in found.items()]
+
+
+TABLES = ("jobs", "flows", "flow_turns", "flow_clocks")
+
+
+def json_objects(log):
+    """The JSON of each `plan:` in a log of PostgreSQL, whose lines go on with a tab."""
+    for text in log.split("plan:\n")[1:]:
+        lines = text.split("\n")
+        end = next((number for number, line in enumerate(lines) if not line.startswith("\t")), len(lines))
+        yield json.loads("".join(line[1:] for line in lines[:end]))
