@@ -96,9 +96,6 @@ def urgent(options, below, settings):
         ready.publish_paced((number * URGENT_EVERY_S, lane, *job) for number, job in enumerate(calm))
         time.sleep(2)
         quiet_to = time.time()
-        if os.environ.get("KEEP"):
-            lines = ready.sql("SELECT j.id, extract(epoch FROM j.created_at), extract(epoch FROM a.began_at), j.priority FROM jobs j JOIN attempts a ON a.job_id = j.id")
-            open(os.environ["KEEP"], "w").write(json.dumps({"sql": lines, "published": lane.published, "charges": lane.charges(), "arrivals": lane.arrivals()}))
         arrivals, sent = lane.arrivals(), {job: at for job, (_, at) in lane.charges().items()}
     waits = lambda name: [sent[job] - at for job, at in lane.published.items() if f"-{name}-" in job and job in sent]  # noqa: E731
     late = lateness(arrivals, lane.limit)

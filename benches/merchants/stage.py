@@ -144,7 +144,8 @@ class Stage:
         while (seen := lane.report())["charges"] < wanted:
             if time.monotonic() > deadline:
                 states = self.sql(f"SELECT state, count(*) FROM jobs WHERE provider = '{lane.name}' GROUP BY 1")
-                raise SystemExit(f"{lane.name}: {seen['charges']} of {wanted} charges within {patience_s:.0f} s; {states}")
+                warned = "\n".join(self.warnings()[-10:])
+                raise SystemExit(f"{lane.name}: {seen['charges']} of {wanted} charges within {patience_s:.0f} s; {states}\n{warned}")
             time.sleep(0.1)
 
     def await_recorded(self, lane, wanted, patience_s):
@@ -155,6 +156,12 @@ class Stage:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{lane.name}: {seen} of {wanted} jobs are recorded within {patience_s:.0f} s")
             time.sleep(0.2)
+
+    def warnings(self):
+        """Lines of the workers' logs above `info`."""
+        logs = sorted(self.deployed.below.glob("worker-*.log"))
+        lines = (line for log in logs for line in log.read_text().splitlines())
+        return [line for line in lines if '"INFO"' not in line]
 
     def lane_pauses(self, lane):
         """Lines of the workers' logs that say that the lane pauses, without those about one account."""
@@ -197,6 +204,8 @@ def stage(options, below, settings, name, lanes):
             lane.align_clocks()
         deployed.apply("".join(lane.row() for lane in lanes))
         ready = Stage(deployed, lanes)
+        if options.logs:
+            stack.callback(keep_records, options.logs / name, ready)
         # After the workers have stopped.
         stack.callback(delete_queues, ready)
         threads = options.threads or max(1, os.cpu_count() // WORKERS)
@@ -216,6 +225,20 @@ def warm_up(ready):
     for lane in ready.lanes:
         lane.published.clear()
         lane.reset()
+
+
+def keep_records(directory, ready):
+    """Writes what a look at a miss needs: the workers' logs, each lane's times, and the ledger's."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for log in ready.deployed.below.glob("worker-*.log"):
+        (directory / log.name).write_bytes(log.read_bytes())
+    for lane in ready.lanes:
+        times = {"published": lane.published, "charges": lane.charges(), "arrivals": lane.arrivals()}
+        (directory / f"{lane.name}.json").write_text(json.dumps(times))
+    columns = "id, account, priority, extract(epoch FROM created_at), first_sent_at, state, attempts, fence"
+    (directory / "jobs.txt").write_text(ready.sql(f"SELECT {columns} FROM jobs ORDER BY seq"))
+    began = "job_id, number, extract(epoch FROM began_at), extract(epoch FROM ended_at), outcome"
+    (directory / "attempts.txt").write_text(ready.sql(f"SELECT {began} FROM attempts ORDER BY began_at"))
 
 
 def delete_queues(ready):

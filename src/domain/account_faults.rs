@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Refusal};
 
 /// Accounts that are refused, without a request that passes in between, until it is the lane's trouble.
 pub const REFUSED_ACCOUNTS_MAX: usize = 5;
@@ -18,6 +18,9 @@ pub const CONSECUTIVE_REJECTIONS_MAX: u32 = 5;
 /// First pause of an account. It doubles with each further refusal.
 pub const ACCOUNT_PAUSE: Duration = Duration::from_secs(30);
 const ACCOUNT_PAUSE_MAX: Duration = Duration::from_secs(15 * 60);
+/// Time for which requests of an account still begin after its pause: they were recorded before it, and permits are
+/// granted ahead of their start.
+pub const UNDER_WAY: Duration = Duration::from_millis(500);
 /// Most accounts in trouble that are remembered.
 const ACCOUNTS_MAX: usize = 10_000;
 
@@ -37,17 +40,20 @@ impl SetupSign {
     #[must_use]
     pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         match outcome {
-            Outcome::Accepted { .. }
-            | Outcome::Declined { .. }
-            | Outcome::Busy { .. }
-            | Outcome::Unconfirmed { .. }
-            | Outcome::InProgress => Some(Self::Passed),
-            Outcome::Misconfigured { .. } => Some(Self::Misconfigured),
+            Outcome::Accepted { .. } | Outcome::Declined { .. } | Outcome::Busy { .. } | Outcome::InProgress => {
+                Some(Self::Passed)
+            }
+            // Most likely it answers this request. If not, an account waits in vain, and the lane goes on.
+            Outcome::Misconfigured { .. } | Outcome::Unconfirmed { refusal: Refusal::Misconfigured { .. }, .. } => {
+                Some(Self::Misconfigured)
+            }
             Outcome::Rejected { .. } => Some(Self::Rejected),
             // A provider may throttle before it looks at the credential.
-            Outcome::Throttled { .. } | Outcome::NotSent { .. } | Outcome::LocalFault(_) | Outcome::Unknown { .. } => {
-                None
-            }
+            Outcome::Throttled { .. }
+            | Outcome::NotSent { .. }
+            | Outcome::LocalFault(_)
+            | Outcome::Unknown { .. }
+            | Outcome::Unconfirmed { .. } => None,
         }
     }
 }
@@ -86,6 +92,13 @@ struct AccountFault {
     until: Duration,
     /// Rejected payments in a row since then.
     rejections: u32,
+}
+
+impl AccountFault {
+    /// Whether a request that began then was under way when the account was paused.
+    fn was_under_way(&self, began: Duration) -> bool {
+        self.pauses > 0 && began < self.paused_at + UNDER_WAY
+    }
 }
 
 impl AccountFaults {
@@ -140,7 +153,7 @@ impl AccountFaults {
         }
         let account = account?;
         let fault = self.fault_of(account, SetupSign::Rejected)?;
-        if began < fault.paused_at {
+        if fault.was_under_way(began) {
             return None;
         }
         fault.rejections += 1;
@@ -153,10 +166,8 @@ impl AccountFaults {
 
     fn refuse(&mut self, account: &str, sign: SetupSign, began: Duration, now: Duration) -> FaultScope {
         if let Some(fault) = self.accounts.get(account)
-            && fault.pauses > 0
-            && began < fault.paused_at
+            && fault.was_under_way(began)
         {
-            // It was under way when the account was paused.
             return FaultScope::Account { until: fault.until };
         }
         if self.refused.is_empty() {

@@ -47,6 +47,19 @@ fn requests_under_way_are_one_refusal() {
         let late = faults.record(Some("mallory"), SetupSign::Misconfigured, seconds(9), seconds(answered_s));
         assert_eq!(late, account_until(40));
     }
+    // Recorded before the pause, for a start soon after it. No request of another account has passed.
+    let soon = seconds(10) + Duration::from_millis(250);
+    assert_eq!(faults.record(Some("mallory"), SetupSign::Misconfigured, soon, seconds(11)), account_until(40));
+    let rejected = [(); 10].map(|()| faults.record(Some("mallory"), SetupSign::Rejected, soon, seconds(11)));
+    assert_eq!(rejected, [None; 10]);
+}
+
+#[test]
+fn unconfirmed_refusal_is_no_pass() {
+    let sign = |refusal| SetupSign::from_outcome(&Outcome::Unconfirmed { refusal, status: 0 });
+    assert_eq!(sign(Refusal::Misconfigured { status: 403 }), Some(SetupSign::Misconfigured));
+    assert_eq!(sign(Refusal::Throttled { retry_after: None }), None);
+    assert_eq!(sign(Refusal::Busy { retry_after: None }), None);
 }
 
 #[test]

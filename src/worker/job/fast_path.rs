@@ -71,7 +71,13 @@ pub enum FirstTry<'a> {
 pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivered_at: Instant) -> FirstTry<'_> {
     let settings = lane.settings.borrow().clone();
     let has_own_time = decoded.job.not_before.is_some() || decoded.job.expires_at.is_some();
-    if has_own_time || lane.duplicates.are_expected() || !lane.gate.is_open() || lane.stop.is_cancelled() {
+    let is_account_paused = || lane.control.account_pause(decoded.job.account.as_ref()).is_some();
+    if has_own_time
+        || is_account_paused()
+        || lane.duplicates.are_expected()
+        || !lane.gate.is_open()
+        || lane.stop.is_cancelled()
+    {
         return FirstTry::MustBeClaimed(decoded, None);
     }
     // A request that cannot be built is reported where the payment is claimed.
@@ -88,6 +94,12 @@ pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivere
             return FirstTry::MustBeClaimed(decoded, Some(Reservation(permit_wait)));
         }
     };
+    // Once it is claimed, it waits in the backlog.
+    if is_account_paused() {
+        drop(permit);
+        lane.meter.record_return(ReturnReason::NotNeeded);
+        return FirstTry::MustBeClaimed(decoded, None);
+    }
     let Some(permission) = lane.control.try_send() else {
         drop(permit);
         lane.meter.record_return(ReturnReason::Probing);

@@ -147,6 +147,12 @@ impl<'a> JobRun<'a> {
             self.lane.meter.record_return(ReturnReason::NotNeeded);
             return self.transition(next, "retry").await;
         }
+        // Its account may have been refused while it waited.
+        if let Some(reason) = self.must_return_to_backlog(call) {
+            drop(permit);
+            self.lane.meter.record_return(ReturnReason::NotNeeded);
+            return self.return_to_backlog(reason).await;
+        }
         let Some(permission) = self.lane.control.try_send() else {
             drop(permit);
             self.lane.meter.record_return(ReturnReason::Probing);
