@@ -69,18 +69,15 @@ class Lane:
             at_us = self.arrivals_us()[before]
             if best is None or took < best:
                 best, self.offset_s = took, began + took / 2 - at_us / 1e6
-        self.reset()
-
-    def reset(self):
-        """Empties the provider's record. Its clock goes on."""
+        # Its clock goes on.
         urllib.request.urlopen(urllib.request.Request(f"{self.url}/_reset", b"", method="POST"), timeout=10).close()
 
     def arrivals_us(self):
         return json.loads(deployment.get(f"{self.url}/_arrivals"))
 
     def arrivals(self):
-        """Times of all requests on the machine's clock, ascending."""
-        return [self.offset_s + at_us / 1e6 for at_us in self.arrivals_us()]
+        """Times of all requests on the machine's clock, ascending, without that of the warm-up."""
+        return [self.offset_s + at_us / 1e6 for at_us in self.arrivals_us()[1:]]
 
     def report(self):
         return deployment.provider_report(self.url)
@@ -88,12 +85,12 @@ class Lane:
     def charges(self):
         """Charged jobs with the time of their request: {id: (account, time)}."""
         effects = json.loads(deployment.get(f"{self.url}/_effects"))
-        return {effect["id"]: (effect["account"], self.offset_s + effect["first_us"] / 1e6) for effect in effects}
+        times = {effect["id"]: (effect["account"], self.offset_s + effect["first_us"] / 1e6) for effect in effects}
+        return {job: charge for job, charge in times.items() if job in self.published}
 
     def waits(self, wanted=lambda account: True):
         """Seconds from publishing to the request, of the charged jobs of accounts that are wanted."""
-        charges = self.charges().items()
-        return [at - self.published[job] for job, (account, at) in charges if job in self.published and wanted(account)]
+        return [at - self.published[job] for job, (account, at) in self.charges().items() if wanted(account)]
 
     def sent(self, account):
         """Times of the account's requests, ascending."""
@@ -139,13 +136,13 @@ class Stage:
             return connection.depth(self.queue(lane))
 
     def await_charges(self, lane, wanted, patience_s):
-        """Returns once the provider has charged so many jobs."""
+        """Returns once the provider has charged so many jobs, without that of the warm-up."""
         deadline = time.monotonic() + patience_s
-        while (seen := lane.report())["charges"] < wanted:
+        while (charged := lane.report()["charges"] - 1) < wanted:
             if time.monotonic() > deadline:
                 states = self.sql(f"SELECT state, count(*) FROM jobs WHERE provider = '{lane.name}' GROUP BY 1")
                 warned = "\n".join(self.warnings()[-10:])
-                raise SystemExit(f"{lane.name}: {seen['charges']} of {wanted} charges within {patience_s:.0f} s; {states}\n{warned}")
+                raise SystemExit(f"{lane.name}: {charged} of {wanted} charges within {patience_s:.0f} s; {states}\n{warned}")
             time.sleep(0.1)
 
     def await_recorded(self, lane, wanted, patience_s):
@@ -216,15 +213,14 @@ def stage(options, below, settings, name, lanes):
 
 
 def warm_up(ready):
-    """Sends one job through each lane, and leaves no trace of it in provider and limits: a limiter starts cold."""
+    """Sends one job through each lane, because a limiter starts cold, and waits until the limits have forgotten it."""
     for lane in ready.lanes:
         ready.publish(lane, [("warm-up", {})])
     for lane in ready.lanes:
-        ready.await_charges(lane, 1, 60)
+        ready.await_charges(lane, 0, 60)
     time.sleep(2)
     for lane in ready.lanes:
         lane.published.clear()
-        lane.reset()
 
 
 def keep_records(directory, ready):

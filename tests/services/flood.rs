@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sluicegate::provider::simulated::FakeOptions;
+use sluicegate::provider::simulated::{AccountStatus, FakeOptions};
 
 use crate::stand::Stand;
 
@@ -88,4 +88,40 @@ async fn late_merchant_and_urgent_payment_pass_a_flood() {
         "{urgent} of the flood came before the urgent one, {late} before the late ones"
     );
     assert_eq!(stand.count("SELECT count(*) FROM flows WHERE waiting <> 0"), 0);
+}
+
+/// The provider refuses each request of one merchant with 403: its payments wait, and the lane pauses for none of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_merchant_stops_no_other() {
+    let mut stand = Stand::start();
+    let account_statuses = vec![AccountStatus { account: "wrong-key".to_owned(), status: 403 }];
+    stand.add_provider("acme", FakeOptions { account_statuses, ..FakeOptions::default() }).await;
+    stand.apply(
+        "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\
+         [[provider.limit]]\nname = \"all\"\nmax_requests = 50\nwindow_ms = 1000\n",
+    );
+    let job = |account: String, id: String| {
+        let body = json!({ "id": id, "account": account, "amount": 100, "currency": "EUR" });
+        json!({ "key": "acme", "body": body.to_string() })
+    };
+    // Connections are used again: the provider's answer may be one to an earlier request.
+    let messages: Vec<_> = (0..OTHERS)
+        .flat_map(|number| {
+            let other = job(format!("merchant-{}", number % 60), format!("other-{number}"));
+            [other, job("wrong-key".to_owned(), format!("wrong-{number}"))]
+        })
+        .collect();
+    assert_eq!(stand.publish(&messages), messages.len());
+    stand.add_worker();
+    stand.add_worker();
+    let done = format!(
+        "SELECT CASE WHEN count(*) = {OTHERS} THEN 1 ELSE 0 END FROM jobs WHERE account <> 'wrong-key' AND state = 'succeeded'"
+    );
+    stand.await_count(&done, 1);
+    let refused = stand.count("SELECT count(*) FROM attempts WHERE account = 'wrong-key'");
+    assert!((1..OTHERS / 2).contains(&refused), "{refused} requests of the refused merchant");
+    for worker in stand.running() {
+        let log = stand.worker_log(worker);
+        assert!(!log.contains("lane paused"), "{log}");
+    }
 }
