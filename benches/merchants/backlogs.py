@@ -171,8 +171,8 @@ class Drain:
 
 
 def claim(options, below, settings):
-    """`cargo bench --bench backlog`: the claim of 100 jobs, and the plan that PostgreSQL logs for it."""
-    cargo = [os.environ.get("CARGO", "cargo"), "bench", "--quiet", "--bench", "backlog", "--"]
+    """`cargo bench -p sluicegate-bench --bench backlog`: the claim of 100 jobs, and the plan that PostgreSQL logs for it."""
+    cargo = [os.environ.get("CARGO", "cargo"), "bench", "--quiet", "-p", "sluicegate-bench", "--bench", "backlog", "--"]
     with deployment.named(settings, "claim") as own:
         url = own["DATABASE__URL"]
         run = lambda *words: subprocess.run(  # noqa: E731
