@@ -53,7 +53,7 @@ pub struct FakeProviderArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     busy_rate: f64,
     /// Status of each charge of an account, such as acct_7=403; repeatable. Such a charge has no effect.
-    #[arg(long = "account-status", value_name = "ACCOUNT=STATUS")]
+    #[arg(long = "account-status", value_name = "ACCOUNT=STATUS", allow_hyphen_values = true)]
     account_statuses: Vec<AccountStatus>,
     /// Ignore Idempotency-Key: every request charges.
     #[arg(long)]
