@@ -3,7 +3,6 @@
 use iso_currency::Currency;
 
 /// `12.99` for 1299 EUR cents, `1299` for 1299 JPY. A code without decimals in ISO 4217, or that it does not list, has none.
-#[must_use]
 pub fn decimal_amount(minor: i64, currency: &str) -> String {
     let decimals = Currency::from_code(currency).and_then(Currency::exponent).map_or(0, usize::from);
     let digits = format!("{:0>width$}", minor.unsigned_abs(), width = decimals + 1);
@@ -15,7 +14,6 @@ pub fn decimal_amount(minor: i64, currency: &str) -> String {
 }
 
 /// An amount for people: `EUR 12.99`.
-#[must_use]
 pub fn display_amount(minor: i64, currency: &str) -> String {
     format!("{currency} {}", decimal_amount(minor, currency))
 }

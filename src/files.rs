@@ -44,7 +44,6 @@ pub enum FileReadError {
 
 impl FileReadError {
     /// What to do; `None` when the path may be wrong, which the caller knows better.
-    #[must_use]
     pub fn fix(&self) -> Option<&'static str> {
         match self {
             Self::Io(_) | Self::NotRegular => None,
@@ -94,9 +93,6 @@ pub fn read_text(file: impl io::Read, bytes_max: u64) -> Result<String, FileRead
 }
 
 /// Reads a file on its own thread, and waits at most [`READ_TIMEOUT`] for it.
-///
-/// # Errors
-/// Why it was not read.
 pub fn read(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadError> {
     let path = path.to_owned();
     let read = move || {
@@ -108,9 +104,6 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadError> {
 
 /// Reads a file that this process trusts: a configuration, a secret, the certificates of authorities. A file that every
 /// user of the machine may write is not trusted.
-///
-/// # Errors
-/// Why it was not read.
 pub fn read_trusted(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadError> {
     let file = read(path, bytes_max)?;
     reject_world_writable(file.mode)?;
@@ -118,21 +111,16 @@ pub fn read_trusted(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadEr
 }
 
 /// Rejects a file that every user of the machine may write.
-///
-/// # Errors
-/// [`FileReadError::WritableByOthers`].
 pub fn reject_world_writable(mode: u32) -> Result<(), FileReadError> {
     if mode & WORLD_WRITE_BIT == 0 { Ok(()) } else { Err(FileReadError::WritableByOthers { mode: mode & 0o777 }) }
 }
 
 /// Whether every user of the machine may read a file of this mode.
-#[must_use]
 pub fn is_world_readable(mode: u32) -> bool {
     mode & WORLD_READ_BIT != 0
 }
 
 /// The permission bits of a regular file; `None` for anything else. May block: its mount can hang.
-#[must_use]
 pub fn mode_of(path: &Path) -> Option<u32> {
     let found = path.metadata().ok()?;
     found.is_file().then(|| found.permissions().mode() & 0o777)

@@ -16,7 +16,6 @@ use rustls::pki_types::pem::PemObject as _;
 use crate::files::{self, CERTIFICATES_BYTES_MAX};
 
 /// Whether plain text is allowed to a host: on this machine, or where `tls.plaintext_hosts` names it.
-#[must_use]
 pub fn is_plaintext_allowed(host: &str, plaintext_hosts: &[String]) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     is_local(host, bare) || plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
@@ -53,14 +52,12 @@ impl Authorities {
     }
 
     /// The file's text, for the driver.
-    #[must_use]
     pub fn pem(&self) -> Option<&str> {
         self.0.as_deref()
     }
 }
 
 /// Explanation of a TLS error with its fix; `None` when TLS had no part in the failure.
-#[must_use]
 pub fn explain_tls_error(error: &(dyn Error + 'static)) -> Option<String> {
     let mut link = Some(error);
     while let Some(inner) = link {

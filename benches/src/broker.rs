@@ -38,9 +38,6 @@ pub struct BareLoop {
 }
 
 /// Publishes messages to a new quorum queue, consumes and acknowledges each, and removes the queue.
-///
-/// # Errors
-/// When RabbitMQ is unreachable or refuses.
 pub async fn bare_loop(url: &str, prefix: &str, messages: u64) -> Result<BareLoop, BenchError> {
     let connection = connect(url).await?;
     let channel = connection.create_channel().await.map_err(to_bench_error)?;
@@ -108,9 +105,6 @@ async fn empty(channel: &Channel, queue: &str, messages: u64) -> Result<f64, Ben
 }
 
 /// Deletes every queue and exchange of a run.
-///
-/// # Errors
-/// When RabbitMQ is unreachable or refuses.
 pub async fn remove(url: &str, prefix: &str, lanes: impl Iterator<Item = String>) -> Result<(), BenchError> {
     let connection = connect(url).await?;
     let channel = connection.create_channel().await.map_err(to_bench_error)?;

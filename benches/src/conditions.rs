@@ -29,9 +29,6 @@ pub struct Conditions {
 
 impl Conditions {
     /// Reads machine and backends, and warns about conditions that make figures unreliable.
-    ///
-    /// # Errors
-    /// When stderr is closed.
     pub async fn collect(command: String, config: &Config, console: &mut Console) -> std::io::Result<Self> {
         if cfg!(debug_assertions) {
             console.message("this is a debug build: its figures are not meaningful")?;
@@ -68,7 +65,6 @@ impl Conditions {
     }
 
     /// Lines for people.
-    #[must_use]
     pub fn lines(&self) -> [String; 3] {
         let load = self.load.map_or_else(String::new, |load| format!(" · load average before the run {load}"));
         [

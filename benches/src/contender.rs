@@ -37,7 +37,6 @@ pub struct GrantedPermits {
 }
 
 impl GrantedPermits {
-    #[must_use]
     pub fn at_once_only(permits: u32) -> Self {
         Self { permits, at_once: permits }
     }
@@ -52,9 +51,6 @@ pub trait Contender: Send + Sync {
     fn keeps_log(&self) -> bool;
 
     /// A caller with its own identity.
-    ///
-    /// # Errors
-    /// When the quota is invalid.
     fn caller(&self, quota: &BenchQuota, id: u64) -> Result<Box<dyn BenchCaller>, BenchError>;
 }
 
@@ -75,9 +71,6 @@ pub trait BenchCaller: Send {
     fn read_reply(&mut self, answer: Value) -> Result<GrantedPermits, BenchError>;
 
     /// Changes the limit from the next call on.
-    ///
-    /// # Errors
-    /// When the quota is invalid.
     fn change_quota(&mut self, quota: &BenchQuota) -> Result<(), BenchError>;
 }
 
@@ -99,7 +92,6 @@ pub enum LoadedProgram {
 }
 
 impl LoadedProgram {
-    #[must_use]
     pub fn command(&self, ask: &CallArguments) -> Cmd {
         let mut command = match self {
             Self::Command(name) => redis::cmd(name),
@@ -118,7 +110,6 @@ impl LoadedProgram {
     }
 
     /// The command's name in the server's statistics.
-    #[must_use]
     pub fn statistics(&self) -> &'static str {
         match self {
             Self::Command(name) => name,

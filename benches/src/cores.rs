@@ -13,7 +13,6 @@ pub struct Cores {
 
 impl Cores {
     /// Splits the cores that this process may use; `None` if that is not possible.
-    #[must_use]
     pub fn detect() -> Option<Self> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -29,7 +28,6 @@ impl Cores {
     }
 
     /// Moves this process off the server's core. Returns whether that worked.
-    #[must_use]
     pub fn leave_to_server(&self) -> bool {
         let pid = std::process::id().to_string();
         let mut command = Command::new("taskset");

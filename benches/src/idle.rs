@@ -32,9 +32,6 @@ pub struct IdleLatency {
 }
 
 /// Sends jobs one by one, up to `jobs` and within the time, and stops the workers.
-///
-/// # Errors
-/// When a job does not arrive.
 pub async fn measure(
     stage: &BenchEnvironment<'_>,
     lane: &BenchProvider,

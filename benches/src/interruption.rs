@@ -10,9 +10,6 @@ pub struct Interruption([Signal; 3]);
 
 impl Interruption {
     /// Catches the signals, so that they no longer end the process.
-    ///
-    /// # Errors
-    /// When the signals cannot be caught.
     pub fn catch() -> Result<Self, BenchError> {
         let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
         match &mut signals {

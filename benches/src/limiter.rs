@@ -42,9 +42,6 @@ pub struct LimiterArgs {
 }
 
 /// Runs the benchmark. A missed target is no error.
-///
-/// # Errors
-/// When something could not be measured.
 pub fn run(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandError> {
     if let Some(url) = &args.redis {
         require_local_or_yes(url, args.yes)?;

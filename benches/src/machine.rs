@@ -5,7 +5,6 @@
 use sluicegate::domain::explain::format::count;
 
 /// Processor, cores and system, as far as the system reports them.
-#[must_use]
 pub fn describe() -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let cpus = read("/proc/cpuinfo");
@@ -19,20 +18,17 @@ pub fn describe() -> String {
 }
 
 /// Load average of the last minute; figures of a busy machine are less reliable.
-#[must_use]
 pub fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
 /// Version and profile of this program.
-#[must_use]
 pub fn build() -> String {
     let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
     format!("{} ({profile} build)", env!("CARGO_PKG_VERSION"))
 }
 
 /// The date of an instant in µs since the Unix epoch.
-#[must_use]
 pub fn date(at_us: u64) -> String {
     let instant = i64::try_from(at_us).ok().and_then(|at_us| jiff::Timestamp::from_microsecond(at_us).ok());
     instant.map_or_else(String::new, |instant| instant.strftime("%Y-%m-%d").to_string())

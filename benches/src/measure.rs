@@ -180,9 +180,6 @@ pub async fn call(
 }
 
 /// Calls until a permit is granted: during a cold start, and for an unknown caller, the limiter grants none.
-///
-/// # Errors
-/// When no permit is granted.
 pub async fn prime(
     connection: &mut MultiplexedConnection,
     program: &LoadedProgram,

@@ -33,8 +33,6 @@ pub struct Usage {
 }
 
 impl RedisMeter {
-    /// # Errors
-    /// When the server cannot be asked.
     pub async fn connect(url: &str) -> Result<Self, BenchError> {
         // The error of an invalid URL may quote it with its password.
         let client = Client::open(url).map_err(|_| BenchError::Server("--redis is not a Redis URL".to_owned()))?;
@@ -48,8 +46,6 @@ impl RedisMeter {
         Ok(Self { connection, run_id, version })
     }
 
-    /// # Errors
-    /// When the server refuses the script.
     pub async fn load(&self, program: Program) -> Result<LoadedProgram, BenchError> {
         match program {
             Program::Command(name) => Ok(LoadedProgram::Command(name)),
@@ -58,16 +54,12 @@ impl RedisMeter {
         }
     }
 
-    /// # Errors
-    /// When the server refuses the script.
     pub async fn load_script(&self, text: &str) -> Result<LoadedProgram, BenchError> {
         let mut connection = self.connection.clone();
         let sha = redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await?;
         Ok(LoadedProgram::Script { sha })
     }
 
-    /// # Errors
-    /// When the server refuses the library.
     pub async fn load_library(&self, text: &str) -> Result<LoadedProgram, BenchError> {
         let library = Library::new(text);
         library.ensure_loaded(&mut self.connection.clone()).await?;
@@ -75,16 +67,11 @@ impl RedisMeter {
     }
 
     /// The server's clock, in µs since the Unix epoch.
-    ///
-    /// # Errors
-    /// When the server cannot be asked.
     pub async fn time_us(&self) -> Result<u64, BenchError> {
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut self.connection.clone()).await?;
         Ok(seconds * 1_000_000 + micros)
     }
 
-    /// # Errors
-    /// When the server cannot be asked.
     pub async fn usage(&self, command: &str) -> Result<Usage, BenchError> {
         let mut connection = self.connection.clone();
         let commands: String = redis::cmd("INFO").arg("commandstats").query_async(&mut connection).await?;
@@ -96,9 +83,6 @@ impl RedisMeter {
     }
 
     /// Bytes of these keys; a missing key has none.
-    ///
-    /// # Errors
-    /// When the server cannot be asked.
     pub async fn memory(&self, keys: &[String]) -> Result<u64, BenchError> {
         let mut pipe = redis::pipe();
         for key in keys {
@@ -109,9 +93,6 @@ impl RedisMeter {
     }
 
     /// The time from which commands are in the slow log, in µs.
-    ///
-    /// # Errors
-    /// When the server does not answer.
     pub async fn slow_log_threshold(&self) -> Result<String, BenchError> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("slowlog-log-slower-than");
@@ -120,9 +101,6 @@ impl RedisMeter {
     }
 
     /// Sets the time from which commands are in the slow log, in µs; 0: all.
-    ///
-    /// # Errors
-    /// When the server refuses the setting.
     pub async fn log_slower_than(&self, threshold_us: &str) -> Result<(), BenchError> {
         let mut connection = self.connection.clone();
         let mut command = redis::cmd("CONFIG");
@@ -131,9 +109,6 @@ impl RedisMeter {
     }
 
     /// Time of the last call of this script, in µs.
-    ///
-    /// # Errors
-    /// When it is not in the slow log.
     pub async fn last_call_us(&self, script: &LoadedProgram) -> Result<u64, BenchError> {
         let (command, name) = match script {
             LoadedProgram::Script { sha } => ("EVALSHA", sha),
@@ -158,9 +133,6 @@ impl RedisMeter {
     }
 
     /// Removes every key with this prefix.
-    ///
-    /// # Errors
-    /// When the server cannot be asked.
     pub async fn remove(&self, prefix: &str) -> Result<(), BenchError> {
         let mut connection = self.connection.clone();
         let mut cursor = 0_u64;

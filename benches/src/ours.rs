@@ -31,15 +31,11 @@ const SEND_BUDGET: Duration = Duration::from_millis(500);
 pub struct Ours(Algorithm);
 
 /// All algorithms of the limiter that count in a window.
-#[must_use]
 pub fn available() -> Vec<Ours> {
     Algorithm::WITH_WINDOW.map(Ours).into()
 }
 
 /// The quota's one limit, held until the response, with the times of a default provider.
-///
-/// # Errors
-/// When the quota's name is invalid.
 pub fn spec(algorithm: Algorithm, quota: &BenchQuota) -> Result<QuotaSpec, BenchError> {
     // With every algorithm, the whole limit may be granted at once.
     let burst = match algorithm {

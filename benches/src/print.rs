@@ -18,9 +18,6 @@ struct Table {
 const LEGEND: &str = "in brackets: times the empty script, times the correct ZSET script";
 
 /// Prints the tables and the missed targets.
-///
-/// # Errors
-/// When stdout is closed.
 pub fn tables(report: &LimiterReport, console: &mut Console) -> std::io::Result<()> {
     for line in conditions(report) {
         console.line(&line)?;
@@ -39,9 +36,6 @@ pub fn tables(report: &LimiterReport, console: &mut Console) -> std::io::Result<
 }
 
 /// Prints the page `docs/benchmarks.md`.
-///
-/// # Errors
-/// When stdout is closed.
 pub fn markdown(report: &LimiterReport, console: &mut Console) -> std::io::Result<()> {
     console.lines(&format!(
         "# Benchmarks\n\nWritten by `{}`. Every figure is the median of its rounds, all in one run on one\n\

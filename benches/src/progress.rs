@@ -20,9 +20,6 @@ pub struct Phase {
 
 impl Phase {
     /// Begins a phase of `total` steps; `what` names them, such as `jobs published`.
-    ///
-    /// # Errors
-    /// When stderr is closed.
     pub fn begin(what: &'static str, total: u64, console: &mut Console) -> std::io::Result<Self> {
         let bar = console.draws_progress.then(|| {
             let bar = ProgressBar::new(total);
@@ -40,8 +37,6 @@ impl Phase {
         Ok(Self { bar, what, total, last_line_at: Instant::now() })
     }
 
-    /// # Errors
-    /// When stderr is closed.
     pub fn show(&mut self, done: u64, console: &mut Console) -> std::io::Result<()> {
         match &self.bar {
             Some(bar) => bar.set_position(done),

@@ -5,14 +5,12 @@
 use sluicegate::worker::meter::Distribution;
 
 /// The nearest-rank percentile of sorted values; 0 if there are none.
-#[must_use]
 pub fn nearest_rank(sorted: &[u64], percent: usize) -> u64 {
     let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
     sorted.get(index).copied().unwrap_or(0)
 }
 
 /// The sum of several distributions with the same bounds.
-#[must_use]
 pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
     all.into_iter().fold(Distribution::default(), |mut sum, part| {
         if sum.counts.is_empty() {
@@ -25,7 +23,6 @@ pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
 }
 
 /// A distribution without a part of it that was counted at the same time or earlier.
-#[must_use]
 pub fn subtract(all: &Distribution, part: &Distribution) -> Distribution {
     let counts = all.counts.iter().zip(part.counts.iter().chain(std::iter::repeat(&0)));
     let counts = counts.map(|(all, part)| all.saturating_sub(*part)).collect();
@@ -33,7 +30,6 @@ pub fn subtract(all: &Distribution, part: &Distribution) -> Distribution {
 }
 
 /// The value in µs below which this share (0 to 1) of the values is.
-#[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn quantile_us(counted: &Distribution, share: f64) -> f64 {
     let total: u64 = counted.counts.iter().sum();
@@ -50,7 +46,6 @@ pub fn quantile_us(counted: &Distribution, share: f64) -> f64 {
 }
 
 /// The share (0 to 1) of values up to a bound; exact if the bound is one of the distribution's.
-#[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
 pub fn share_within(counted: &Distribution, most_us: u64) -> f64 {
     let total: u64 = counted.counts.iter().sum();

@@ -29,7 +29,6 @@ pub enum FigureName {
 
 impl FigureName {
     /// The column title, with its unit.
-    #[must_use]
     pub fn title(self) -> &'static str {
         match self {
             Self::CommandUs => "µs in the command",
@@ -80,7 +79,6 @@ impl Median {
         self.0.entry(name).or_default().push(value);
     }
 
-    #[must_use]
     pub fn figures(&self) -> Vec<Figure> {
         let figure = |(name, values): (&FigureName, &Vec<f64>)| {
             let mut values = values.clone();
@@ -118,7 +116,6 @@ pub struct SubjectRow {
 }
 
 impl SubjectRow {
-    #[must_use]
     pub fn value(&self, name: FigureName) -> Option<f64> {
         self.figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
     }

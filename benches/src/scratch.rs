@@ -13,9 +13,6 @@ pub struct Scratch {
 
 impl Scratch {
     /// Creates one in the system's temporary directory, for this user only.
-    ///
-    /// # Errors
-    /// When it cannot be created.
     pub fn make() -> std::io::Result<Self> {
         let directory = std::env::temp_dir().join(format!("sluicegate-bench-{}", uuid::Uuid::now_v7()));
         DirBuilder::new().mode(0o700).create(&directory)?;

@@ -49,9 +49,6 @@ impl Plan {
 }
 
 /// Measures everything on one server. The caller names the server in the report and cleans up after a failure.
-///
-/// # Errors
-/// When something could not be measured.
 pub async fn measure(
     meter: &RedisMeter,
     args: &LimiterArgs,

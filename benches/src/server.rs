@@ -91,7 +91,6 @@ impl PrivateServer {
         log.lines().last().unwrap_or("it wrote no log").to_owned()
     }
 
-    #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.info.port)
     }

@@ -83,9 +83,6 @@ impl<'a> BenchEnvironment<'a> {
     }
 
     /// Starts a provider and writes its row; `columns` are those that differ from the defaults.
-    ///
-    /// # Errors
-    /// When the row cannot be written.
     pub async fn add(
         &mut self,
         suffix: &str,
@@ -114,9 +111,6 @@ impl<'a> BenchEnvironment<'a> {
     }
 
     /// Starts workers in this process, each with its own limiter, gates and lanes.
-    ///
-    /// # Errors
-    /// When a backend is unreachable.
     pub async fn start(&self, workers: u16) -> Result<BenchWorkers, CommandError> {
         let mut started = BenchWorkers::default();
         for number in 0..workers {
@@ -127,9 +121,6 @@ impl<'a> BenchEnvironment<'a> {
     }
 
     /// Publishes jobs until all are confirmed or the time runs out, and returns the number of confirmed ones.
-    ///
-    /// # Errors
-    /// When the broker refuses one.
     pub async fn publish(
         &self,
         provider: &BenchProvider,
@@ -158,17 +149,11 @@ impl<'a> BenchEnvironment<'a> {
     }
 
     /// Publishes one job.
-    ///
-    /// # Errors
-    /// When the broker refuses it.
     pub async fn publish_one(&self, provider: &BenchProvider, number: u64) -> Result<(), CommandError> {
         Ok(self.services.queue(&self.config).await?.publish(message(provider, number)?).await?)
     }
 
     /// Disables the rows, and removes everything with the run's prefix from broker and limiter.
-    ///
-    /// # Errors
-    /// When a backend is unreachable.
     pub async fn tear_down(mut self) -> Result<(), CommandError> {
         self.rows.iter_mut().for_each(|row| row.enabled = false);
         let disabled = self.disable().await;
@@ -202,7 +187,6 @@ impl BenchEnvironment<'_> {
 
 impl BenchProvider {
     /// Concurrent requests of one worker.
-    #[must_use]
     pub fn in_flight(&self) -> i64 {
         self.row.workers
     }

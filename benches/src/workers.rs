@@ -56,14 +56,12 @@ impl BenchWorkers {
     }
 
     /// Jobs in a final state, as the workers count them.
-    #[must_use]
     pub fn finished(&self, provider: &ProviderName) -> u64 {
         let outcomes = self.counts(provider).into_iter().flat_map(|counts| counts.outcomes);
         outcomes.filter(|(state, _)| FinalState::from_name(state).is_some()).map(|(_, count)| count).sum()
     }
 
     /// Permits that were released unused, by reason.
-    #[must_use]
     pub fn returned(&self, provider: &ProviderName) -> BTreeMap<&'static str, u64> {
         let mut returned = BTreeMap::new();
         for (reason, count) in self.counts(provider).into_iter().flat_map(|counts| counts.returned) {
@@ -73,7 +71,6 @@ impl BenchWorkers {
     }
 
     /// Lateness of starts against the times of their permits: of all starts, and of those granted ahead of time.
-    #[must_use]
     pub fn lateness(&self, provider: &ProviderName) -> (Distribution, Distribution) {
         let counts = self.counts(provider);
         let all = quantile::sum(counts.iter().map(|counts| counts.lateness.clone()));
@@ -93,9 +90,6 @@ impl BenchWorkers {
     }
 
     /// Stops all workers, and waits until active jobs are finished or requeued.
-    ///
-    /// # Errors
-    /// When a worker failed.
     pub async fn stop(mut self) -> Result<(), CommandError> {
         self.stop.cancel();
         while let Some(ended) = self.running.join_next().await {

@@ -79,15 +79,11 @@ impl OpenQueue {
 
 impl App {
     /// The backends of a command.
-    #[must_use]
     pub fn new(missing_database: MissingDatabase) -> Self {
         Self { missing_database, ..Self::default() }
     }
 
     /// The database. An embedded one is migrated by the commands that may create it.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub async fn database(&self, config: &Config) -> Result<&Database, CommandError> {
         let open = || async {
             let is_missing = missing_file(&config.database.url);

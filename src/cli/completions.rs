@@ -15,9 +15,6 @@ pub struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// When stdout is closed.
 pub fn run(args: &Args, console: &mut Console) -> Result<Exit, CommandError> {
     // The generator panics when a write fails, so it writes to memory first.
     let mut script = Vec::new();

@@ -45,25 +45,21 @@ pub struct Console {
 }
 
 impl Console {
-    #[must_use]
     pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: TableShape) -> Self {
         Self { out, err, shape, input: None, has_document: false, draws_progress: false }
     }
 
     /// Reads answers from here, as from a terminal.
-    #[must_use]
     pub fn with_input(self, answers: Box<dyn BufRead + Send>) -> Self {
         Self { input: Some(answers), ..self }
     }
 
     /// Standard output of this process, with messages written to `err` instead of standard error.
-    #[must_use]
     pub fn with_messages_to(err: Box<dyn Write + Send>) -> Self {
         Self { err, ..Self::stdio() }
     }
 
     /// Standard output and error of this process.
-    #[must_use]
     pub fn stdio() -> Self {
         let shape = if io::stdout().is_terminal() { TableShape::Terminal { width: None } } else { TableShape::Plain };
         let out = Box::new(io::BufWriter::new(io::stdout()));
@@ -79,25 +75,16 @@ impl Console {
     }
 
     /// Writes one line of data, with hidden characters escaped.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn line(&mut self, text: &str) -> io::Result<()> {
         writeln!(self.out, "{}", printable(text))
     }
 
     /// Writes data that is already in lines. Foreign text in it must be [`printable`], or it can add lines.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn lines(&mut self, text: &str) -> io::Result<()> {
         text.split('\n').try_for_each(|line| self.line(line))
     }
 
     /// Writes one JSON document of data.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
         self.has_document = true;
         writeln!(self.out, "{}", printable_json(&serde_json::to_string_pretty(value)?))
@@ -105,9 +92,6 @@ impl Console {
 
     /// Writes the error of a failed command as JSON, unless the command has written its document: stdout holds one
     /// document.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn json_error(&mut self, error: &str) -> io::Result<()> {
         if self.has_document {
             return Ok(());
@@ -117,29 +101,21 @@ impl Console {
     }
 
     /// Writes one JSON document on one line, for a stream of documents.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn json_line(&mut self, value: &impl Serialize) -> io::Result<()> {
         writeln!(self.out, "{}", printable_json(&serde_json::to_string(value)?))
     }
 
     /// Writes a table of data.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn table(&mut self, header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
         let text = render_table(header, rows, self.shape);
         self.lines(&text)
     }
 
-    #[must_use]
     pub fn shape(&self) -> TableShape {
         self.shape
     }
 
     /// Height of the terminal in lines; `None` if there is no terminal or it reports no height.
-    #[must_use]
     pub fn height(&self) -> Option<usize> {
         match self.shape {
             TableShape::Terminal { width: None } => {
@@ -150,18 +126,12 @@ impl Console {
     }
 
     /// Writes control sequences to the terminal; only if [`Console::shape`] says that there is one.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn raw(&mut self, text: &str) -> io::Result<()> {
         self.out.write_all(text.as_bytes())?;
         self.out.flush()
     }
 
     /// Writes one message to stderr, on one line, after the data before it.
-    ///
-    /// # Errors
-    /// When stdout or stderr is closed.
     pub fn message(&mut self, text: &str) -> io::Result<()> {
         let flushed = self.out.flush();
         // One write, so that the message is written or dropped as a whole and not mixed with log lines.
@@ -170,9 +140,6 @@ impl Console {
     }
 
     /// Writes to stderr why a command failed, after the data before it: `error: …`.
-    ///
-    /// # Errors
-    /// When stdout or stderr is closed.
     pub fn error(&mut self, error: &CommandError) -> io::Result<()> {
         let flushed = self.out.flush();
         let lines: Vec<_> = error.lines().iter().map(|line| printable(line).into_owned()).collect();
@@ -181,9 +148,6 @@ impl Console {
     }
 
     /// Asks on stderr whether to continue; only `y` or `yes` confirms. `None`: there is no terminal to ask at.
-    ///
-    /// # Errors
-    /// When the terminal is closed.
     pub fn confirm(&mut self, question: &str) -> io::Result<Option<bool>> {
         let Some(answers) = &mut self.input else { return Ok(None) };
         write!(self.err, "{} [y/N] ", printable(question))?;
@@ -195,9 +159,6 @@ impl Console {
     }
 
     /// Writes what is still buffered.
-    ///
-    /// # Errors
-    /// When stdout is closed.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()?;
         self.err.flush()
@@ -205,7 +166,6 @@ impl Console {
 }
 
 /// Width of a shape in columns; `None`: unlimited.
-#[must_use]
 pub fn width(shape: TableShape) -> Option<usize> {
     match shape {
         TableShape::Plain => None,
@@ -220,7 +180,6 @@ fn known_columns(width: Option<u16>) -> Option<u16> {
 
 /// Wraps a line between words, and breaks a word that is longer than a line; the following lines are indented to its
 /// text.
-#[must_use]
 pub fn wrap_words(indent: &str, text: &str, width: Option<usize>) -> String {
     let text = printable(text);
     let under = " ".repeat(indent.chars().count());
@@ -251,7 +210,6 @@ fn pieces(word: &str, most: usize) -> Vec<String> {
 }
 
 /// Lays out a table.
-#[must_use]
 pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: TableShape) -> String {
     let rows: Vec<Vec<Cow<'_, str>>> =
         rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();

@@ -3,9 +3,6 @@
 //! Fractions, signs and numbers beyond `usize` are errors.
 
 /// Reads a number of jobs.
-///
-/// # Errors
-/// Names the text and the accepted forms.
 pub(super) fn job_count(text: &str) -> Result<usize, String> {
     let times = [("k", 1_000), ("K", 1_000), ("M", 1_000_000)];
     let suffixed = times.iter().find_map(|(suffix, times)| Some((text.strip_suffix(suffix)?, *times)));

@@ -94,7 +94,6 @@ fn flag_values(flag: &str, arguments: &[OsString]) -> Vec<String> {
 }
 
 /// A usage error whose arguments are printable: arguments from a script can hold control characters.
-#[must_use]
 pub fn printable_usage_error(arguments: &[OsString], error: clap::Error) -> clap::Error {
     let texts: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
     if !texts.iter().any(|text| text.chars().any(is_hidden)) {
@@ -107,13 +106,11 @@ pub fn printable_usage_error(arguments: &[OsString], error: clap::Error) -> clap
 }
 
 /// Whether a command line asks for JSON, even an invalid one.
-#[must_use]
 pub fn asks_for_json(arguments: &[OsString]) -> bool {
     arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json")
 }
 
 /// The message of a usage error, without the usage line and the hint to the help.
-#[must_use]
 pub fn usage_error_text(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let message = text.split("\n\nUsage:").next().and_then(|text| text.split("\n\nFor more information").next());
@@ -170,7 +167,6 @@ pub enum Exit {
 
 impl Exit {
     /// The process's exit code.
-    #[must_use]
     pub fn code(self) -> u8 {
         match self {
             Self::Success => 0,
@@ -213,7 +209,6 @@ pub enum CommandError {
 }
 
 impl CommandError {
-    #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
             Self::Configuration(_) => Exit::BadConfiguration,
@@ -232,7 +227,6 @@ impl CommandError {
 
 impl CommandError {
     /// The message, line by line. A line is not escaped yet.
-    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         match self {
             Self::Problems { lines, .. } => lines.clone(),
@@ -271,7 +265,6 @@ impl From<crate::queue::QueueError> for CommandError {
 impl Command {
     /// The log level of the command. Commands that print a report log only errors, unless `debug` or `trace` is
     /// configured.
-    #[must_use]
     pub fn log(&self, configured: LogConfig) -> LogConfig {
         if matches!(self, Self::Run(_)) {
             return configured;
@@ -282,7 +275,6 @@ impl Command {
     }
 
     /// Whether the command runs until it is stopped. Such a command must not wait for the reader of its messages.
-    #[must_use]
     pub fn is_long_running(&self) -> bool {
         match self {
             Self::Run(_) | Self::Demo(_) | Self::FakeProvider(_) => true,
@@ -292,7 +284,6 @@ impl Command {
     }
 
     /// What the command does when the file of an embedded database does not exist.
-    #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
         match self {
             Self::Run(_) | Self::Demo(_) | Self::Migrate(_) => MissingDatabase::Create,

@@ -63,9 +63,6 @@ struct DeploymentAddresses {
 }
 
 /// Reads one resource of the ops API; `None` when there is no running process to ask.
-///
-/// # Errors
-/// As [`get`].
 pub async fn get_if_running<T: DeserializeOwned>(
     config: &Config,
     services: &dyn Services,

@@ -6,7 +6,6 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
 /// `user@host`; with `sudo` also the caller: `root (sudo alice)@host`.
-#[must_use]
 pub fn user_at_host() -> String {
     let host = host();
     let user =
@@ -18,7 +17,6 @@ pub fn user_at_host() -> String {
 }
 
 /// The name of this machine.
-#[must_use]
 pub fn host() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
     host.map_or_else(|_| "unknown host".to_owned(), |name| name.trim().to_owned())

@@ -36,7 +36,6 @@ pub struct Args {
 
 impl Args {
     /// `apply` needs a database, and a dry run needs none.
-    #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
         match self.action {
             Action::Apply { dry_run: false, .. } => MissingDatabase::Create,

@@ -9,7 +9,6 @@ use crate::ledger::provider_row::{LimitRow, LimitSummary, ProviderRow};
 pub const PROVIDER_HEADER: [&str; 5] = ["provider", "state", "mode", "limits", "url"];
 
 /// One line of `provider list`.
-#[must_use]
 pub fn provider_cells(row: &ProviderRow) -> Vec<String> {
     let state = match (row.enabled, row.paused) {
         (false, _) => "disabled",
@@ -25,7 +24,6 @@ pub const LIMIT_HEADER: [&str; 9] =
     ["provider", "limit", "rate", "algorithm", "burst", "offset", "scope", "applies to", "state"];
 
 /// One line of `limits list`; burst and offset are empty unless set.
-#[must_use]
 pub fn limit_cells(line: &LimitSummary) -> Vec<String> {
     vec![
         line.provider.clone(),
@@ -41,7 +39,6 @@ pub fn limit_cells(line: &LimitSummary) -> Vec<String> {
 }
 
 /// Leaves out the columns in which every limit has the default, so that the others have room.
-#[must_use]
 pub fn drop_default_columns(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let default = |title: &str| match title {
         "algorithm" => Some("sliding_log"),

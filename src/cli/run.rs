@@ -35,9 +35,6 @@ const LAST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Args {}
 
 /// Runs the command until a stop signal.
-///
-/// # Errors
-/// When the worker cannot start.
 pub async fn run(config: &Config, services: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();
     watch_signals(stop.clone())?;

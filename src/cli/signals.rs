@@ -72,9 +72,6 @@ pub struct Signals(Vec<(String, Signal, Reaction)>);
 
 impl Signals {
     /// Watches every signal of the table, except a SIGHUP that this process inherited as ignored (`nohup`).
-    ///
-    /// # Errors
-    /// When a signal cannot be watched.
     pub fn watch() -> io::Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let hangup = SignalKind::hangup();

@@ -26,7 +26,6 @@ impl SecretUrl {
 
     /// Whether the URL contains a secret: a password, a user that may be a token, or a parameter with a secret's name.
     /// An unknown parameter of PostgreSQL may be a misspelt password.
-    #[must_use]
     pub fn holds_secret(&self) -> bool {
         Url::parse(self.expose()).is_ok_and(|url| {
             let is_postgres = url.scheme().starts_with("postgres");
@@ -38,7 +37,6 @@ impl SecretUrl {
     }
 
     /// The URL with its password, for the driver alone.
-    #[must_use]
     pub fn expose(&self) -> &str {
         self.text.expose_secret()
     }
@@ -100,7 +98,6 @@ impl DatabaseUrl {
     }
 
     /// The URL for the driver.
-    #[must_use]
     pub fn expose(&self) -> &str {
         match self {
             Self::Sqlite { url, .. } => url,
@@ -109,7 +106,6 @@ impl DatabaseUrl {
     }
 
     /// The location of the database, to compare two of them: an absolute path, or scheme, host, port and name; no user.
-    #[must_use]
     pub fn location(&self) -> String {
         match self {
             Self::Sqlite { path: None, .. } => "sqlite::memory:".to_owned(),
@@ -129,7 +125,6 @@ impl DatabaseUrl {
     }
 
     /// The hosts that the driver may connect to; a path is a local socket.
-    #[must_use]
     pub fn hosts(&self) -> Vec<String> {
         let Self::Postgres(url) = self else { return Vec::new() };
         let Ok(url) = Url::parse(url.expose()) else { return Vec::new() };
@@ -141,7 +136,6 @@ impl DatabaseUrl {
     }
 
     /// Whether the driver checks the server's certificate and name.
-    #[must_use]
     pub fn is_verified(&self) -> bool {
         let Self::Postgres(url) = self else { return true };
         let Ok(url) = Url::parse(url.expose()) else { return false };
@@ -222,7 +216,6 @@ impl LimiterUrl {
     }
 
     /// The nodes' URLs; none when embedded.
-    #[must_use]
     pub fn nodes(&self) -> &[SecretUrl] {
         match self {
             Self::Embedded => &[],
@@ -261,7 +254,6 @@ impl ValueProblem {
 }
 
 /// Scheme and host of a URL that has both.
-#[must_use]
 pub fn scheme_and_host(url: &SecretUrl) -> Option<(String, String)> {
     let url = Url::parse(url.expose()).ok()?;
     Some((url.scheme().to_owned(), url.host_str()?.to_owned()))

@@ -36,7 +36,6 @@ impl Keys {
         Ok(Self(keys))
     }
 
-    #[must_use]
     pub fn default_of(&self, key: &str) -> Option<&Value> {
         self.0.get(key)
     }
@@ -46,7 +45,6 @@ impl Keys {
     }
 
     /// The fix for an unknown key: the most similar existing key, in the form of `written`.
-    #[must_use]
     pub fn suggest_key(&self, unknown: &str, written: impl Fn(&str) -> String) -> String {
         let nearest = self
             .0
@@ -62,14 +60,12 @@ impl Keys {
 }
 
 /// The variable that sets a key: `queue.url` → `SLUICEGATE_QUEUE__URL`.
-#[must_use]
 pub fn variable_name(key: &str) -> String {
     format!("{VARIABLE_PREFIX}{}", key.replace('.', env_variable::SECTION_SEPARATOR).to_ascii_uppercase())
 }
 
 /// Parses the text of a variable or flag as the type of the default. Other text stays text, and is rejected later as a
 /// value of the wrong type.
-#[must_use]
 pub fn parse_typed(text: &str, default: &Value) -> Value {
     match default {
         Value::Integer(_) => text.trim().parse().map_or_else(|_| Value::String(text.to_owned()), Value::Integer),

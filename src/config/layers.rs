@@ -61,7 +61,6 @@ fn fix_for(error: &FileReadError, fix: String) -> String {
 }
 
 impl Layers {
-    #[must_use]
     pub fn from_defaults(keys: Keys) -> Self {
         let entries = keys
             .iter()
@@ -237,7 +236,6 @@ impl Layers {
     }
 
     /// The values after all layers as one TOML document, for serde.
-    #[must_use]
     pub fn document(&self) -> toml::Table {
         let mut document = toml::Table::new();
         for (key, entry) in &self.entries {

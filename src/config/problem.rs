@@ -59,7 +59,6 @@ pub struct ConfigProblems(pub Vec<ConfigProblem>);
 
 impl ConfigProblems {
     /// A title and one line per problem.
-    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let title = match self.0.len() {
             1 => "the configuration has a problem:".to_owned(),

@@ -37,7 +37,6 @@ pub enum SetupSign {
 
 impl SetupSign {
     /// `None`: the outcome says nothing about the set-up.
-    #[must_use]
     pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         match outcome {
             Outcome::Accepted { .. } | Outcome::Declined { .. } | Outcome::Busy { .. } | Outcome::InProgress => {
@@ -124,7 +123,6 @@ impl AccountFaults {
     }
 
     /// Until when the account's jobs wait, and for which sign.
-    #[must_use]
     pub fn pause_of(&self, account: &str, now: Duration) -> Option<(Duration, SetupSign)> {
         let fault = self.accounts.get(account)?;
         (fault.pauses > 0 && fault.until > now).then_some((fault.until, fault.sign))

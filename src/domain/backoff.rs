@@ -18,7 +18,6 @@ pub struct BackoffPolicy {
 impl BackoffPolicy {
     /// Wait after the `failed`-th attempt (counted from 1): between half and all of the schedule's step. `fraction` is
     /// a random number in 0..1 from the caller.
-    #[must_use]
     pub fn delay(&self, failed: u32, fraction: f64) -> Duration {
         let mut schedule = ExponentialBackoff {
             current_interval: self.base,

@@ -3,7 +3,6 @@
 //! It decodes only complete text. Other alphabets, blanks, missing or misplaced padding and leftover bits give `None`.
 
 /// The decoded bytes; `None` for invalid text.
-#[must_use]
 pub fn decode(text: &[u8]) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) {
         return None;

@@ -35,7 +35,6 @@ pub enum HealthSample {
 
 impl HealthSample {
     /// `None`: the outcome says nothing about the provider.
-    #[must_use]
     pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         Some(match outcome {
             Outcome::Accepted { .. }
@@ -92,7 +91,6 @@ struct OpenState {
 
 impl Breaker {
     /// True from the opening until the breaker closes: at most one job at a time is sent.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.opened.is_some()
     }

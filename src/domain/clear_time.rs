@@ -54,7 +54,6 @@ pub enum MissingInput {
 
 impl MissingInput {
     /// Reason for people why the estimate is missing.
-    #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
             Self::Worker => "no worker reports",
@@ -118,7 +117,6 @@ pub struct ClearTimeInput<'a> {
 
 impl ClearTimeInput<'_> {
     /// Estimates when the backlog is cleared.
-    #[must_use]
     pub fn clear_time(&self) -> ClearTime {
         let WaitingJobs { jobs, missing, last_due_in, blocked } = self.waiting;
         if jobs == 0 && missing.is_none() {
@@ -161,7 +159,6 @@ fn closed_limit(provider: &Provider) -> Option<String> {
 }
 
 /// Names of the limits that apply to charges and count each account or reference separately.
-#[must_use]
 pub fn limits_by_account(provider: &Provider) -> Vec<String> {
     use super::limit::{AppliesTo, Scope};
     let holding = provider.limits.iter().filter(|limit| !limit.shadow && limit.applies_to != AppliesTo::Lookup);

@@ -29,7 +29,6 @@ pub struct ClockOffset {
 
 impl ClockOffset {
     /// Offset of the store's clock from the database's, from the bounds of both at one instant, in nanoseconds.
-    #[must_use]
     pub fn between(store: (i128, i128), database: (i128, i128)) -> Self {
         // Rounded outwards, so that the truncation to microseconds hides nothing.
         let down = |ns: i128| i64::try_from(ns.div_euclid(1_000)).unwrap_or(i64::MIN);

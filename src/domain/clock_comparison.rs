@@ -112,7 +112,6 @@ impl ClockComparison {
     }
 
     /// Whether an exchange was observed that later ones are compared with.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         self.known.is_some()
     }
@@ -120,7 +119,6 @@ impl ClockComparison {
     /// Bounds of the store's clock at our instant `at`, in nanoseconds. The lower one holds for the clock as it was at
     /// any time in the last `over`. So a step that is hidden from us stays hidden from no process that relies on these
     /// bounds.
-    #[must_use]
     pub fn reading(&self, at: Duration, over: Duration) -> Option<(i128, i128)> {
         let known = self.known?.aged_to(at);
         let least =
@@ -150,7 +148,6 @@ impl ClockComparison {
     /// `over` is the padded window: the longest time since the releases that the wait depends on. A slot whose lease
     /// ran out was never released, and a hidden step forward brings its instant nearer unseen. The longest hold in
     /// `over` would cover that case; the gate leaves it out.
-    #[must_use]
     pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
         let floor = self.min_offset_since(arrived.saturating_sub(over));
         floor.map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))

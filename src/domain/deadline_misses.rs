@@ -27,7 +27,6 @@ impl MissStreak {
     }
 
     /// Records a miss at `now` (any monotonic clock). True: the lane should pause, and a new streak begins.
-    #[must_use]
     pub fn record_miss(&mut self, now: Duration) -> bool {
         let since = *self.since.get_or_insert(now);
         self.misses += 1;

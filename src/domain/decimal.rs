@@ -12,7 +12,6 @@ pub struct Decimal {
 
 impl Decimal {
     /// Reads a JSON number. `None` for other text, and when the exponent is beyond any use.
-    #[must_use]
     pub fn new(number: &str) -> Option<Self> {
         let (negative, rest) = number.strip_prefix('-').map_or((false, number), |rest| (true, rest));
         let (mantissa, power) = rest.split_once(['e', 'E']).unwrap_or((rest, "0"));
@@ -33,7 +32,6 @@ impl Decimal {
     }
 
     /// The value as a whole number; `None` if it has a fraction or does not fit.
-    #[must_use]
     pub fn to_i64(&self) -> Option<i64> {
         if self.digits.is_empty() {
             return Some(0);

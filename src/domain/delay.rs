@@ -20,13 +20,11 @@ pub const DELAY_STEPS: [Duration; 10] = [
 
 /// The longest step not longer than `wait`. `None`: the wait is below the shortest step, and the worker keeps the job
 /// meanwhile.
-#[must_use]
 pub fn delay_step(wait: Duration) -> Option<Duration> {
     DELAY_STEPS.into_iter().rev().find(|step| *step <= wait)
 }
 
 /// The step that a delayed copy takes: the longest that fits, or the shortest.
-#[must_use]
 pub fn copy_step(wait: Duration) -> Duration {
     delay_step(wait).unwrap_or(DELAY_STEPS[0])
 }

@@ -68,7 +68,6 @@ pub enum Resend {
 
 impl Resend {
     /// The name in the ledger; [`Resend::Never`] has none.
-    #[must_use]
     pub fn from_name(name: Option<&str>) -> Option<Self> {
         match name {
             None => Some(Self::Never),
@@ -110,7 +109,6 @@ pub enum SendObstacle {
 
 impl SendObstacle {
     /// The obstacle that decides: a refused account is declined, even if its job has expired.
-    #[must_use]
     pub fn of(account_refused: bool, expired: bool) -> Option<Self> {
         match (account_refused, expired) {
             (true, _) => Some(Self::AccountRefused),
@@ -166,7 +164,6 @@ pub struct Disposition {
 }
 
 /// Decides what follows from one request's outcome. `fraction` is a random number in 0..1.
-#[must_use]
 pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &RetryPolicy, fraction: f64) -> Disposition {
     match outcome {
         Outcome::Accepted { reference } => finalize(FinalState::Succeeded, "accepted", reference.clone()),
@@ -230,7 +227,6 @@ fn throttle_backoff(history: &AttemptHistory, policy: &RetryPolicy) -> Duration 
 }
 
 /// Decides what may be sent for a job now. Called when the job is taken, and again when its permit has come.
-#[must_use]
 pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, obstacle: Option<SendObstacle>) -> PreSend {
     if history.lost_holders >= LOST_HOLDERS_MAX {
         return PreSend::Transition(review(&workers_lost(history)));
@@ -260,7 +256,6 @@ pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, obstacle: 
 }
 
 /// Next step of a job of unknown outcome that must not be sent again. `None`: ask the provider.
-#[must_use]
 pub fn review_unless_lookup(history: &AttemptHistory, policy: &RetryPolicy, reason: &str) -> Option<Transition> {
     let Some(lookup) = policy.lookup else { return Some(review(reason)) };
     // A look-up that ends is bounded by its result; this bounds those that never end.

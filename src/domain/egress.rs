@@ -47,7 +47,6 @@ impl Allowance {
 
     /// Most requests that can start within a time (without its last instant), wherever it begins and whatever was used
     /// before. The limiter pads its windows, so it never allows more.
-    #[must_use]
     pub fn most_within(&self, span: Duration) -> u32 {
         if self.max_requests == 0 {
             return 0;
@@ -70,7 +69,6 @@ impl Allowance {
     }
 
     /// Mean rate over a long time; 0: closed.
-    #[must_use]
     pub fn mean_per_second(&self) -> f64 {
         f64::from(self.max_requests) / self.window.as_secs_f64()
     }
@@ -107,14 +105,12 @@ impl Provider {
     }
 
     /// Most charges in flight by the limits that apply to every charge, with the reserve; `None`: no limit says.
-    #[must_use]
     pub fn in_flight_max(&self) -> Option<u32> {
         let limits = self.limits.iter().filter(|limit| limit.applies_to_every_charge() && limit.rate.is_at_once());
         limits.map(|limit| self.after_reserve(limit.rate.max_requests())).min()
     }
 
     /// The lowest mean rate among the limits that apply to every charge, with the reserve.
-    #[must_use]
     pub fn tightest_rate(&self) -> Option<Rate> {
         slowest(self.allowances()).map(|(limit, _)| limit.rate)
     }
@@ -131,7 +127,6 @@ impl Provider {
 
     /// Egress rate of one process' leaky bucket, in jobs per second: `leak_per_second`, or else what the limits allow
     /// within one second. With even pacing, the default is the mean of the slowest limit. 0: a limit is closed.
-    #[must_use]
     pub fn egress_per_second(&self) -> f64 {
         let by_limits = || self.default_egress().map(|(_, per_second)| per_second);
         let unpaced = || self.in_flight_max().map(|most| if most == 0 { 0.0 } else { EGRESS_UNPACED });
@@ -139,13 +134,11 @@ impl Provider {
     }
 
     /// Whether the row or a limit with a window says a rate.
-    #[must_use]
     pub fn is_paced(&self) -> bool {
         self.leak_per_second.is_some() || self.default_egress().is_some()
     }
 
     /// Whether the egress rate counts look-ups, too: it is the row's own, or it follows from a limit that counts them.
-    #[must_use]
     pub fn egress_counts_lookups(&self) -> bool {
         self.leak_per_second.is_some() || self.default_egress().is_none_or(|(allowance, _)| allowance.counts_lookups)
     }
@@ -153,7 +146,6 @@ impl Provider {
     /// Jobs that one process should hold to start them within a time: by the egress rate and, where this is the default,
     /// by the limits: of those in flight, as many wait behind them. `kept_max` is the longest time that jobs are kept
     /// active: of a longer window it is a quarter of the requests, since what is held when the limit is used up is delayed behind the backlog.
-    #[must_use]
     pub fn startable_within(&self, span: Duration, kept_max: Duration) -> f64 {
         let by_egress = self.egress_per_second() * span.as_secs_f64();
         let by_limits = self.leak_per_second.is_none().then(|| self.limits_startable(span, kept_max));
@@ -162,7 +154,6 @@ impl Provider {
     }
 
     /// [`Self::startable_within`], by the limits and the default egress rate, too, where the row has a rate of its own.
-    #[must_use]
     pub fn startable_by_limits_within(&self, span: Duration, kept_max: Duration) -> f64 {
         let by_default = self.default_egress().map_or(f64::INFINITY, |(_, rate)| rate * span.as_secs_f64());
         self.startable_within(span, kept_max).min(by_default).min(self.limits_startable(span, kept_max))
@@ -179,7 +170,6 @@ impl Provider {
     }
 
     /// Time between two bursts of the slowest limit; `None`: jobs are spaced.
-    #[must_use]
     pub fn burst_window(&self) -> Option<Duration> {
         let is_spaced = self.leak_per_second.is_some() || self.pacing == Pacing::Even;
         let (_, allowance) = slowest(self.allowances()).filter(|_| !is_spaced)?;
@@ -188,7 +178,6 @@ impl Provider {
     }
 
     /// Mean rate of a long backlog, in jobs per second: the egress rate, or the slowest limit. 0: a limit is closed.
-    #[must_use]
     pub fn mean_per_second(&self) -> f64 {
         let means = self.allowances().map(|(_, allowance)| allowance.mean_per_second());
         means.fold(self.egress_per_second(), f64::min)
@@ -196,7 +185,6 @@ impl Provider {
 
     /// Mean rate of a long backlog at least: as [`Self::mean_per_second`], or what a concurrency limit lets through if
     /// every response takes the whole timeout.
-    #[must_use]
     pub fn least_per_second(&self) -> f64 {
         let slowest = self.in_flight_max().map(|most| f64::from(most) / self.hold_max().as_secs_f64());
         slowest.map_or_else(|| self.mean_per_second(), |slowest| slowest.min(self.mean_per_second()))

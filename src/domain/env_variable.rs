@@ -11,7 +11,6 @@ pub const FILE_SUFFIX: &str = "_FILE";
 
 /// Whether a variable sets a configuration key, or names the key's file. Variables of other programs may have the same
 /// prefix: an orchestrator sets `SLUICEGATE_SERVICE_HOST` for a service of that name.
-#[must_use]
 pub fn is_config_variable(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|key| key.contains(SECTION_SEPARATOR))
 }

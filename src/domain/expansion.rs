@@ -27,7 +27,6 @@ pub struct BoundedBuffer {
 }
 
 impl BoundedBuffer {
-    #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         Self { bytes: Vec::new(), bytes_max }
     }
@@ -40,12 +39,10 @@ impl BoundedBuffer {
         self.append(text.as_bytes())
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -85,7 +82,6 @@ pub enum RequestPart {
 
 impl RequestPart {
     /// Name in errors; an address has the name of its column.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Body => "request body",
@@ -94,7 +90,6 @@ impl RequestPart {
         }
     }
 
-    #[must_use]
     pub fn bytes_max(self) -> usize {
         match self {
             Self::Body => REQUEST_BODY_BYTES_MAX,
@@ -112,7 +107,6 @@ pub struct TooLarge {
 }
 
 impl TooLarge {
-    #[must_use]
     pub fn new(part: RequestPart, job: &Job) -> Self {
         let field = match part {
             RequestPart::Body if job.payload.is_some() => "payload",

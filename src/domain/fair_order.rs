@@ -120,12 +120,10 @@ fn tag_of(cost: u64, weight: i64) -> i64 {
 
 impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     /// Jobs that wait.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.waiting
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting == 0
     }
@@ -137,7 +135,6 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     }
 
     /// When the next block ends.
-    #[must_use]
     pub fn next_wake(&self) -> Option<Duration> {
         self.blocked.first().map(|(until, _)| *until)
     }

@@ -10,7 +10,6 @@ use super::quota_spec::{LimitSpec, PACING, QuotaSpec};
 impl LimitSpec {
     /// One of `of` equal shares. It is closed (0) if there is less than one request, or less than one at once, for
     /// each.
-    #[must_use]
     pub fn divided_by(&self, of: u32) -> Self {
         let of = of.max(1);
         let at_once = self.cost_max() / of;
@@ -25,7 +24,6 @@ impl LimitSpec {
 impl QuotaSpec {
     /// The spec with each limit divided by `of`. Account rules are divided where a call names them
     /// ([`LimiterCall::divided_by`]).
-    #[must_use]
     pub fn divided_by(&self, of: u32) -> Self {
         Self { limits: self.limits.iter().map(|limit| limit.divided_by(of)).collect(), ..self.clone() }
     }
@@ -33,7 +31,6 @@ impl QuotaSpec {
 
 impl Subject {
     /// The subject with its limits under this spec divided by `of`.
-    #[must_use]
     pub fn divided_by(&self, spec: &QuotaSpec, of: u32) -> Self {
         let mut own = self.clone();
         for subject_limit in &mut own.limits {
@@ -48,7 +45,6 @@ impl Subject {
 
 impl PermitRequest {
     /// The request under divided limits: those of its account and reference are divided as well.
-    #[must_use]
     pub fn divided_by(&self, spec: &QuotaSpec, of: u32) -> Self {
         let subjects = self.subjects.iter().map(|subject| subject.divided_by(spec, of)).collect();
         Self { subjects, ..self.clone() }
@@ -56,7 +52,6 @@ impl PermitRequest {
 
     /// The tightest of the limits that count this request and can never admit its cost. A closed limit does not count:
     /// every request waits for it.
-    #[must_use]
     pub fn exceeded_limit(&self, spec: &QuotaSpec) -> Option<usize> {
         let provider = spec.provider_limits().into_iter().zip(spec.provider_counters());
         let provider = provider.filter(|(_, counter)| counter.name != PACING);
@@ -72,7 +67,6 @@ impl PermitRequest {
 
 impl LimiterCall {
     /// The call under divided limits: those of its accounts and references are divided as well.
-    #[must_use]
     pub fn divided_by(&self, spec: &QuotaSpec, of: u32) -> Self {
         let mut call = self.clone();
         call.requests.iter_mut().for_each(|request| *request = request.divided_by(spec, of));

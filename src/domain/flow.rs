@@ -17,24 +17,20 @@ impl FlowClass {
     const MAX: u8 = 10;
 
     /// The class of a job of this priority, 0 to 9, whose outcome is not unknown. A higher priority counts as 9.
-    #[must_use]
     pub fn of_priority(priority: u8) -> Self {
         Self(Self::MAX - priority.min(Self::MAX - 1))
     }
 
     /// The priority of its jobs; `None`: their outcome is unknown.
-    #[must_use]
     pub fn priority(self) -> Option<u8> {
         (self != Self::UNKNOWN).then_some(Self::MAX - self.0)
     }
 
     /// `None` above 10.
-    #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         (number <= Self::MAX).then_some(Self(number))
     }
 
-    #[must_use]
     pub fn number(self) -> u8 {
         self.0
     }
@@ -52,7 +48,6 @@ pub type FlowKey = Flow<Identifier>;
 
 impl FlowKey {
     /// The flow of a job whose outcome is not unknown.
-    #[must_use]
     pub fn of(job: &Job) -> Self {
         Self { class: FlowClass::of_priority(job.priority), account: job.account.clone() }
     }

@@ -17,13 +17,11 @@ const LEAD_DIVISOR: u32 = 10;
 const ACTIVE_DIVISOR: u32 = 20;
 
 /// Batch delay of a request that is recorded `lead` before its start.
-#[must_use]
 pub fn delay_before_send(lead: Duration) -> Duration {
     bounded_delay(lead / LEAD_DIVISOR)
 }
 
 /// Batch delay of the outcome of a payment that was active for this long.
-#[must_use]
 pub fn delay_after_response(active_for: Duration) -> Duration {
     bounded_delay(active_for / ACTIVE_DIVISOR)
 }

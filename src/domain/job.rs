@@ -33,7 +33,6 @@ impl Identifier {
         Err("must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned())
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -72,18 +71,15 @@ pub struct Job {
 
 impl Job {
     /// The key that the provider deduplicates by: the job's own if one is given, else its id.
-    #[must_use]
     pub fn effective_key(&self) -> &Identifier {
         self.idempotency_key.as_ref().unwrap_or(&self.id)
     }
 
-    #[must_use]
     pub fn account_name(&self) -> Option<&str> {
         self.account.as_ref().map(Identifier::as_str)
     }
 
     /// Whether the message had this field.
-    #[must_use]
     pub fn has(&self, field: JobField) -> bool {
         match field {
             JobField::Account => self.account.is_some(),
@@ -110,7 +106,6 @@ pub struct InvalidMessage {
 }
 
 impl InvalidMessage {
-    #[must_use]
     pub fn new(reason: InvalidReason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into() }
     }
@@ -133,7 +128,6 @@ impl JobField {
     pub const ALL: [Self; 2] = [Self::Account, Self::Reference];
 
     /// The name in a message and in column `require`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Account => "account",
@@ -142,7 +136,6 @@ impl JobField {
     }
 
     /// Reason to reject a message without the field.
-    #[must_use]
     pub fn missing_reason(self) -> InvalidReason {
         match self {
             Self::Account => InvalidReason::MissingAccount,
@@ -193,7 +186,6 @@ impl InvalidReason {
         Self::NewerVersion,
     ];
 
-    #[must_use]
     pub fn code(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",

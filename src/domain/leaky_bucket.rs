@@ -26,7 +26,6 @@ pub const REFUND_PAUSE: Duration = Duration::from_secs(1);
 
 impl LeakyBucket {
     /// A rate that is not positive closes the bucket.
-    #[must_use]
     pub fn new(jobs_per_second: f64) -> Self {
         Self { interval: interval(jobs_per_second), next: Duration::ZERO, waiting: 0, held: 0 }
     }
@@ -38,13 +37,11 @@ impl LeakyBucket {
     }
 
     /// Time until the next job may leave, at `now` on any monotonic clock.
-    #[must_use]
     pub fn wait(&self, now: Duration) -> Duration {
         self.wait_behind(now, 0)
     }
 
     /// Number of jobs that may leave at `now`, one after the other.
-    #[must_use]
     pub fn ready(&self, now: Duration) -> u32 {
         self.held.saturating_add(self.turns_since(self.next.max(self.earliest_counted(now)), now))
     }
@@ -64,7 +61,6 @@ impl LeakyBucket {
     }
 
     /// Time until a job with `before` jobs ahead of it may leave.
-    #[must_use]
     pub fn wait_behind(&self, now: Duration, before: u32) -> Duration {
         match before.checked_sub(self.held) {
             Some(further) => self.next.saturating_sub(now).saturating_add(self.interval.saturating_mul(further)),

@@ -41,55 +41,43 @@ impl Rate {
     }
 
     /// At most so many requests in flight, whatever their rate.
-    ///
-    /// # Errors
-    /// If the count is above [`MAX_REQUESTS`].
     pub fn at_once(max_requests: u32) -> Result<Self, String> {
         let counted = Self::new(max_requests, MAX_WINDOW)?;
         Ok(Self { window: Duration::ZERO, ..counted })
     }
 
     /// Reads `N/DURATION`, or `N at once`. A number alone is neither: it may be a rate whose window was forgotten.
-    ///
-    /// # Errors
-    /// If the text is neither.
     pub fn parse_limit(text: &str) -> Result<Self, String> {
         let Some(count) = text.strip_suffix(AT_ONCE).map(str::trim_end) else { return text.parse() };
         Self::at_once(count.parse().map_err(|_| format!("`{count}` is not a number of requests"))?)
     }
 
     /// The same with another number, of which the rate's own is the most.
-    #[must_use]
     pub fn lowered_to(self, max_requests: u32) -> Self {
         Self { max_requests: self.max_requests.min(max_requests), ..self }
     }
 
     /// Whether it counts requests in flight. Then it has no window, and says nothing of a rate.
-    #[must_use]
     pub fn is_at_once(self) -> bool {
         self.window.is_zero()
     }
 
     /// Requests per window, or in flight; 0 means closed.
-    #[must_use]
     pub fn max_requests(self) -> u32 {
         self.max_requests
     }
 
     /// Zero for requests in flight.
-    #[must_use]
     pub fn window(self) -> Duration {
         self.window
     }
 
     /// `None` for requests in flight.
-    #[must_use]
     pub fn window_ms(self) -> Option<i64> {
         (!self.is_at_once()).then(|| i64::try_from(self.window.as_millis()).unwrap_or(i64::MAX))
     }
 
     /// Infinite for requests in flight.
-    #[must_use]
     pub fn per_second(self) -> f64 {
         f64::from(self.max_requests) / self.window.as_secs_f64()
     }
@@ -118,7 +106,6 @@ impl FromStr for Rate {
 }
 
 /// A limit in words: `100/1s`, or `5 at once` without a window.
-#[must_use]
 pub fn limit_text(max_requests: u32, window: Duration) -> String {
     Rate { max_requests, window }.to_string()
 }
@@ -145,7 +132,6 @@ impl Algorithm {
 
     /// Most requests that may come at once. Token bucket: its size (`burst`, or else `max_requests`). GCRA: one more
     /// than `burst` (0 unless given). The others: `max_requests`. A closed limit: 0.
-    #[must_use]
     pub fn burst_capacity(self, max_requests: u32, burst: Option<u32>) -> u32 {
         match self {
             _ if max_requests == 0 => 0,
@@ -156,13 +142,11 @@ impl Algorithm {
     }
 
     /// The `burst` with which this many requests may come at once; for token bucket and GCRA only.
-    #[must_use]
     pub fn burst_for_capacity(self, at_once: u32) -> u32 {
         at_once.saturating_sub(u32::from(self == Self::Gcra))
     }
 
     /// The name in the database.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::SlidingLog => "sliding_log",
@@ -187,7 +171,6 @@ impl Scope {
     pub const ALL: [Self; 3] = [Self::Provider, Self::Account, Self::Reference];
 
     /// The name in the database.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Provider => "provider",
@@ -209,7 +192,6 @@ impl AppliesTo {
     pub const ALL: [Self; 3] = [Self::All, Self::Charge, Self::Lookup];
 
     /// The name in the database.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -238,13 +220,11 @@ pub struct Limit {
 
 impl Limit {
     /// Most requests that may come at once ([`Algorithm::burst_capacity`]).
-    #[must_use]
     pub fn capacity(&self) -> u32 {
         self.algorithm.burst_capacity(self.rate.max_requests(), self.burst)
     }
 
     /// Whether every charge counts against the limit and can be refused by it.
-    #[must_use]
     pub fn applies_to_every_charge(&self) -> bool {
         self.scope == Scope::Provider && self.applies_to != AppliesTo::Lookup && !self.shadow
     }

@@ -33,7 +33,6 @@ pub enum LocalFault {
 
 impl LocalFault {
     /// The wait of a job or a lane that meets the fault.
-    #[must_use]
     pub fn wait(&self) -> Wait {
         match self {
             Self::Unbuildable(problem) => Wait::with_detail(WaitReason::Unbuildable, problem),
@@ -42,7 +41,6 @@ impl LocalFault {
     }
 
     /// The local fault behind an I/O error, if there is one.
-    #[must_use]
     pub fn from_io_error(error: &io::Error) -> Option<Self> {
         if let Some(wrapped) = error.get_ref() {
             // An I/O error does not list what it wraps among its sources.

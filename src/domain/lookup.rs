@@ -81,7 +81,6 @@ pub enum LookupResult {
 
 impl LookupResult {
     /// Stable code for the `outcome` column of `attempts`.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
             Self::Accepted { .. } => "accepted",
@@ -99,7 +98,6 @@ impl LookupResult {
     }
 
     /// Text for the `detail` column; empty if the code says everything.
-    #[must_use]
     pub fn detail(&self) -> String {
         match self {
             Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => reason.clone(),
@@ -124,7 +122,6 @@ impl LookupResult {
 
     /// Whether the provider's limit certainly let the request through. Wrong credentials may be refused before it
     /// counts.
-    #[must_use]
     pub fn passed_rate_limit(&self) -> bool {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress => true,
@@ -134,7 +131,6 @@ impl LookupResult {
         }
     }
 
-    #[must_use]
     pub fn transmission(&self) -> Transmission {
         match self {
             Self::NotSent { .. } | Self::LocalFault(_) => Transmission::NotSent,
@@ -162,15 +158,11 @@ impl LookupUrl {
     }
 
     /// The address with `x` at every placeholder, to check its host.
-    #[must_use]
     pub fn sample(&self) -> String {
         self.0.sample()
     }
 
     /// The address of the look-up for this job.
-    ///
-    /// # Errors
-    /// As [`UrlTemplate::for_job`].
     pub fn for_job(&self, job: &Job) -> Result<String, RequestBuildError> {
         self.0.for_job(job, RequestPart::LookupUrl)
     }

@@ -72,7 +72,6 @@ pub const NOT_SENT: &str = "not_sent";
 
 impl Outcome {
     /// Stable code for the `outcome` column of `attempts`.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
             Self::Accepted { .. } => "accepted",
@@ -88,7 +87,6 @@ impl Outcome {
     }
 
     /// Text for the `detail` column; empty if the code says everything.
-    #[must_use]
     pub fn detail(&self) -> String {
         match self {
             Self::Declined { reason } | Self::Rejected { reason } => reason.clone(),
@@ -103,7 +101,6 @@ impl Outcome {
     }
 
     /// The refusal that this outcome is, confirmed or not.
-    #[must_use]
     pub fn refusal(&self) -> Option<Refusal> {
         match *self {
             Self::Throttled { retry_after } => Some(Refusal::Throttled { retry_after }),
@@ -115,7 +112,6 @@ impl Outcome {
     }
 
     /// Whether the job may be charged after this outcome alone.
-    #[must_use]
     pub fn may_have_charged(&self) -> bool {
         matches!(self, Self::Unknown { .. } | Self::InProgress | Self::Unconfirmed { .. })
     }
@@ -133,7 +129,6 @@ impl Outcome {
 
     /// Whether the provider's limit certainly let the request through. Wrong credentials may be refused before it
     /// counts.
-    #[must_use]
     pub fn passed_rate_limit(&self) -> bool {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Rejected { .. } | Self::Busy { .. } => true,
@@ -143,7 +138,6 @@ impl Outcome {
         }
     }
 
-    #[must_use]
     pub fn transmission(&self) -> Transmission {
         match self {
             Self::NotSent { .. } | Self::LocalFault(_) => Transmission::NotSent,
@@ -169,7 +163,6 @@ pub(super) fn redact_text(text: &mut String, cards: CardNumbers) -> Option<Sensi
 }
 
 /// Note on a success whose reference was dropped.
-#[must_use]
 pub fn redacted_reference_note(what: Sensitive) -> String {
     format!("its reference is {REDACTED}: it holds {}", what.describe())
 }
@@ -189,13 +182,11 @@ pub enum UnknownCause {
 
 impl UnknownCause {
     /// Whether no response to this request is known, so that the provider may count it later.
-    #[must_use]
     pub fn is_no_response(self) -> bool {
         matches!(self, Self::Timeout | Self::ConnectionLost | Self::NotEchoed(_))
     }
 
     /// Stable text for `reason` columns, events and logs.
-    #[must_use]
     pub fn describe(self) -> String {
         match self {
             Self::Timeout => "no answer in time".to_owned(),
@@ -227,7 +218,6 @@ impl FinalState {
         [Self::Succeeded, Self::Declined, Self::Dead, Self::Expired, Self::Review, Self::Cancelled];
 
     /// The name in the ledger and in outcome events.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
@@ -239,7 +229,6 @@ impl FinalState {
         }
     }
 
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == name)
     }

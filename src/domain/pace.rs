@@ -65,7 +65,6 @@ impl PaceLimit {
 impl Pace {
     /// The pace of a row among all rows: enabled ones of its quota share its limits. `None`: no limit applies to every
     /// charge.
-    #[must_use]
     pub fn new<'a>(row: &'a Provider, rows: impl IntoIterator<Item = &'a Provider>) -> Option<Self> {
         let shares = |other: &&Provider| other.enabled && other.quota == row.quota && other.name != row.name;
         let rows: Vec<&Provider> = rows.into_iter().filter(shares).chain([row]).collect();
@@ -74,7 +73,6 @@ impl Pace {
     }
 
     /// The pace of a row whose quota has this spec.
-    #[must_use]
     pub fn under(row: &Provider, spec: &QuotaSpec) -> Option<Self> {
         Self::within(row, &spec.limits, spec.even_pacing)
     }
@@ -102,7 +100,6 @@ impl Pace {
     }
 
     /// Whether one limit decides the whole pace, so that the limit says it all.
-    #[must_use]
     pub fn is_plain(&self) -> bool {
         let by_one_limit = match (&self.rate, &self.in_flight) {
             (Some(rate), None) => rate.at_once.name == rate.over_time.name && !self.is_even,

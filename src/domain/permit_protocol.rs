@@ -59,7 +59,6 @@ pub struct PermitRequest {
 
 impl PermitRequest {
     /// Charges without a counted account or reference.
-    #[must_use]
     pub fn charges(permits: u32, cost: u32) -> Self {
         Self { permits, cost, kind: CallKind::Charge, subjects: Vec::new() }
     }
@@ -139,7 +138,6 @@ pub struct CounterSeeds {
 
 impl CounterSeeds {
     /// Number of past uses in all histories.
-    #[must_use]
     pub fn past_use_count(&self) -> usize {
         let histories = self.provider.iter().chain(self.subjects.iter().map(|seed| &seed.history));
         histories.map(|history| history.ended.len()).sum()
@@ -154,13 +152,11 @@ pub struct CostByKind {
 }
 
 impl CostByKind {
-    #[must_use]
     pub fn charges(charges: u32) -> Self {
         Self { charges, lookups: 0 }
     }
 
     /// The cost that a limit counts.
-    #[must_use]
     pub fn counted_by(self, applies_to: AppliesTo) -> u32 {
         match applies_to {
             AppliesTo::All => self.charges.saturating_add(self.lookups),
@@ -280,7 +276,6 @@ pub struct LimiterRefusal {
 }
 
 impl LimiterReply {
-    #[must_use]
     pub fn permits(&self) -> u64 {
         self.grants.iter().map(|grant| u64::from(grant.permits)).sum()
     }
@@ -305,7 +300,6 @@ pub struct LimitUsage {
 
 impl LimitUsage {
     /// A limit without uses that grants nothing for this time.
-    #[must_use]
     pub fn unused(index: usize, retry_us: u64) -> Self {
         Self { index, used: 0, would_have_refused: 0, would_have_waited: 0, retry_us, reset_us: retry_us }
     }

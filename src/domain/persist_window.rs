@@ -38,21 +38,18 @@ pub struct PersistSample {
 
 impl AimdWindow {
     /// First window for an unknown ledger: what it can persist within half of the budget.
-    #[must_use]
     pub fn new(budget: Duration) -> Self {
         let first = INITIAL_PER_SECOND * budget.as_secs_f64() * INITIAL_BUDGET_SHARE;
         Self { window: first.clamp(WINDOW_MIN, WINDOW_MAX), epoch: 0 }
     }
 
     /// Permits that may be unpersisted at once, 1 to 10,000.
-    #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 1 to 10,000")]
     pub fn window(&self) -> u32 {
         self.window.clamp(WINDOW_MIN, WINDOW_MAX) as u32
     }
 
     /// Number of cuts so far: identifies the window that a permit was granted under.
-    #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

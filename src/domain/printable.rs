@@ -11,7 +11,6 @@ use std::fmt::Write as _;
 ///
 /// Escaped text stays as it is, so outputs may be stacked. A backslash stays too: a text that contains the characters
 /// `\u{202e}` looks the same, and `--json` tells the two apart.
-#[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     escape_matching(text, is_hidden, |out, c| match c {
         '\n' => out.push_str("\\n"),
@@ -24,7 +23,6 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 /// A JSON document in which each hidden character of a string is escaped: the same document for every parser.
 ///
 /// Line ends and tabs between values are layout and stay; within a string JSON allows none.
-#[must_use]
 pub fn printable_json(document: &str) -> Cow<'_, str> {
     escape_matching(
         document,
@@ -39,7 +37,6 @@ pub fn printable_json(document: &str) -> Cow<'_, str> {
 
 /// Whether a character controls an output or is invisible: control characters, line and paragraph separators, and
 /// [invisible](is_invisible) ones.
-#[must_use]
 pub fn is_hidden(c: char) -> bool {
     c.is_control() || is_invisible(c) || matches!(c, '\u{2028}' | '\u{2029}')
 }
@@ -47,7 +44,6 @@ pub fn is_hidden(c: char) -> bool {
 /// Whether a character shows nothing, or changes the order of the text around it.
 ///
 /// These are property `Default_Ignorable_Code_Point` of Unicode 16, and the interlinear annotations.
-#[must_use]
 pub fn is_invisible(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'

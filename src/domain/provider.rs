@@ -30,8 +30,6 @@ pub const RESERVED_NAMES: [&str; 3] = ["invalid", "dead", "outcomes"];
 pub struct ProviderName(String);
 
 impl ProviderName {
-    /// # Errors
-    /// If the text does not have that form.
     pub fn new(text: impl Into<String>) -> Result<Self, String> {
         let text = text.into();
         let body = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-');
@@ -42,7 +40,6 @@ impl ProviderName {
         Err(format!("`{text}` is not a name: use 1 to 63 of a-z 0-9 _ -, beginning with a letter or digit"))
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -134,7 +131,6 @@ pub enum ResponseLocation {
 
 impl ResponseLocation {
     /// Whether this is `Retry-After` itself, which then has another unit than the standard's.
-    #[must_use]
     pub fn is_retry_after(&self) -> bool {
         matches!(self, Self::Header(name) if name.eq_ignore_ascii_case("retry-after"))
     }
@@ -155,7 +151,6 @@ impl WaitUnit {
     pub const ALL: [Self; 4] = [Self::Seconds, Self::Milliseconds, Self::EpochSeconds, Self::EpochMilliseconds];
 
     /// The name in the `request` column.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Seconds => "s",
@@ -195,7 +190,6 @@ impl StatusMeaning {
     ];
 
     /// The name in the `statuses` column.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
@@ -221,7 +215,6 @@ pub struct StatusCase {
 
 impl StatusCase {
     /// A case without conditions.
-    #[must_use]
     pub fn always(means: StatusMeaning) -> Self {
         Self { header: None, code: None, means }
     }
@@ -301,7 +294,6 @@ pub struct Provider {
 
 impl Provider {
     /// H of the theorem: the provider counts a request no later than this after its start.
-    #[must_use]
     pub fn hold_max(&self) -> Duration {
         self.send_budget + self.timeout
     }
@@ -311,14 +303,12 @@ impl Provider {
     /// The default is yes only if the provider deduplicates. A server may close an idle connection just when a charge
     /// is sent on it. A refusal such as a 429 may be a copy of an earlier response, unless it repeats the fields of
     /// `echo`. The outcome is unknown in both cases, which costs a look-up or a manual review.
-    #[must_use]
     pub fn reuses_connections(&self) -> bool {
         self.reuse_connections.unwrap_or(self.idempotency_retention.is_some())
     }
 
     /// Whether limits or rules count by this field, so that a job without it passes them uncounted. Shadow limits do
     /// not matter, because they hold no job.
-    #[must_use]
     pub fn counts_by(&self, field: JobField) -> bool {
         let (scope, has_rules) = match field {
             JobField::Account => (Scope::Account, !self.account_rules.is_empty()),
@@ -328,33 +318,28 @@ impl Provider {
     }
 
     /// Whether a rule refuses the jobs of this account.
-    #[must_use]
     pub fn refuses_account(&self, account: Option<&str>) -> bool {
         let mut rules = self.account_rules.iter().filter(|rule| rule.rule == Rule::Refuse);
         account.is_some_and(|account| rules.any(|rule| rule.account == account))
     }
 
     /// Whether a job of this account is sent only after the ones before it are decided.
-    #[must_use]
     pub fn keeps_order_of(&self, account: Option<&Identifier>) -> bool {
         self.order == JobOrder::Account && account.is_some()
     }
 
     /// Requests that remain after [`Self::reserve_percent`], rounded down.
-    #[must_use]
     pub fn after_reserve(&self, requests: u32) -> u32 {
         let percent = 100 - u64::from(self.reserve_percent.min(100));
         u32::try_from(u64::from(requests) * percent / 100).unwrap_or(0)
     }
 
     /// The burst that remains after [`Self::reserve_percent`]; a bucket never shrinks to nothing.
-    #[must_use]
     pub fn burst_after_reserve(&self, burst: u32) -> u32 {
         self.after_reserve(burst).max(1)
     }
 
     /// The provider's settings that the decision tables need.
-    #[must_use]
     pub fn retry_policy(&self) -> RetryPolicy {
         RetryPolicy {
             max_attempts: self.max_attempts,
@@ -369,7 +354,6 @@ impl Provider {
     }
 
     /// Whether a limit may stop every charge and no look-up.
-    #[must_use]
     pub fn limits_charges_alone(&self) -> bool {
         self.limits.iter().any(|limit| limit.applies_to_every_charge() && limit.applies_to == AppliesTo::Charge)
     }

@@ -10,7 +10,6 @@ use super::quota_spec::LimitSpec;
 
 impl LimitSpec {
     /// A limit of one row, without the row's reserve.
-    #[must_use]
     pub fn of_row(row: &Provider, limit: &Limit) -> Self {
         Self {
             name: limit.name.clone(),
@@ -32,7 +31,6 @@ pub struct QuotaLimits(BTreeMap<String, LimitSpec>);
 
 impl QuotaLimits {
     /// The limits of these rows.
-    #[must_use]
     pub fn of_rows<'a>(rows: impl IntoIterator<Item = &'a Provider>) -> Self {
         let mut limits = Self::default();
         for row in rows {
@@ -65,7 +63,6 @@ impl QuotaLimits {
     }
 
     /// The limits in the order of their names; `None`: there are none.
-    #[must_use]
     pub fn into_specs(self) -> Option<Vec<LimitSpec>> {
         (!self.0.is_empty()).then(|| self.0.into_values().collect())
     }

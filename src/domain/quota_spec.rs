@@ -46,7 +46,6 @@ pub struct Lookback {
 
 impl Lookback {
     /// All uses within one time.
-    #[must_use]
     pub fn all(within: Duration) -> Self {
         Self { count_within: within, notice_within: within }
     }
@@ -84,7 +83,6 @@ pub struct LimitSpec {
 
 impl LimitSpec {
     /// An exact limit on all calls that the provider counts.
-    #[must_use]
     pub fn sliding_log(name: impl Into<String>, max_requests: u32, window: Duration) -> Self {
         Self {
             name: name.into(),
@@ -100,33 +98,28 @@ impl LimitSpec {
     }
 
     /// At most so many requests in flight.
-    #[must_use]
     pub fn concurrency(name: impl Into<String>, max_requests: u32) -> Self {
         let algorithm = Algorithm::Concurrency;
         Self { algorithm, ..Self::sliding_log(name, max_requests, Duration::ZERO) }
     }
 
     /// What it allows; `None`: its numbers are no rate.
-    #[must_use]
     pub fn rate(&self) -> Option<Rate> {
         let at_once = self.algorithm == Algorithm::Concurrency;
         if at_once { Rate::at_once(self.max_requests) } else { Rate::new(self.max_requests, self.window) }.ok()
     }
 
     /// The window in microseconds, plus 2 ms and 0.05 %, which covers what the comparison of clocks cannot see.
-    #[must_use]
     pub fn padded_window_us(&self) -> u64 {
         padded_us(micros_up(self.window))
     }
 
     /// The largest cost that this limit can ever admit.
-    #[must_use]
     pub fn cost_max(&self) -> u32 {
         self.algorithm.burst_capacity(self.max_requests, self.burst)
     }
 
     /// The limit with a subject's own numbers.
-    #[must_use]
     pub fn with_subject_limit(&self, own: &SubjectLimit) -> Self {
         let SubjectLimit { max_requests, window, burst, .. } = *own;
         Self { max_requests, window, burst, ..self.clone() }
@@ -134,7 +127,6 @@ impl LimitSpec {
 
     /// The stricter combination of two rows for one limit: the lower numbers, and the smaller capacity. A number that a
     /// row leaves out is its algorithm's default.
-    #[must_use]
     pub fn stricter_of(&self, other: &Self) -> Self {
         let at_once = self.cost_max().min(other.cost_max());
         let says_burst = self.burst.is_some() || other.burst.is_some();
@@ -210,7 +202,6 @@ pub struct QuotaSpec {
 }
 
 /// Longest time by the store's clock while `us` pass by another clock, as far as their comparison can tell.
-#[must_use]
 pub fn padded_us(us: u64) -> u64 {
     us + 2_000 + us.div_ceil(2_000)
 }
@@ -222,7 +213,6 @@ pub struct Blocked;
 impl QuotaSpec {
     /// Whether both allow the same number of requests. The other settings of a row free no slot: the longest hold, for
     /// example, or what is granted while the store is unavailable.
-    #[must_use]
     pub fn has_same_allowance(&self, other: &Self) -> bool {
         let as_other = Self {
             version: other.version,
@@ -239,20 +229,17 @@ impl QuotaSpec {
 
     /// Time after its start at which a permit may be used. The transit jitter covers a late start and the transit
     /// together: a start may use [`START_SHARE`] of it.
-    #[must_use]
     pub fn use_within(&self) -> Duration {
         self.grant_jitter.map_or(self.send_budget, |jitter| jitter.mul_f64(START_SHARE).min(self.send_budget))
     }
 
     /// Spec indices of the limits that count all calls together, in the order of their counters.
-    #[must_use]
     pub fn provider_limits(&self) -> Vec<usize> {
         let all = self.limits.iter().enumerate().filter(|(_, limit)| limit.scope == Scope::Provider);
         all.map(|(index, _)| index).chain(self.even_pacing.then_some(self.limits.len())).collect()
     }
 
     /// Counters of all calls together, in the order of [`Self::provider_limits`].
-    #[must_use]
     pub fn provider_counters(&self) -> Vec<CounterSpec> {
         let held = self.grant_jitter.is_none();
         let all = self.limits.iter().filter(|limit| limit.scope == Scope::Provider);
@@ -261,7 +248,6 @@ impl QuotaSpec {
     }
 
     /// Counters of one subject's calls, in the order of its limits.
-    #[must_use]
     pub fn subject_counters(&self, subject: &Subject) -> Vec<CounterSpec> {
         let held = self.grant_jitter.is_none();
         let counter = |own: &SubjectLimit| {
@@ -273,9 +259,6 @@ impl QuotaSpec {
 
     /// The subjects that a job's calls are counted for; a name without a limit is none. Both names become parts of
     /// keys, so they must be plain (`A-Z a-z 0-9 _ -`, at most 64).
-    ///
-    /// # Errors
-    /// [`Blocked`] if a rule blocks the account.
     pub fn subjects(&self, account: Option<&str>, reference: Option<&str>) -> Result<Vec<Subject>, Blocked> {
         let rules = || self.account_rules.iter().filter(|rule| Some(rule.account.as_str()) == account);
         if rules().any(|rule| rule.rule == Rule::Blocked) {
@@ -310,51 +293,43 @@ impl QuotaSpec {
     }
 
     /// Scope of the limits that count a subject.
-    #[must_use]
     pub fn scope_of(&self, subject: &Subject) -> Scope {
         let first = subject.limits.first().and_then(|own| self.limits.get(own.index));
         first.map_or(Scope::Provider, |limit| limit.scope)
     }
 
     /// Longest time after its grant at which a use may begin to count.
-    #[must_use]
     pub fn count_delay_max_us(&self) -> u64 {
         micros_up(BOOKING_HORIZON) + micros_up(self.hold_max)
     }
 
     /// Longest time after its grant at which a permit may start.
-    #[must_use]
     pub fn start_delay_max_us(&self) -> u64 {
         micros_up(BOOKING_HORIZON) + micros_up(self.send_budget)
     }
 
     /// Name of the limit at an index of a reply.
-    #[must_use]
     pub fn limit_name(&self, index: usize) -> &str {
         self.limits.get(index).map_or(PACING, |limit| limit.name.as_str())
     }
 
     /// Whether the limit of this name counts requests in flight, so that each release may let the next one start.
-    #[must_use]
     pub fn counts_in_flight(&self, name: &str) -> bool {
         let mut limits = self.limits.iter();
         limits.any(|limit| limit.name == name && limit.algorithm == Algorithm::Concurrency)
     }
 
     /// Whether a waiter may get the slot of a release at once, because an enforced limit counts requests in flight.
-    #[must_use]
     pub fn releases_are_urgent(&self) -> bool {
         self.limits.iter().any(|limit| limit.algorithm == Algorithm::Concurrency && !limit.shadow)
     }
 
     /// Longest time that any use can count: after it, a limiter without memory knows as much as one with it.
-    #[must_use]
     pub fn longest_window_us(&self) -> u64 {
         Scope::ALL.into_iter().map(|scope| self.longest_window_of_us(scope)).max().unwrap_or(0)
     }
 
     /// Longest time that a use can count under the limits of a scope; 0: the scope has none.
-    #[must_use]
     pub fn longest_window_of_us(&self, scope: Scope) -> u64 {
         let limits = || self.limits.iter().filter(|limit| limit.scope == scope);
         let rules = self.account_rules.iter().filter(|_| scope == Scope::Account);
@@ -367,14 +342,12 @@ impl QuotaSpec {
 
     /// Length of a cold start: how long after its state was lost a limiter grants nothing. It covers the handover,
     /// starts that were booked, their longest hold, and the longest window.
-    #[must_use]
     pub fn cold_start_us(&self) -> u64 {
         self.longest_window_us() + self.lag_us()
     }
 
     /// How far back the ledger must be read after a loss. Shadow limits do not matter: they restart from zero, and so
     /// does a limit that was a shadow. Accounts and references wait unless nothing was used.
-    #[must_use]
     pub fn lookback(&self) -> Lookback {
         let enforced = self.provider_counters().into_iter().filter(|counter| !counter.shadow);
         let longest_us = enforced.map(|counter| counter.window_us).max().unwrap_or(0);
@@ -385,19 +358,16 @@ impl QuotaSpec {
     }
 
     /// Longest time after the loss of a state at which a use granted before the loss may begin to count.
-    #[must_use]
     pub fn lag_us(&self) -> u64 {
         micros_up(self.hold_max) + micros_up(BOOKING_HORIZON) + micros_up(self.handover)
     }
 
     /// The largest cost that can ever be granted to a call of this kind and these subjects.
-    #[must_use]
     pub fn cost_max(&self, kind: CallKind, subjects: &[Subject]) -> u32 {
         self.tightest_limit(kind, subjects).map_or(0, |(_, at_once)| at_once)
     }
 
     /// The limit with the smallest capacity among those that count such a call, and this capacity.
-    #[must_use]
     pub fn tightest_limit(&self, kind: CallKind, subjects: &[Subject]) -> Option<(String, u32)> {
         let provider = self.provider_counters();
         let own = subjects.iter().flat_map(|subject| self.subject_counters(subject));

@@ -7,7 +7,6 @@
 pub const REDACTED: char = '…';
 
 /// The address without possible secrets. A parameter whose whole value is a placeholder (`${job:id}`) keeps it.
-#[must_use]
 pub fn redact_url(text: &str) -> String {
     let (text, fragment) = text.split_once('#').map_or((text, false), |(text, _)| (text, true));
     let (address, query) = text.split_once('?').map_or((text, None), |(address, query)| (address, Some(query)));
@@ -25,14 +24,12 @@ pub fn redact_url(text: &str) -> String {
 }
 
 /// Change of an address, in a form without secrets.
-#[must_use]
 pub fn describe_url_change(from: &str, to: &str) -> String {
     let (from, to) = (redact_url(from), redact_url(to));
     if from == to { format!("{to} (another value of a parameter)") } else { format!("{from} → {to}") }
 }
 
 /// Whether an address was redacted, and so is not complete.
-#[must_use]
 pub fn has_redaction(url: &str) -> bool {
     url.contains(REDACTED)
 }

@@ -18,7 +18,6 @@ pub struct ThrottleStreak {
 
 impl ThrottleStreak {
     /// The generation, counted from 1 in a row, of a 429 whose request began then.
-    #[must_use]
     pub fn generation(&self, began: Duration) -> u32 {
         if began < self.until { self.generations.max(1) } else { self.generations.saturating_add(1) }
     }

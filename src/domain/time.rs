@@ -12,13 +12,11 @@ use std::time::Duration;
 pub struct Micros(pub u64);
 
 impl Micros {
-    #[must_use]
     pub fn plus(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(micros_up(duration)))
     }
 
     /// Time from `earlier` to `self`; zero if `earlier` is later.
-    #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
@@ -37,26 +35,22 @@ impl EpochMs {
 
     /// Whether the instant can be stored and written as text. Constraint `instants_are_finite` of the database checks
     /// the same.
-    #[must_use]
     pub fn is_writable(self) -> bool {
         (Self::FIRST..=Self::LAST).contains(&self)
     }
 }
 
 /// Whole microseconds, rounded up.
-#[must_use]
 pub fn micros_up(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
 /// Whole microseconds, rounded down.
-#[must_use]
 pub fn micros_down(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Whole milliseconds, rounded up.
-#[must_use]
 pub fn millis_up(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -83,7 +77,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// The shortest exact text that [`parse_duration`] accepts: `1500ms`, `1s`, `5m`.
-#[must_use]
 pub fn format_duration(duration: Duration) -> String {
     let ms = millis_up(duration);
     for (unit_ms, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")] {

@@ -43,13 +43,11 @@ impl UrlTemplate {
         Ok(template)
     }
 
-    #[must_use]
     pub fn has_placeholders(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, UrlPart::Field(_)))
     }
 
     /// Whether two payments of one account get different addresses.
-    #[must_use]
     pub fn names_payment(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, UrlPart::Field(field) if *field != UrlField::Account))
     }
@@ -62,7 +60,6 @@ impl UrlTemplate {
     }
 
     /// The address with `x` at every placeholder, to check its host.
-    #[must_use]
     pub fn sample(&self) -> String {
         let fill = |part: &UrlPart| match part {
             UrlPart::Text(text) => text.clone(),

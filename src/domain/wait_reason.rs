@@ -60,7 +60,6 @@ pub const PROVIDER_WAIT_CODES: [&str; 2] = ["provider_paused", "throttled"];
 
 impl WaitReason {
     /// One of each, in the order of the documentation; a limit's name is empty.
-    #[must_use]
     pub fn all() -> [Self; 29] {
         [
             Self::NotBefore,
@@ -96,7 +95,6 @@ impl WaitReason {
     }
 
     /// The code in the ledger, in JSON and in the API.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
             Self::NotBefore => "not_before",
@@ -132,7 +130,6 @@ impl WaitReason {
     }
 
     /// The limit that it names.
-    #[must_use]
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Limit(name) | Self::CostExceedsLimit(name) => Some(name),
@@ -142,7 +139,6 @@ impl WaitReason {
 
     /// The reason of this code and limit; `None` for an unknown code, and where the code names a limit and there is
     /// none, or the other way round.
-    #[must_use]
     pub fn from_columns(code: &str, limit: Option<String>) -> Option<Self> {
         let reason = Self::all().into_iter().find(|reason| reason.code() == code)?;
         match (reason, limit) {
@@ -154,7 +150,6 @@ impl WaitReason {
     }
 
     /// Whether the limiter grants no permit to any job of the quota.
-    #[must_use]
     pub fn is_limiter_wide(&self) -> bool {
         matches!(
             self,
@@ -181,19 +176,16 @@ impl From<WaitReason> for Wait {
 }
 
 impl Wait {
-    #[must_use]
     pub fn with_detail(reason: WaitReason, detail: impl Into<String>) -> Self {
         Self { reason, detail: Some(detail.into()) }
     }
 
     /// The wait for a limit.
-    #[must_use]
     pub fn for_limit(name: impl Into<String>) -> Self {
         Self::from(WaitReason::Limit(name.into()))
     }
 
     /// The wait of a job whose cost is above the limit's capacity; it waits until the limit is raised.
-    #[must_use]
     pub fn for_larger_limit(limit: impl Into<String>, cost: u16, at_once: u32) -> Self {
         let detail = format!("cost {cost} exceeds the {at_once} that it admits at once");
         Self::with_detail(WaitReason::CostExceedsLimit(limit.into()), detail)
@@ -207,7 +199,6 @@ impl fmt::Display for Wait {
 }
 
 /// The sentence that people read.
-#[must_use]
 pub fn sentence(reason: &WaitReason, detail: Option<&str>) -> String {
     let what = match reason {
         WaitReason::NotBefore => "waits for its time",
@@ -244,7 +235,6 @@ pub fn sentence(reason: &WaitReason, detail: Option<&str>) -> String {
 }
 
 /// Past form of the sentence: `waited for limit per-account`.
-#[must_use]
 pub fn past_sentence(reason: &WaitReason, detail: Option<&str>) -> String {
     let what = match reason {
         WaitReason::NotBefore => "waited for its time",

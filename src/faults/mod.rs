@@ -93,7 +93,6 @@ mod unarmed {
 
     /// Whether this bug is switched on.
     #[inline(always)]
-    #[must_use]
     pub const fn bug(_: Bug) -> bool {
         false
     }
@@ -118,7 +117,6 @@ mod unarmed {
 
     /// The limiter's Lua functions, with the bugs that are switched on.
     #[inline(always)]
-    #[must_use]
     pub const fn patched(source: &str) -> Cow<'_, str> {
         Cow::Borrowed(source)
     }

@@ -30,7 +30,6 @@ pub struct PaymentCount {
 
 impl PaymentCount {
     /// The count after one more snapshot, taken this long after the one before.
-    #[must_use]
     pub fn updated(before: Option<Self>, account: &ProviderReconciliation, ready: u64, since: Duration) -> Self {
         // A payment that was recorded since then is no longer in the queue alone.
         let left = before.map(|before| before.reported().saturating_sub(account.recorded));
@@ -67,7 +66,6 @@ pub struct Backlog {
 }
 
 /// `ready`: messages in the lane's queue; `unrecorded`: from [`PaymentCount`], where it is known.
-#[must_use]
 pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unrecorded: Option<u64>) -> Backlog {
     let both = account.zip(ready);
     let unrecorded =

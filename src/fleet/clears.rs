@@ -89,7 +89,6 @@ fn ms(duration: Duration) -> u64 {
 }
 
 /// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
-#[must_use]
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
     let name = provider.name.as_str();
     let counted = ProviderCounts::new(evidence, name);

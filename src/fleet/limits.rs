@@ -30,7 +30,6 @@ pub struct LimitOverview {
 
 impl LimitOverview {
     /// The rate as `N/DURATION`, or `N at once`.
-    #[must_use]
     pub fn rate_in_words(&self) -> String {
         format_rate(self.max_requests, self.window_ms)
     }

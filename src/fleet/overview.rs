@@ -153,7 +153,6 @@ pub struct ProviderOverview {
 }
 
 /// Computes the overview.
-#[must_use]
 pub fn overview(evidence: &OverviewInput) -> Overview {
     let mut providers: Vec<ProviderOverview> = evidence.rows.iter().map(|row| with_row(evidence, row)).collect();
     let accounts = || evidence.reconciliation.iter().flatten();

@@ -36,7 +36,6 @@ pub struct PaceOverview {
 
 impl PaceOverview {
     /// The pace of a row among all rows; `None`: no limit applies to every charge.
-    #[must_use]
     pub fn new<'a>(row: &'a Provider, rows: impl IntoIterator<Item = &'a Provider>) -> Option<Self> {
         let pace = Pace::new(row, rows)?;
         Some(Self {

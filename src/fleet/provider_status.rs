@@ -37,7 +37,6 @@ pub enum ProviderState {
 
 impl ProviderState {
     /// The name in JSON and tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Disabled => "disabled",

@@ -34,7 +34,6 @@ pub(super) fn lane_reports<'a>(
 }
 
 /// Waits for permits of a provider, over all workers.
-#[must_use]
 pub fn permit_waits(workers: &[WorkerProcess], name: &str) -> WaitHistogram {
     let mut sum = WaitHistogram::default();
     lane_reports(workers, name).filter(|(worker, _)| worker.is_live()).for_each(|(_, lane)| sum.add(&lane.waits));
@@ -42,7 +41,6 @@ pub fn permit_waits(workers: &[WorkerProcess], name: &str) -> WaitHistogram {
 }
 
 /// The last decisions of all workers, newest first.
-#[must_use]
 pub fn recent_decisions(workers: &[WorkerProcess], name: &str) -> Vec<DecisionOverview> {
     let all = lane_reports(workers, name)
         .flat_map(|(worker, lane)| lane.decisions.iter().map(move |decision| (worker, decision)));

@@ -77,7 +77,6 @@ fn ms(duration: Duration) -> u64 {
 }
 
 /// The reconciliations by their provider.
-#[must_use]
 pub fn by_provider(
     accounts: impl IntoIterator<Item = ProviderReconciliation>,
 ) -> BTreeMap<String, ProviderReconciliation> {
@@ -86,7 +85,6 @@ pub fn by_provider(
 
 impl ProviderReconciliation {
     /// Jobs in one state.
-    #[must_use]
     pub fn in_state(&self, state: &str) -> u64 {
         self.states.get(state).copied().unwrap_or_default()
     }

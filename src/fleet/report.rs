@@ -33,7 +33,6 @@ pub struct ProcessReport {
 
 impl ProcessReport {
     /// The report as it reads this long after it was written: its pauses end sooner.
-    #[must_use]
     pub fn aged(mut self, age: Duration) -> Self {
         let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
         for pause in self.lanes.values_mut().flat_map(|lane| [&mut lane.pause, &mut lane.gate]).flatten() {
@@ -61,7 +60,6 @@ pub struct BackendStatus {
 }
 
 /// The problem with the backend's name before it, unless it begins with the name already.
-#[must_use]
 pub fn problem_with_name(backend: &str, problem: &str) -> String {
     let begins_with = |name: &str| problem.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', ':']));
     let named = begins_with(backend) || (backend == "queue" && begins_with("broker"));

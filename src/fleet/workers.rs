@@ -47,7 +47,6 @@ impl Outage {
 }
 
 /// The processes of these rows that are shown; `read` is the time since the rows were read.
-#[must_use]
 pub fn visible_workers(rows: &[StoredReport], read: Duration, outage: Option<Outage>) -> Vec<WorkerProcess> {
     let workers = rows.iter().map(|row| {
         let age = row.age + read;
@@ -101,7 +100,6 @@ pub struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    #[must_use]
     pub fn from_row(row: &StoredReport) -> Self {
         let readable = row.format == REPORT_FORMAT;
         Self {
@@ -116,13 +114,11 @@ impl WorkerProcess {
         }
     }
 
-    #[must_use]
     pub fn is_live(&self) -> bool {
         self.age <= HEARTBEAT_TIMEOUT
     }
 
     /// `host:pid`, for people.
-    #[must_use]
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.pid)
     }
@@ -156,7 +152,6 @@ pub struct WorkerOverview {
 }
 
 impl WorkerOverview {
-    #[must_use]
     pub fn new(worker: &WorkerProcess) -> Self {
         let report = worker.report.clone().unwrap_or_default();
         let mut warnings = report.warnings;

@@ -33,7 +33,6 @@ impl BlockedReason {
     pub const ALL: [Self; 4] = [Self::Limit, Self::AccountBlocked, Self::Misconfigured, Self::RejectedStreak];
 
     /// Stable code of column `blocked_reason`.
-    #[must_use]
     pub fn code(self) -> &'static str {
         match self {
             Self::Limit => "limit",
@@ -43,7 +42,6 @@ impl BlockedReason {
         }
     }
 
-    #[must_use]
     pub fn from_code(code: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.code() == code)
     }
@@ -147,7 +145,6 @@ pub struct BlockedFlow {
 
 impl BlockedFlow {
     /// What its jobs wait for.
-    #[must_use]
     pub fn wait_reason(&self) -> WaitReason {
         match self.reason {
             BlockedReason::Limit => WaitReason::Limit(self.limit.clone().unwrap_or_default()),
@@ -158,7 +155,6 @@ impl BlockedFlow {
     }
 
     /// The same with its text.
-    #[must_use]
     pub fn wait(&self) -> Wait {
         match self.wait_reason() {
             reason @ WaitReason::Misconfigured => {
@@ -181,7 +177,6 @@ pub struct FlowStatus {
 
 impl FlowStatus {
     /// The block, unless its instant has passed.
-    #[must_use]
     pub fn block(&self) -> Option<&BlockedFlow> {
         self.blocked.as_ref().filter(|blocked| !blocked.left.is_zero())
     }
@@ -200,7 +195,6 @@ pub struct FlowReport {
 
 impl FlowReport {
     /// Its share of what the lane sends of its class, by the weights; `None` while it is blocked.
-    #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a share for people")]
     pub fn share(&self) -> Option<f64> {
         let shares = self.status.block().is_none() && self.class_weight >= u64::from(self.weight);

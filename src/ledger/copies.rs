@@ -22,13 +22,11 @@ impl DeliveredCopy {
     /// A copy that counts, whatever its number.
     pub const ALWAYS_CURRENT: Self = Self::delivered(i64::MAX, false);
 
-    #[must_use]
     pub const fn delivered(copy: i64, redelivered: bool) -> Self {
         Self { copy, redelivered, stays_queued: false }
     }
 
     /// The newest copy of a job that is claimed from the ledger and not from a delivery.
-    #[must_use]
     pub const fn queued(copy: i64) -> Self {
         Self { copy, redelivered: false, stays_queued: true }
     }
@@ -52,7 +50,6 @@ pub struct ReturnPlan {
 
 impl ReturnPlan {
     /// The number of the copy to publish now; `None` when the job returns without one.
-    #[must_use]
     pub fn copy_to_publish(self, newest_before: i64) -> Option<i64> {
         (!self.unqueued && self.copy > newest_before).then_some(self.copy)
     }

@@ -62,9 +62,6 @@ pub struct AdvisoryRunLock {
 
 impl AdvisoryRunLock {
     /// Whether the lock is held. A session that has ended is replaced, unless another process has the lock by now.
-    ///
-    /// # Errors
-    /// When the database cannot be asked.
     pub async fn is_held(&self) -> Result<bool, LedgerError> {
         let (pool, session) = (self.pool.clone(), Arc::clone(&self.session));
         run_to_completion(async move {
@@ -103,9 +100,6 @@ impl Database {
 
     /// Opens the database like [`Self::open`]. Trusts these TLS authorities besides the public ones, unless the URL
     /// names its own `sslrootcert`.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
     pub fn open_with_authorities(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
         match url.split(':').next() {
             Some("postgres" | "postgresql") => {
@@ -133,38 +127,31 @@ impl Database {
         }
     }
 
-    #[must_use]
     pub fn ledger(&self) -> Arc<dyn Ledger> {
         self.ledger.clone()
     }
 
-    #[must_use]
     pub fn upkeep(&self) -> Arc<dyn Upkeep> {
         self.ledger.clone()
     }
 
-    #[must_use]
     pub fn backlog(&self) -> Arc<dyn Backlog> {
         self.ledger.clone()
     }
 
-    #[must_use]
     pub fn fleet(&self) -> Arc<dyn Fleet> {
         self.ledger.clone()
     }
 
-    #[must_use]
     pub fn settings(&self) -> Arc<dyn Settings> {
         self.settings.clone()
     }
 
-    #[must_use]
     pub fn operator(&self) -> Arc<dyn Operator> {
         self.operator.clone()
     }
 
     /// SQLite's pool of one connection, for the embedded queue in the same file.
-    #[must_use]
     pub fn sqlite_pool(&self) -> Option<SqlitePool> {
         match &self.pool {
             DatabasePool::Sqlite(pool) => Some(pool.clone()),
@@ -184,9 +171,6 @@ impl Database {
     }
 
     /// Applies missing migrations like [`Self::migrate`], but those of a later program.
-    ///
-    /// # Errors
-    /// As [`Self::migrate`].
     pub async fn migrate_by(&self, migrator: &'static Migrator) -> Result<(), LedgerError> {
         let pool = self.pool.clone();
         // Like every transaction, a migration is never cancelled. It has no time limit, because it may rewrite a large
@@ -227,9 +211,6 @@ impl Database {
     }
 
     /// The number of connections that PostgreSQL allows this user; `None` for SQLite.
-    ///
-    /// # Errors
-    /// When the database cannot be asked.
     pub async fn connection_limits(&self) -> Result<Option<ConnectionLimits>, LedgerError> {
         let DatabasePool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();
@@ -244,9 +225,6 @@ impl Database {
 
     /// Takes the lock for embedded parts on a PostgreSQL database; `None` when another process has it. For SQLite,
     /// callers lock the file instead.
-    ///
-    /// # Errors
-    /// When the database cannot be asked.
     pub async fn try_run_lock(&self) -> Result<Option<AdvisoryRunLock>, LedgerError> {
         let DatabasePool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();

@@ -13,8 +13,6 @@ use uuid::Uuid;
 pub struct DeploymentId(Uuid);
 
 impl DeploymentId {
-    /// # Errors
-    /// When the text is no UUID.
     pub fn parse(text: &str) -> Result<Self, String> {
         Uuid::parse_str(text).map(Self).map_err(|error| format!("a deployment id is a UUID: {error}"))
     }

@@ -101,7 +101,6 @@ pub struct Claimed {
 
 impl Claimed {
     /// A job that has just been recorded, and is due.
-    #[must_use]
     pub fn new_job(lease: LeaseToken) -> Self {
         Self {
             lease,
@@ -148,7 +147,6 @@ pub struct BatchOptions {
 }
 
 impl BatchOptions {
-    #[must_use]
     pub fn immediate(lease: Duration) -> Self {
         Self { lease, max_batch_delay: Duration::ZERO }
     }
@@ -220,7 +218,6 @@ pub enum JobState {
 
 impl JobState {
     /// How long the job waits; `None` when it is final.
-    #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         match self {
             Self::Waiting { wait, .. } | Self::Unknown { wait, .. } => Some(*wait),

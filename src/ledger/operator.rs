@@ -43,7 +43,6 @@ pub enum JobResolution {
 
 impl JobResolution {
     /// The state in which a job must be for this decision.
-    #[must_use]
     pub fn required_state(&self) -> &'static str {
         match self {
             Self::Succeeded { .. } | Self::Declined | Self::Resend => "review",
@@ -53,7 +52,6 @@ impl JobResolution {
     }
 
     /// The job's state afterwards.
-    #[must_use]
     pub fn resulting_state(&self) -> &'static str {
         match self {
             Self::Succeeded { .. } => "succeeded",
@@ -64,13 +62,11 @@ impl JobResolution {
     }
 
     /// Whether the job's message must be published afterwards.
-    #[must_use]
     pub fn needs_resend(&self) -> bool {
         self.resulting_state() == "waiting"
     }
 
     /// The action as a past participle, for the job's reason and for refusals.
-    #[must_use]
     pub fn past_participle(&self) -> &'static str {
         match self {
             Self::Succeeded { .. } | Self::Declined => "resolved",
@@ -131,7 +127,6 @@ pub struct JobFilter {
 
 impl JobFilter {
     /// Whether all given conditions, the id apart, hold for this job.
-    #[must_use]
     pub fn matches(&self, job: &JobSummary) -> bool {
         self.state.is_none_or(|state| state == job.state)
             && self.provider.as_ref().is_none_or(|provider| provider.as_str() == job.provider)
@@ -158,7 +153,6 @@ pub struct UnreadableRow {
 }
 
 impl UnreadableRow {
-    #[must_use]
     pub fn new(id: String, error: &LedgerError) -> Self {
         let problem = match error {
             LedgerError::Corrupt(problem) => problem.clone(),

@@ -27,7 +27,6 @@ const LATE_AFTER: Duration = Duration::from_secs(60);
 
 impl UnpublishedEvents {
     /// The warning for the operator, if there is one.
-    #[must_use]
     pub fn warning(&self) -> Option<String> {
         let Self { events, rejected, oldest } = *self;
         let oldest_s = oldest.unwrap_or_default().as_secs();

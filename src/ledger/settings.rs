@@ -52,8 +52,6 @@ pub struct RawRate {
 }
 
 impl RawRate {
-    /// # Errors
-    /// Why the rate is invalid.
     pub fn validate(self) -> Result<Rate, String> {
         let max_requests = u32::try_from(self.max_requests).map_err(|_| "max_requests is out of range".to_owned())?;
         let Some(window_ms) = self.window_ms else { return Rate::at_once(max_requests) };

@@ -40,7 +40,6 @@ pub struct AuditedChange {
 
 impl AuditedChange {
     /// `alice@host (app) paused it at 2027-01-15T08:00:00.000Z (why)`, if the change paused its provider.
-    #[must_use]
     pub fn describe_pause(&self) -> Option<String> {
         let on = |value: &Value| value.as_bool() == Some(true) || value.as_i64() == Some(1);
         let paused = self.new.as_ref()?.get("paused").is_some_and(on);

@@ -132,7 +132,6 @@ pub struct LedgerReconciliation {
 
 impl LedgerReconciliation {
     /// Jobs of the states that are not final.
-    #[must_use]
     pub fn open(&self) -> u64 {
         let open = |state: &str| matches!(state, "waiting" | "sending" | "unknown");
         self.states.iter().filter(|(state, _)| open(state)).map(|(_, jobs)| jobs).sum()
@@ -140,7 +139,6 @@ impl LedgerReconciliation {
 
     /// The discrepancies as texts; empty when all jobs are accounted for. Overdue jobs are no discrepancy: the jobs of
     /// a paused lane become overdue, too.
-    #[must_use]
     pub fn discrepancies(&self) -> Vec<String> {
         let mut discrepancies = Vec::new();
         let accounted = self.active + self.delayed + self.due + self.backlog;

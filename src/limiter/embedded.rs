@@ -26,7 +26,6 @@ pub struct EmbeddedLimiter {
 }
 
 impl EmbeddedLimiter {
-    #[must_use]
     pub fn new() -> Self {
         let started_wall_clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { started: Instant::now(), started_wall_clock, quotas: Mutex::default() }

@@ -15,7 +15,6 @@ const CLOCK_SKEW_MAX: Duration = Duration::from_millis(50);
 
 /// The holder's name for the Redis primary with this run id, or for the process with this run id and an embedded
 /// limiter.
-#[must_use]
 pub fn holder_name(run_id: &str) -> String {
     format!("redis:{run_id}")
 }
@@ -38,7 +37,6 @@ pub struct LeadershipTiming {
 
 impl LeadershipTiming {
     /// Timing with this poll interval, and without outstanding permits.
-    #[must_use]
     pub const fn with_poll_interval(poll_interval: Duration) -> Self {
         Self {
             poll_interval,
@@ -50,21 +48,18 @@ impl LeadershipTiming {
     }
 
     /// Timing for a quota whose permits may start this long after they were granted.
-    #[must_use]
     pub fn with_start_delay_max(mut self, start_delay_max: Duration) -> Self {
         self.slack += start_delay_max;
         self
     }
 
     /// Age at which a polled row is no longer valid, counted from the start of the poll.
-    #[must_use]
     pub fn stale_after(&self) -> Duration {
         self.poll_interval * 3
     }
 
     /// Time after which no worker acts on the former holder, and no permit of the former holder can start. It counts
     /// from when the new holder was first seen.
-    #[must_use]
     pub fn handover(&self) -> Duration {
         self.stale_after() + self.slack
     }

@@ -59,7 +59,6 @@ pub struct LimitStatus {
 
 impl LimitStatus {
     /// Permits of cost 1 that the limit can grant now.
-    #[must_use]
     pub fn remaining(&self) -> u64 {
         u64::from(self.capacity).saturating_sub(self.used)
     }

@@ -37,7 +37,6 @@ pub struct SingleProcessLimiter {
 
 impl SingleProcessLimiter {
     /// `run_id`: 1 to 64 letters, digits, `_` and `-`; different for each process.
-    #[must_use]
     pub fn new(run_id: String, session_lock: Arc<dyn SessionLock>) -> Self {
         let connected_at = Instant::now();
         Self { limiter: EmbeddedLimiter::new(), run_id, session_lock, connected_at, reconnected_at: Mutex::default() }

@@ -69,9 +69,6 @@ pub async fn set_rate(
 
 /// Pauses or resumes a provider; returns whether that changed anything. A resume always does: it also lifts waits that
 /// the provider asked for, which are not in the row.
-///
-/// # Errors
-/// [`SettingsChangeError`].
 pub async fn set_paused(
     settings: &dyn Settings,
     provider: &ProviderName,

@@ -123,9 +123,6 @@ pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) 
 }
 
 /// Explains one job.
-///
-/// # Errors
-/// When the ledger is unavailable.
 pub async fn explain_job(sources: &FactSources<'_>, id: &JobId) -> Result<ExplainResponse, LedgerError> {
     let facts = gather_facts(sources, id).await?;
     let from = if sources.process.is_some() { "process" } else { "ledger" };

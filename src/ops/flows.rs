@@ -62,7 +62,6 @@ pub struct FlowBlockOverview {
 }
 
 impl FlowBlockOverview {
-    #[must_use]
     pub fn new(wait: &Wait, until: DatabaseTime, left_ms: u64) -> Self {
         Self {
             reason: wait.reason.code().to_owned(),

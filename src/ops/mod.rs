@@ -103,9 +103,6 @@ impl StartupGate {
 }
 
 /// Serves until `stop` fires.
-///
-/// # Errors
-/// When the listener fails.
 pub async fn serve(listener: TcpListener, gate: StartupGate, stop: CancellationToken) -> std::io::Result<()> {
     let answers = Router::new().fallback(move |request| gate.clone().respond(request));
     let service = answers

@@ -105,7 +105,6 @@ pub struct ShadowCounts {
 }
 
 impl PeekedLimit {
-    #[must_use]
     pub fn from_status(limit: &LimitStatus) -> Self {
         Self {
             limit: limit.name.clone(),
@@ -144,9 +143,6 @@ struct Usage<'a> {
 }
 
 /// Reads the limits of a provider; with an account, those that its jobs count against.
-///
-/// # Errors
-/// [`PeekError`].
 pub async fn peek(
     limiter: &dyn Limiter,
     known: &LoadedSettings,
@@ -159,9 +155,6 @@ pub async fn peek(
 }
 
 /// Counts what waits of an account in the backlog of the provider's lane, and finds when the next one starts.
-///
-/// # Errors
-/// [`PeekError`].
 pub async fn peek_backlog(
     limiter: &dyn Limiter,
     backlog: &dyn Backlog,

@@ -39,7 +39,6 @@ pub struct FrozenRequest {
 
 impl FrozenRequest {
     /// Whether body and URL are within today's bounds. An older version of Sluicegate may have frozen a larger request.
-    #[must_use]
     pub fn is_within_bounds(&self) -> bool {
         self.body.len() <= REQUEST_BODY_BYTES_MAX && self.url.len() <= URL_BYTES_MAX
     }

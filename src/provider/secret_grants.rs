@@ -28,9 +28,6 @@ pub enum SecretReferenceError {
 
 impl SecretReference {
     /// Parses `env:NAME` or `file:/PATH`.
-    ///
-    /// # Errors
-    /// The reason why the text is neither.
     pub fn parse(text: &str) -> Result<Self, SecretReferenceError> {
         match text.split_once(':') {
             Some(("env", name)) if env_variable::is_config_variable(name) => Err(SecretReferenceError::ConfigVariable),
@@ -126,7 +123,6 @@ impl SecretGrant {
         Ok(Self { reference, host_pattern: HostPattern::parse(host)? })
     }
 
-    #[must_use]
     pub fn permits(&self, reference: &SecretReference, host: &str) -> bool {
         self.reference == *reference && self.host_pattern.matches(host)
     }
@@ -163,13 +159,11 @@ impl SecretGrants {
         self.0.iter()
     }
 
-    #[must_use]
     pub fn permits(&self, reference: &SecretReference, host: &str) -> bool {
         self.0.iter().any(|grant| grant.permits(reference, host))
     }
 
     /// The configuration change that allows these uses too, for an error text.
-    #[must_use]
     pub fn fix_hint(&self, missing: &[SecretUse]) -> String {
         let mut entries: Vec<String> = missing.iter().map(|used| format!("{:?}", used.to_string())).collect();
         entries.sort();

@@ -21,35 +21,30 @@ pub const DEAD_ROUNDS: &str = "x-sluicegate-dead-rounds";
 pub const WAITS_SINCE: &str = "x-sluicegate-waits-since";
 
 /// Since when this message waits for a newer worker.
-#[must_use]
 pub fn waits_since(properties: &Properties) -> Option<Duration> {
     let seconds = properties.headers.get(WAITS_SINCE).and_then(|text| text.parse().ok());
     seconds.map(Duration::from_secs)
 }
 
 /// The same properties for a message that waits since then.
-#[must_use]
 pub fn with_waits_since(mut properties: Properties, since: Duration) -> Properties {
     properties.headers.insert(WAITS_SINCE.to_owned(), since.as_secs().to_string());
     properties
 }
 
 /// The same properties for a message whose wait has ended: publishing it again begins another.
-#[must_use]
 pub fn without_waits_since(mut properties: Properties) -> Properties {
     properties.headers.remove(WAITS_SINCE);
     properties
 }
 
 /// The number of this copy of its job's message. A header that cannot be read was not written by us.
-#[must_use]
 pub fn copy_number(properties: &Properties) -> i64 {
     let number = properties.headers.get(COPY).and_then(|text| text.parse().ok());
     number.filter(|number| *number > 0).unwrap_or(0)
 }
 
 /// The same properties for a copy with this number.
-#[must_use]
 pub fn with_copy_number(mut properties: Properties, number: i64) -> Properties {
     if number > 0 {
         properties.headers.insert(COPY.to_owned(), number.to_string());

@@ -28,7 +28,6 @@ pub struct JobArrival {
 
 impl JobArrival {
     /// A job without account, of cost 1 and priority 0.
-    #[must_use]
     pub fn at(at_us: u64) -> Self {
         Self { at_us, account: None, cost: 1, priority: 0, expires_us: None }
     }
@@ -44,14 +43,12 @@ pub struct JobArrivals {
 
 impl JobArrivals {
     /// Arrivals from jobs in any order.
-    #[must_use]
     pub fn new(mut jobs: Vec<JobArrival>) -> Self {
         jobs.sort_by_key(|job| job.at_us);
         Self { jobs, ..Self::default() }
     }
 
     /// `jobs` jobs at the start, at most [`JOBS_MAX`].
-    #[must_use]
     pub fn burst(jobs: usize) -> Self {
         Self::new(vec![JobArrival::at(0); jobs.min(JOBS_MAX)])
     }
@@ -90,12 +87,10 @@ impl JobArrivals {
         self.jobs.sort_by_key(|job| job.at_us);
     }
 
-    #[must_use]
     pub fn jobs(&self) -> &[JobArrival] {
         &self.jobs
     }
 
-    #[must_use]
     pub fn accounts(&self) -> &[String] {
         &self.accounts
     }

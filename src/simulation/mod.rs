@@ -78,7 +78,6 @@ impl Model {
 }
 
 /// Processes all arrivals and returns the result.
-#[must_use]
 pub fn simulate(model: &Model, arrivals: &JobArrivals, rng: &mut StdRng) -> SimulationResult {
     let world = world::Simulation::new(model, arrivals, rng);
     result::summarize(model, arrivals, &world.run())

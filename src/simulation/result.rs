@@ -67,7 +67,6 @@ pub struct SimulationResult {
 
 impl SimulationResult {
     /// Whether no window held more than its limit allows.
-    #[must_use]
     pub fn holds(&self) -> bool {
         self.windows.iter().all(WindowCount::holds)
     }
@@ -152,7 +151,6 @@ fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f6
 
 /// Arrivals per second over whole cycles of the limit: after the first L, which find unused slots and need not wait, as
 /// many times L as fit before the tail. `None`: fewer than two cycles, so a burst without a steady rate.
-#[must_use]
 pub fn steady_rate(arrivals_us: &[u64], limit: Rate) -> Option<f64> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
     let to = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;

@@ -40,7 +40,6 @@ pub struct WindowCount {
 }
 
 impl WindowCount {
-    #[must_use]
     pub fn holds(&self) -> bool {
         self.shadow || self.largest <= self.most
     }

@@ -42,9 +42,6 @@ pub struct TelemetryGuard {
 static STDERR: OnceLock<NonBlocking> = OnceLock::new();
 
 /// Standard error of a long-running process, written without waiting. Panics are written there too.
-///
-/// # Errors
-/// When no thread can be started.
 pub fn non_blocking_stderr() -> std::io::Result<NonBlocking> {
     if let Some(stderr) = STDERR.get() {
         return Ok(stderr.clone());
@@ -69,7 +66,6 @@ pub fn non_blocking_stderr() -> std::io::Result<NonBlocking> {
 }
 
 /// Number of log lines that this process dropped because they were not read in time.
-#[must_use]
 pub fn log_lines_dropped() -> u64 {
     STDERR.get().map_or(0, NonBlocking::dropped)
 }

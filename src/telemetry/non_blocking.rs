@@ -43,9 +43,6 @@ struct Buffer {
 
 impl NonBlocking {
     /// Starts the thread that writes to `out`.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn new(out: impl Write + Send + 'static) -> io::Result<Self> {
         let report = |lines| {
             tracing::warn!(
@@ -71,13 +68,11 @@ impl NonBlocking {
     }
 
     /// Number of lines that were dropped so far.
-    #[must_use]
     pub fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Relaxed)
     }
 
     /// Waits until everything is written, but no longer than `at_most`. Returns whether everything was written.
-    #[must_use]
     pub fn flush_within(&self, at_most: Duration) -> bool {
         let has_more = |buffer: &mut Buffer| buffer.is_writing || !buffer.pending.is_empty();
         let waited = self.0.changed.wait_timeout_while(self.0.lock(), at_most, has_more);

@@ -60,9 +60,6 @@ fn client(endpoint: &str, authorities: &Authorities) -> Result<Client, reqwest::
 }
 
 /// A layer that exports to this collector.
-///
-/// # Errors
-/// When the exporter cannot be created.
 pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, ExportGuard), String> {
     let client = client(endpoint, authorities).map_err(|error| format!("telemetry.otlp_endpoint: {error}"))?;
     let exporter = SpanExporter::builder()

@@ -14,7 +14,6 @@ pub const TARGET: &str = "sluicegate::spans";
 
 /// The span of an active job, a child of its message's `traceparent`.
 /// <https://www.w3.org/TR/trace-context/#traceparent-header>
-#[must_use]
 pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
     #[cfg(feature = "otlp")]
     {
@@ -40,7 +39,6 @@ pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
 }
 
 /// A step of the job whose span is current.
-#[must_use]
 pub fn step(name: &'static str) -> Span {
     #[cfg(feature = "otlp")]
     {
@@ -60,7 +58,6 @@ pub fn step(name: &'static str) -> Span {
 }
 
 /// The span of the one request, which ends with the provider's response.
-#[must_use]
 pub fn request(name: &'static str) -> Span {
     #[cfg(feature = "otlp")]
     {
@@ -156,7 +153,6 @@ pub fn record_end(span: &Span, end: &'static str) {
 
 /// Headers with the job's trace context for its outcome event: `traceparent` and `tracestate`. Empty if another process
 /// handled the job, or if that was long ago.
-#[must_use]
 pub fn trace_headers(id: &str) -> BTreeMap<String, String> {
     #[cfg(feature = "otlp")]
     {

@@ -38,7 +38,6 @@ pub struct ActiveJob {
 pub struct InFlightRequest(Arc<ActiveJobs>);
 
 impl ActiveJobs {
-    #[must_use]
     pub fn insert(self: &Arc<Self>, lease: LeaseToken) -> ActiveJob {
         self.lock().insert(lease.id.clone(), lease.fence);
         ActiveJob { lease, jobs: Arc::clone(self) }
@@ -53,25 +52,21 @@ impl ActiveJobs {
         Some(ActiveJob { lease: lease.clone(), jobs: Arc::clone(self) })
     }
 
-    #[must_use]
     pub fn begin_request(self: &Arc<Self>) -> InFlightRequest {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlightRequest(Arc::clone(self))
     }
 
     /// Requests whose response has not been recorded.
-    #[must_use]
     pub fn requests_in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Whether the job is active in this process.
-    #[must_use]
     pub fn contains(&self, job: &JobId) -> bool {
         self.lock().contains_key(job)
     }
 
-    #[must_use]
     pub fn count(&self) -> usize {
         self.lock().len()
     }

@@ -76,9 +76,6 @@ impl RowRules<'_> {
 
 /// Decodes one message of a lane, by the rules of its row if they are known. The ledger is asked only about messages
 /// that a stricter rule rejects.
-///
-/// # Errors
-/// The ledger's.
 pub async fn decode_delivery(
     worker: &WorkerContext,
     body: &[u8],

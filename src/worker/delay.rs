@@ -29,7 +29,6 @@ pub struct MessageCopy {
 
 impl MessageCopy {
     /// The message with this copy number, as the newest of its job; without a number, unchanged.
-    #[must_use]
     pub fn with_number(&self, number: Option<i64>) -> Self {
         let properties = headers::with_copy_number(self.properties.clone(), number.unwrap_or_default());
         Self { properties, ..self.clone() }

@@ -65,7 +65,6 @@ pub struct LaneContext {
 
 /// Unacknowledged deliveries that one process may have: what its share of `max_wait` can start, within workers and
 /// bucket.
-#[must_use]
 pub fn prefetch(provider: &Provider) -> u16 {
     let startable = provider.startable_within(provider.max_wait.mul_f64(WAIT_SHARE), DRAIN_TIME_MAX).ceil();
     let patient = provider.startable_within(PREFETCH_MIN_SPAN, DRAIN_TIME_MAX);
@@ -80,7 +79,6 @@ pub fn prefetch(provider: &Provider) -> u16 {
 /// Longest wait of an active job, counted from its delivery: `max_wait`, or what a full lane needs to drain. Without
 /// the second, jobs of a slow lane would be delayed behind a few others, and then queue behind the whole backlog. A
 /// lane that takes longer than [`DRAIN_TIME_MAX`] to drain is not waited for.
-#[must_use]
 pub fn max_local_wait(provider: &Provider) -> Duration {
     let at_mean_s = f64::from(prefetch(provider)) / provider.mean_per_second();
     let Ok(at_mean) = Duration::try_from_secs_f64(at_mean_s) else { return provider.max_wait };

@@ -81,7 +81,6 @@ pub struct SendPermission(Option<OwnedSemaphorePermit>);
 
 impl SendPermission {
     /// Whether this request tests if the provider is up again.
-    #[must_use]
     pub fn is_probe(&self) -> bool {
         self.0.is_some()
     }
@@ -109,7 +108,6 @@ impl Default for LaneControl {
 
 impl LaneControl {
     /// The control of this provider's lane.
-    #[must_use]
     pub fn for_provider(provider: &ProviderName) -> Self {
         Self { provider: provider.to_string(), ..Self::default() }
     }
@@ -125,20 +123,17 @@ impl LaneControl {
     }
 
     /// Whether charges are paused because of a limit on charges alone.
-    #[must_use]
     pub fn are_charges_paused(&self) -> bool {
         active_pause(&self.charges).is_some()
     }
 
     /// Whether a limit that counts all jobs, or all charges, pauses the lane.
-    #[must_use]
     pub fn is_at_limit(&self) -> bool {
         let pauses = [&self.intake, &self.charges].map(active_pause);
         pauses.into_iter().flatten().any(|pause| pause.cause == PauseCause::Limit)
     }
 
     /// Whether look-ups may be sent, even if charges are paused.
-    #[must_use]
     pub fn accepts_lookups(&self) -> bool {
         active_pause(&self.intake).is_none() && active_pause(&self.sending).is_none()
     }
@@ -171,7 +166,6 @@ impl LaneControl {
 
     /// The generation of consecutive throttled responses that a request which began then would belong to; see
     /// [`ThrottleStreak`].
-    #[must_use]
     pub fn throttle_generation(&self, kind: CallKind, began: Instant) -> u32 {
         self.throttle_streak(kind).generation(self.since_origin(began))
     }
@@ -187,35 +181,29 @@ impl LaneControl {
     }
 
     /// The pause of sending, if there is one now.
-    #[must_use]
     pub fn sending_pause(&self) -> Option<LanePause> {
         active_pause(&self.sending)
     }
 
-    #[must_use]
     pub fn watch_sending(&self) -> watch::Receiver<Option<LanePause>> {
         self.sending.subscribe()
     }
 
-    #[must_use]
     pub fn watch_intake(&self) -> watch::Receiver<Option<LanePause>> {
         self.intake.subscribe()
     }
 
-    #[must_use]
     pub fn watch_charges(&self) -> watch::Receiver<Option<LanePause>> {
         self.charges.subscribe()
     }
 
     /// Whether the provider was down and is not known to be up: one job at a time is sent, and its failure counts no
     /// attempt.
-    #[must_use]
     pub fn is_probing(&self) -> bool {
         self.probing.borrow().is_some()
     }
 
     /// The permission to send; `None` while another job tests whether the provider is up again.
-    #[must_use]
     pub fn try_send(&self) -> Option<SendPermission> {
         if !self.is_probing() {
             return Some(SendPermission(None));
@@ -223,12 +211,10 @@ impl LaneControl {
         Arc::clone(&self.probe).try_acquire_owned().ok().map(|probe| SendPermission(Some(probe)))
     }
 
-    #[must_use]
     pub fn watch_probing(&self) -> watch::Receiver<Option<String>> {
         self.probing.subscribe()
     }
 
-    #[must_use]
     pub fn state(&self) -> LaneStatus {
         if let Some(closed) = self.queue_refusal().clone() {
             return LaneStatus::Stopped(closed);
@@ -297,14 +283,12 @@ impl LaneControl {
     }
 
     /// The pause of an account whose requests the provider refuses.
-    #[must_use]
     pub fn account_pause(&self, account: Option<&Identifier>) -> Option<AccountPause> {
         let (until, sign) = self.account_faults().pause_of(account?.as_str(), self.since_origin(Instant::now()))?;
         Some(AccountPause { until: self.origin + until, sign })
     }
 
     /// Time for which jobs have been sent since the provider was last down or misconfigured; `None`: they are not sent.
-    #[must_use]
     pub fn healthy_for(&self) -> Option<Duration> {
         let Some(until) = *self.unhealthy_until() else { return Some(Duration::MAX) };
         if self.is_probing() { None } else { Instant::now().checked_duration_since(until) }
@@ -323,7 +307,6 @@ impl LaneControl {
     }
 
     /// Whether a message would not reach the lane, because the broker refuses it its queue.
-    #[must_use]
     pub fn is_queue_refused(&self) -> bool {
         self.queue_refusal().is_some()
     }

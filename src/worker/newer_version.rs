@@ -20,7 +20,6 @@ pub enum NewerVersionAction {
 }
 
 /// Decides by the time when the message was first seen; `max_age` is its row's, if it has one.
-#[must_use]
 pub fn decide(properties: &Properties, version: u64, max_age: Option<Duration>) -> NewerVersionAction {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     decide_at(properties, version, max_age, now)

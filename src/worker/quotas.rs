@@ -56,7 +56,6 @@ struct OpenGate {
 
 impl Quotas {
     /// Starts without gates, and runs the limiter's background task. `store_version` receives newer settings versions.
-    #[must_use]
     pub fn new(limiter: Arc<dyn Limiter>, ledger: Arc<dyn Ledger>, store_version: StoreVersion) -> Self {
         let (limiter_stop, background) = (CancellationToken::new(), TaskTracker::new());
         let (background_limiter, stop) = (Arc::clone(&limiter), limiter_stop.clone());
@@ -114,7 +113,6 @@ impl Quotas {
         changed
     }
 
-    #[must_use]
     pub fn gate(&self, quota: &ProviderName) -> Option<Gate> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).get(quota).map(|open| open.gate.clone())
     }

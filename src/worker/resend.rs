@@ -44,7 +44,6 @@ pub enum ResendError {
 
 impl ResendError {
     /// Whether the next job would fail in the same way.
-    #[must_use]
     pub fn aborts_batch(&self) -> bool {
         match self {
             Self::Unpublished(error) => !matches!(error, QueueError::Unroutable(_)),
@@ -55,9 +54,6 @@ impl ResendError {
 }
 
 /// Names of all providers in the database that can have a lane.
-///
-/// # Errors
-/// When the database fails.
 pub async fn provider_names(settings: &dyn Settings) -> Result<Vec<ProviderName>, LedgerError> {
     let names = settings.provider_names().await?;
     // An invalid name has no lane; `check` reports its row.
@@ -66,9 +62,6 @@ pub async fn provider_names(settings: &dyn Settings) -> Result<Vec<ProviderName>
 
 impl Resender<'_> {
     /// The message that would be published; changes nothing.
-    ///
-    /// # Errors
-    /// Why it would not be sent.
     pub async fn prepare(&self, id: &JobId) -> Result<(ReloadedJob, OutgoingMessage), ResendError> {
         let reloaded = self.operator.reload(id, &self.resolution).await??;
         let job = &reloaded.job;

@@ -31,7 +31,6 @@ pub struct LoadedSettings {
 
 impl LoadedSettings {
     /// The settings after a snapshot, given those before it.
-    #[must_use]
     pub fn with_snapshot(&self, snapshot: SettingsSnapshot) -> Self {
         let mut next = Self { version: snapshot.version, ..Self::default() };
         for row in snapshot.providers {
@@ -57,7 +56,6 @@ impl LoadedSettings {
 impl LoadedSettings {
     /// Quotas whose limits are not all known, because an enabled invalid row without a last valid one may hold some of
     /// them. A disabled row holds none.
-    #[must_use]
     pub fn quotas_with_unknown_limits(&self) -> BTreeSet<&str> {
         let unknown = |bad: &&InvalidRow| bad.enabled && !self.providers.contains_key(bad.provider.as_str());
         self.invalid_rows.iter().filter(unknown).map(|bad| bad.quota.as_str()).collect()
@@ -65,9 +63,6 @@ impl LoadedSettings {
 }
 
 /// Loads the settings once.
-///
-/// # Errors
-/// The ledger's.
 pub async fn load(settings: &dyn Settings, before: &LoadedSettings) -> Result<LoadedSettings, LedgerError> {
     let known = before.with_snapshot(settings.load().await?);
     for bad in &known.invalid_rows {
@@ -88,7 +83,6 @@ pub struct StoreVersion(watch::Sender<i64>);
 
 impl StoreVersion {
     /// The sender for the gates, and the receiver for [`poll`].
-    #[must_use]
     pub fn channel() -> (Self, watch::Receiver<i64>) {
         let (sender, receiver) = watch::channel(0);
         (Self(sender), receiver)
@@ -106,9 +100,6 @@ impl StoreVersion {
 
 /// Reads the version, and loads the settings if it changed. A database with an older version than before was restored
 /// from a backup: its version is raised above the old one, so that its limits take effect again.
-///
-/// # Errors
-/// The ledger's.
 pub async fn refresh(
     settings: &dyn Settings,
     before: &LoadedSettings,

@@ -128,9 +128,6 @@ fn is_ready(names: &[ProviderName], declared: &BTreeSet<ProviderName>, refused: 
 }
 
 /// Publishes a message. A deleted queue or exchange is declared again, because the message would wait for it for ever.
-///
-/// # Errors
-/// The errors of publishing and of declaring.
 pub async fn publish(
     worker: &WorkerContext,
     provider: &ProviderName,

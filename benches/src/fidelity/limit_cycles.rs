@@ -19,7 +19,6 @@ const RUNS: u32 = 16;
 
 /// Calls per second over whole turns, from the middle of the first to the middle of the last whole one; `None` with
 /// fewer than two turns.
-#[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn rate(arrivals_us: &[u64], slots: usize) -> Option<f64> {
     let slots = slots.max(1);
@@ -30,7 +29,6 @@ pub fn rate(arrivals_us: &[u64], slots: usize) -> Option<f64> {
 }
 
 /// The rate of n − L calls over the span from the first to the last.
-#[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn rate_over_span(arrivals_us: &[u64], slots: usize) -> Option<f64> {
     let calls = arrivals_us.len().checked_sub(slots)?;
@@ -50,7 +48,6 @@ pub struct LimitCycle {
 
 /// The [`rate_over_span`] of a perfect limiter with the same first turn and the same end: the mean of several runs with
 /// holds drawn evenly from their spread.
-#[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn perfect_over_span(arrivals_us: &[u64], turn: LimitCycle) -> Option<f64> {
     let (first, calls) = (arrivals_us.get(..turn.slots)?, arrivals_us.len().checked_sub(turn.slots)?);

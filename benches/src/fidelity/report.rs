@@ -160,8 +160,6 @@ impl FidelityReport {
         }
     }
 
-    /// # Errors
-    /// When stdout is closed.
     #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     pub fn print(&self, console: &mut Console) -> std::io::Result<()> {
         for line in self.conditions.lines() {

@@ -42,26 +42,20 @@ pub struct Finding {
 }
 
 impl Finding {
-    #[must_use]
     pub fn ok(subject: impl Into<String>, what: impl Into<String>) -> Self {
         Self { level: FindingLevel::Ok, subject: subject.into(), what: what.into(), fix: None }
     }
 
-    #[must_use]
     pub fn warning(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { level: FindingLevel::Warning, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
     }
 
-    #[must_use]
     pub fn error(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { level: FindingLevel::Error, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
     }
 }
 
 /// Shows findings as data.
-///
-/// # Errors
-/// When the output is closed.
 pub fn print_findings(findings: &[Finding], json: bool, console: &mut Console) -> Result<(), CommandError> {
     if json {
         console.json(&findings)?;

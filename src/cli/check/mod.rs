@@ -49,9 +49,6 @@ pub struct Args {
 }
 
 /// Reports an invalid configuration.
-///
-/// # Errors
-/// When the output is closed.
 pub fn report_invalid_configuration(
     args: &Args,
     problems: &ConfigProblems,

@@ -41,9 +41,6 @@ pub struct Args {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// When a backend fails.
 pub async fn run(
     args: &Args,
     config: &Config,

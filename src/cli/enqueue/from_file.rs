@@ -83,9 +83,6 @@ struct FailedLine {
 }
 
 /// Publishes a file's lines.
-///
-/// # Errors
-/// When the file cannot be read.
 pub async fn run(
     order: &FileToPublish<'_>,
     codec: &MessageChecker<'_>,

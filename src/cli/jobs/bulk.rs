@@ -46,7 +46,6 @@ impl From<Result<Result<(), ResolutionRefusal>, LedgerError>> for JobActionResul
 
 impl JobActionResult {
     /// Whether the next id would fail too.
-    #[must_use]
     pub fn aborts_batch(&self) -> bool {
         matches!(self, Self::Aborted(_) | Self::Unpublished { aborts_batch: true, .. })
     }
@@ -89,7 +88,6 @@ struct JobActionFailure {
 }
 
 impl BulkReport {
-    #[must_use]
     pub fn new(resolution: &JobResolution, dry_run: bool, json: bool) -> Self {
         Self {
             from: resolution.required_state(),

@@ -41,9 +41,6 @@ pub enum IdSource<'a> {
 
 impl IdSource<'_> {
     /// Opens the source that the arguments name.
-    ///
-    /// # Errors
-    /// When the file cannot be opened.
     pub async fn from_args(ids: &IdArgs) -> Result<Self, CommandError> {
         let Some(path) = &ids.file else { return Ok(Self::Argument(ids.id.clone())) };
         let name = path.display().to_string();

@@ -43,9 +43,6 @@ pub struct PageArgs {
 }
 
 /// Runs `jobs list`.
-///
-/// # Errors
-/// When the database fails.
 pub async fn run(
     args: &Args,
     config: &Config,
@@ -56,9 +53,6 @@ pub async fn run(
 }
 
 /// Prints one page.
-///
-/// # Errors
-/// When the database fails.
 pub async fn print_page(
     state: Option<&'static str>,
     page: &PageArgs,

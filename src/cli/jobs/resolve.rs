@@ -46,9 +46,6 @@ enum ResolveAs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// When a backend fails.
 pub async fn run(
     args: &Args,
     config: &Config,

@@ -52,7 +52,6 @@ pub struct Args {
 
 impl Args {
     /// Whether `--watch` is set.
-    #[must_use]
     pub fn is_watching(&self) -> bool {
         self.watch
     }

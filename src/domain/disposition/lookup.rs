@@ -27,7 +27,6 @@ pub struct LookupDisposition {
 }
 
 /// Decides what follows from a look-up's result. `fraction` is a random number in 0..1.
-#[must_use]
 pub fn after_lookup(
     finding: &LookupResult,
     history: &AttemptHistory,

@@ -31,9 +31,6 @@ pub(super) struct EstimatedStart {
 }
 
 /// Estimated start of a job of the backlog, given the one by the limits of the provider alone.
-///
-/// # Errors
-/// Why there is none.
 pub(super) fn start(
     facts: &Facts,
     job: &JobFacts,

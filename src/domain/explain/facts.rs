@@ -281,7 +281,6 @@ pub struct LimitUtilisation {
 
 impl Facts {
     /// Usage of a limit, as the limiter reports it, else by the ledger.
-    #[must_use]
     pub fn used(&self, limit: &str) -> Option<u64> {
         let reported = self.limiter.uses.iter().find(|usage| usage.name == limit).map(|usage| usage.used);
         reported.or_else(|| {
@@ -292,19 +291,16 @@ impl Facts {
     }
 
     /// The ledger's clock in the limiter's unit.
-    #[must_use]
     pub fn now_micros(&self) -> crate::domain::time::Micros {
         crate::domain::time::Micros(u64::try_from(self.now.0).unwrap_or(0).saturating_mul(1_000))
     }
 
     /// Time from now to an instant; zero if it has passed.
-    #[must_use]
     pub fn until(&self, at: EpochMs) -> Duration {
         Duration::from_millis(u64::try_from(at.0.saturating_sub(self.now.0)).unwrap_or(0))
     }
 
     /// Time from an instant to now; zero if it lies ahead.
-    #[must_use]
     pub fn since(&self, at: EpochMs) -> Duration {
         Duration::from_millis(u64::try_from(self.now.0.saturating_sub(at.0)).unwrap_or(0))
     }

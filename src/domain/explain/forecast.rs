@@ -64,14 +64,12 @@ struct Forecast<'a> {
 }
 
 /// Usage that counts now under each limit of the spec, as far as the ledger knows.
-#[must_use]
 pub fn current_usage(spec: &QuotaSpec, now: Micros, past: &RecentUsage) -> Vec<(usize, u64)> {
     let forecast = Forecast::new(spec, now, past);
     forecast.quota.usage(now, spec, None).iter().map(|usage| (usage.index, usage.used)).collect()
 }
 
 /// Estimates when the job ahead of us starts; `None`: never, as the limits are now.
-#[must_use]
 pub fn forecast_start(
     spec: &QuotaSpec,
     now: Micros,

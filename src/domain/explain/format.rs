@@ -10,7 +10,6 @@ use crate::domain::time::EpochMs;
 const DAY_MS: i64 = 86_400_000;
 
 /// `14:03:21 UTC`; with its date unless that is today's.
-#[must_use]
 pub fn clock(at: EpochMs, now: EpochMs) -> String {
     let (day, of_day) = (at.0.div_euclid(DAY_MS), at.0.rem_euclid(DAY_MS) / 1_000);
     let time = format!("{:02}:{:02}:{:02} UTC", of_day / 3_600, of_day / 60 % 60, of_day % 60);
@@ -22,7 +21,6 @@ pub fn clock(at: EpochMs, now: EpochMs) -> String {
 }
 
 /// `14:03:21 UTC (in 12.4 s)`, or `(12.4 s ago)`.
-#[must_use]
 pub fn instant(at: EpochMs, now: EpochMs) -> String {
     let apart = duration(Duration::from_millis(at.0.abs_diff(now.0)));
     let apart = if at > now { format!("in {apart}") } else { format!("{apart} ago") };
@@ -30,7 +28,6 @@ pub fn instant(at: EpochMs, now: EpochMs) -> String {
 }
 
 /// `850 ms`, `12.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
-#[must_use]
 pub fn duration(span: Duration) -> String {
     let (ms, s) = (span.as_millis(), span.as_secs());
     let two = |whole: u64, unit: &str, rest: u64, of: &str| match rest {
@@ -48,13 +45,11 @@ pub fn duration(span: Duration) -> String {
 }
 
 /// `1 job`, `2 jobs`, `0 copies`, `3 breaches`.
-#[must_use]
 pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {}", plural(number, noun))
 }
 
 /// The noun in the form that fits the number, for numbers that are formatted elsewhere.
-#[must_use]
 pub fn plural(number: u64, noun: &str) -> String {
     if number == 1 {
         return noun.to_owned();
@@ -68,7 +63,6 @@ pub fn plural(number: u64, noun: &str) -> String {
 }
 
 /// `1st`, `2nd`, `3rd`, `11th`, `21st`.
-#[must_use]
 pub fn ordinal(number: u64) -> String {
     let ending = match (number % 100, number % 10) {
         (11..=13, _) => "th",
@@ -81,13 +75,11 @@ pub fn ordinal(number: u64) -> String {
 }
 
 /// The verb that fits the number.
-#[must_use]
 pub fn is_or_are(number: u64) -> &'static str {
     if number == 1 { "is" } else { "are" }
 }
 
 /// Clear time of a lane's backlog, as the end of a phrase about its messages; empty if it is not known.
-#[must_use]
 pub fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
     let then =
         |wait: Duration| clock(EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))), now);
@@ -104,7 +96,6 @@ pub fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
 }
 
 /// A window in the unit that limits use: `60 s`, `250 ms`, `1 d`.
-#[must_use]
 pub fn window(window: Duration) -> String {
     let s = window.as_secs();
     if window.subsec_nanos() == 0 && s <= 600 { format!("{s} s") } else { duration(window) }

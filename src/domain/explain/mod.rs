@@ -94,7 +94,6 @@ impl CheckResult {
 }
 
 /// Explains one job from its facts.
-#[must_use]
 pub fn explain(facts: &Facts) -> Explanation {
     match (&facts.job, &facts.unrecorded) {
         (None, None) => unrecorded(facts),

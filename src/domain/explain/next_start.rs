@@ -57,7 +57,6 @@ pub enum NextStart {
 }
 
 impl NextStartInput {
-    #[must_use]
     pub fn next_start(&self) -> NextStart {
         if self.waiting == 0 {
             return NextStart::NothingWaits;

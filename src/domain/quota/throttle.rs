@@ -24,7 +24,6 @@ pub struct ThrottleResponse {
 
 impl ThrottleResponse {
     /// The response of the deciding limit to a call for one permit of this cost.
-    #[must_use]
     pub fn from_reply(spec: &QuotaSpec, cost: u32, reply: &LimiterReply) -> Self {
         let limit = spec.limits.get(reply.deciding_limit).map_or(0, |limit| limit.cost_max());
         let ahead_us = reply.grants.last().map_or(0, |grant| grant.wait_us);
@@ -42,7 +41,6 @@ impl ThrottleResponse {
     }
 
     /// The values as `CL.THROTTLE` prints them: whole seconds, rounded up, and -1 for no retry.
-    #[must_use]
     pub fn seconds(&self) -> [i64; 5] {
         let whole = |duration: Duration| {
             i64::try_from(duration.as_secs()).unwrap_or(i64::MAX) + i64::from(duration.subsec_nanos() > 0)

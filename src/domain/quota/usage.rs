@@ -23,7 +23,6 @@ struct UsageView {
 
 impl Quota {
     /// Usage of the provider's limits at `clock`, and of one subject's.
-    #[must_use]
     pub fn usage(&self, clock: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<LimitUsage> {
         let state = self.state.as_ref();
         let now_us = state.map_or(clock.0, |state| clock.0.max(state.last_us));

@@ -8,7 +8,6 @@ use crate::domain::limit::{Algorithm, Rule};
 
 impl QuotaSpec {
     /// Whether a rule refuses the charges of this account. Its look-ups count against the usual limits.
-    #[must_use]
     pub fn refuses_charges_of(&self, account: Option<&str>) -> bool {
         let mut rules = self.account_rules.iter().filter(|rule| rule.rule == Rule::Refuse);
         rules.any(|rule| Some(rule.account.as_str()) == account)
@@ -17,7 +16,6 @@ impl QuotaSpec {
 
 /// The limit as it applies to an account under a rule; `None`: the rule exempts the account. Numbers of a window do not
 /// apply to requests in flight, nor the other way round: then the limit's own do.
-#[must_use]
 pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
     let (max_requests, window, burst) = match rule {
         Rule::Limit(own) if own.rate.is_at_once() != (limit.algorithm == Algorithm::Concurrency) => {

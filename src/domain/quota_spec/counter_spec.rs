@@ -32,7 +32,6 @@ pub enum CounterKind {
 }
 
 impl CounterSpec {
-    #[must_use]
     pub fn applies(&self, kind: CallKind) -> bool {
         match self.applies_to {
             AppliesTo::All => true,
@@ -42,7 +41,6 @@ impl CounterSpec {
     }
 
     /// Whether slots are held until the response.
-    #[must_use]
     pub fn is_held(&self) -> bool {
         matches!(self.kind, CounterKind::Log { held: true, .. } | CounterKind::InFlight)
     }

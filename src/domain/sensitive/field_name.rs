@@ -83,7 +83,6 @@ const IDENTIFIERS: [&str; 27] = [
 ];
 
 /// The meaning of a name, for a field below one with the meaning `within`.
-#[must_use]
 pub fn field_meaning(name: &str, within: FieldMeaning) -> FieldMeaning {
     let plain = plain(name);
     let ends_in = |words: &[&str]| words.iter().any(|word| plain.ends_with(word));

@@ -39,7 +39,6 @@ pub enum Sensitive {
 
 impl Sensitive {
     /// Description for people.
-    #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
             Self::CardNumber => "what looks like a card number",
@@ -61,14 +60,12 @@ pub enum TextContext {
 }
 
 /// Finds the first sensitive part of a text; all kinds have the same consequence.
-#[must_use]
 pub fn find_sensitive(text: &str, place: TextContext, cards: CardNumbers) -> Option<Sensitive> {
     let card = || (cards != CardNumbers::Off).then(|| find_card_data(text, place)).flatten();
     if looks_secret(text) { Some(Sensitive::Secret) } else { card() }
 }
 
 /// Finds a card's number or security code in a text.
-#[must_use]
 pub fn find_card_data(text: &str, place: TextContext) -> Option<Sensitive> {
     // Most texts are names and words: this avoids a second reading of them.
     let possible = text.bytes().filter(u8::is_ascii_digit).count() + text.bytes().filter(|byte| *byte >= 0xc2).count();
@@ -83,13 +80,11 @@ pub fn find_card_data(text: &str, place: TextContext) -> Option<Sensitive> {
 }
 
 /// Whether consecutive texts, each of some digits, form one card number.
-#[must_use]
 pub fn is_split_card(parts: &str, place: TextContext) -> bool {
     card::is_split(&DigitGroups::parse(parts), place)
 }
 
 /// Whether the value of a field with a card's name is a card number or security code.
-#[must_use]
 pub fn sensitive_value(name: FieldMeaning, value: &str) -> Option<Sensitive> {
     let groups = DigitGroups::parse(value);
     let (has_letters, digits) = (value.chars().any(char::is_alphabetic), groups.all_digits().len());
@@ -106,7 +101,6 @@ pub fn sensitive_value(name: FieldMeaning, value: &str) -> Option<Sensitive> {
 }
 
 /// Whether a text may be a part of a longer number: digits, and no letters.
-#[must_use]
 pub fn is_part(text: &str) -> bool {
     const PART_BYTES_MAX: usize = 64;
     let has_digit = text.bytes().any(|byte| byte.is_ascii_digit()) || !text.is_ascii();

@@ -11,20 +11,17 @@ use super::secret::looks_secret;
 const QUOTED_BYTES_MAX: usize = 31;
 
 /// Whether a text is a plain word: short, of `a-z 0-9 _ . -`, and without the marks of a credential.
-#[must_use]
 pub fn is_plain_word(text: &str) -> bool {
     is_safe_text(text, b"_.-")
 }
 
 /// The text in backticks if it is a plain word or an address, else a replacement.
-#[must_use]
 pub fn quote_if_safe(text: &str) -> String {
     if is_safe_text(text, b"_.-:/[]") { format!("`{text}`") } else { "what is written there".to_owned() }
 }
 
 /// The path if it is certainly a path, else a replacement: the text may be the secret itself instead of its file's
 /// path.
-#[must_use]
 pub fn path_if_safe(path: &Path) -> String {
     let text = path.to_string_lossy();
     let begins = ["/", "./", "../"].iter().any(|begin| text.starts_with(begin));

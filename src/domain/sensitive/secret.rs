@@ -75,7 +75,6 @@ const SECRET_BYTES_MIN: usize = 16;
 const CREDENTIAL_WORDS: [&str; 6] = ["authorization", "apikey", "api-key", "token", "secret", "password"];
 
 /// Whether a header or parameter of this name carries a credential.
-#[must_use]
 pub fn names_credential(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace('_', "-");
     let ends_in = |word: &&str| name.strip_suffix(word).is_some_and(|rest| rest.is_empty() || rest.ends_with('-'));
@@ -83,7 +82,6 @@ pub fn names_credential(name: &str) -> bool {
 }
 
 /// Whether a text contains an obvious secret.
-#[must_use]
 pub fn looks_secret(text: &str) -> bool {
     if text.len() < SECRET_BYTES_MIN {
         return false;

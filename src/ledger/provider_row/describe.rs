@@ -10,7 +10,6 @@ use crate::domain::time::format_duration;
 
 impl LimitRow {
     /// `100/1s`, `5/1h per account, token_bucket with burst 10, shadow`.
-    #[must_use]
     pub fn describe(&self) -> String {
         let default = Self::default();
         let mut words = self.describe_rate();
@@ -39,13 +38,11 @@ impl LimitRow {
     }
 
     /// `N/DURATION`, or `N at once`; an invalid rate is shown as written.
-    #[must_use]
     pub fn describe_rate(&self) -> String {
         format_rate(self.max_requests, self.given_window_ms())
     }
 
     /// Start of fixed windows, if they do not start with the hour, minute or second of UTC.
-    #[must_use]
     pub fn describe_offset(&self) -> Option<String> {
         let offset_ms = u64::try_from(self.offset_ms).ok().filter(|offset_ms| *offset_ms > 0)?;
         Some(format_duration(Duration::from_millis(offset_ms)))
@@ -54,7 +51,6 @@ impl LimitRow {
 
 impl AccountRow {
     /// `exempt`, `blocked`, `limit 5/1h`, `limit 5/1h with burst 2`, `weight 3`, `limit 5/1h, weight 3`.
-    #[must_use]
     pub fn describe(&self) -> String {
         let rule = self.rule.as_ref().map(|rule| match self.max_requests {
             Some(max_requests) => {

@@ -29,16 +29,12 @@ fn unreadable(text: &str, error: &toml::de::Error) -> String {
 }
 
 /// Parses a provider file.
-///
-/// # Errors
-/// All problems of the file.
 pub fn parse_provider_file(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
     let ParsedProviderFile { rows, problems } = read_provider_file(text);
     if problems.is_empty() { Ok(rows) } else { Err(problems) }
 }
 
 /// Parses a provider file, and continues after each problem.
-#[must_use]
 pub fn read_provider_file(text: &str) -> ParsedProviderFile {
     let Ok(mut file) = text.parse::<Table>() else {
         let (_, errors) = DeTable::parse_recoverable(text);

@@ -29,7 +29,6 @@ pub struct LimitSummary {
 }
 
 impl LimitSummary {
-    #[must_use]
     pub fn from_row(provider: &str, row: &LimitRow) -> Self {
         Self {
             provider: provider.to_owned(),

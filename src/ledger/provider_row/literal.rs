@@ -15,7 +15,6 @@ const REFERENCES: [&str; 3] = ["${env:", "${file:", "${job:account}"];
 impl ProviderRow {
     /// One problem for each header and parameter that carries a credential without a reference. Names the place, never
     /// the value.
-    #[must_use]
     pub fn literal_credentials(&self) -> Vec<String> {
         let headers = self.headers.iter().filter_map(|(name, value)| {
             let text = value.as_str()?;

@@ -164,7 +164,6 @@ fn is_missing(number: &i64) -> bool {
 
 impl LimitRow {
     /// `None`: the limit counts requests in flight.
-    #[must_use]
     pub fn given_window_ms(&self) -> Option<i64> {
         Some(self.window_ms).filter(|window_ms| *window_ms != MISSING)
     }

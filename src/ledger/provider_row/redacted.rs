@@ -27,7 +27,6 @@ impl From<&ProviderRow> for RedactedRow {
 
 impl RedactedRow {
     /// The row with the values of its parameters, for `--reveal`.
-    #[must_use]
     pub fn unredacted(row: &ProviderRow) -> Self {
         Self(row.clone())
     }
@@ -35,7 +34,6 @@ impl RedactedRow {
 
 impl ProviderRow {
     /// One problem for each address that was copied from redacted output.
-    #[must_use]
     pub fn redaction_problems(&self) -> Vec<String> {
         let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);
         let urls = [("url", Some(self.url.as_str())), ("lookup.url", lookup)];

@@ -18,7 +18,6 @@ pub fn mark_unmentioned_pauses(text: &str, rows: &mut [ProviderRow]) {
 
 impl ProviderRow {
     /// The row to apply, with the pause of the stored row, if there is one.
-    #[must_use]
     pub fn keep_unmentioned_pause(&self, present: Option<&Self>) -> Self {
         let kept = present.filter(|_| self.pause_unmentioned).map(|present| present.paused);
         Self { paused: kept.unwrap_or(self.paused), ..self.clone() }

@@ -29,9 +29,6 @@ const TEN_YEARS_S: i64 = 315_360_000;
 
 impl ProviderRow {
     /// Validates the row and everything below it. `version` is the settings version that stamped it.
-    ///
-    /// # Errors
-    /// [`InvalidRow`] with all problems.
     pub fn validate(&self, version: i64) -> Result<Provider, InvalidRow> {
         let mut check = RowValidator::default();
         let provider = self.validate_with(version, &mut check);

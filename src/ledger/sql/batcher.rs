@@ -65,13 +65,11 @@ struct BatchRequest {
 }
 
 impl Batcher {
-    #[must_use]
     pub fn new(write: JobWrite) -> Self {
         Self::with_order(write, BatchOrder::ById)
     }
 
     /// Keeps the order of arrival within a batch.
-    #[must_use]
     pub fn in_order_of_arrival(write: JobWrite) -> Self {
         Self::with_order(write, BatchOrder::ByArrival)
     }

@@ -45,7 +45,6 @@ impl Array {
 }
 
 /// The columns; `None` when the writes differ in their arguments.
-#[must_use]
 pub fn columns(units: &[Args]) -> Option<Vec<Array>> {
     let like = units.first()?;
     let mut columns: Vec<Array> = like.iter().map(|value| Array::starting_with(value, units.len())).collect();
@@ -61,7 +60,6 @@ pub fn columns(units: &[Args]) -> Option<Vec<Array>> {
 }
 
 /// The job's id: the first argument of its write.
-#[must_use]
 pub fn job_of(args: &Args) -> Option<&str> {
     match args.first() {
         Some(Value::Text(id)) => id.as_deref(),

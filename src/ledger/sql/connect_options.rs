@@ -64,7 +64,6 @@ const PARAMETERS: [&str; 18] = [
 ];
 
 /// Whether the driver knows a parameter of this name.
-#[must_use]
 pub fn is_postgres_parameter(name: &str) -> bool {
     PARAMETERS.contains(&name) || name.starts_with("options[")
 }

@@ -15,9 +15,6 @@ pub struct ConnectionLimits {
 }
 
 /// Asks the server. A superuser has no effective limit.
-///
-/// # Errors
-/// Those of the server.
 pub async fn connection_limits(connection: &mut PgConnection) -> Result<ConnectionLimits, sqlx::Error> {
     let sql = "SELECT (SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user AND NOT rolsuper), \
                (SELECT datconnlimit FROM pg_database, pg_roles \

@@ -160,9 +160,6 @@ impl Connections {
     }
 
     /// A dedicated connection outside the pool.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub async fn open_dedicated(&self) -> Result<PgConnection, sqlx::Error> {
         let (first, backend) = connect(&self.0.options).await?;
         // Two open connections have two server processes, unless a pooler lends one to both.

@@ -34,9 +34,6 @@ pub fn delayed_copy_update(wake: &str, step: &str, is_unsent: &str) -> String {
 }
 
 /// Reads the columns.
-///
-/// # Errors
-/// When the row lacks a column.
 pub fn return_plan(row: &SqlRow) -> Result<ReturnPlan, LedgerError> {
     Ok(ReturnPlan { copy: row.int("copy")?, unqueued: row.bool("unqueued")? })
 }

@@ -57,7 +57,6 @@ struct BatchTemplate {
 
 impl JobWrite {
     /// The statements as a transaction that does nothing unless the write finds its row.
-    #[must_use]
     pub fn steps(&self, args: &Args) -> Vec<Step> {
         let step = |(index, sql): (usize, &Sql)| Step { sql: sql.clone(), args: args.clone(), must_affect: index == 0 };
         self.statements.iter().enumerate().map(step).collect()
@@ -65,7 +64,6 @@ impl JobWrite {
 
     /// One statement for many jobs, with an array for each argument. It returns a row, with the job's `id`, for each
     /// job that its write found. `None` for SQLite, where many statements are faster.
-    #[must_use]
     pub fn batch_sql(&self, like: &Args) -> Option<Sql> {
         let many = self.batch.as_ref()?;
         let render = || {
@@ -112,7 +110,6 @@ impl Dialect {
     /// integers; `{texts:X}` rows of a JSON array of texts; `{held:X}` rows (id, fence) of a JSON array; `{who}` and
     /// `{program}` as the audit's triggers name them; `{version}` of the database; `{unlocked}` rows without another
     /// session's lock; `{join}` the left rows first, one by one; `{greatest}` the function of that name; `{job}`.
-    #[must_use]
     pub fn render(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
         let mut rest = template;
@@ -127,7 +124,6 @@ impl Dialect {
         Arc::from(out)
     }
 
-    #[must_use]
     pub fn job_write(self, text: &JobWriteText<'_>) -> JobWrite {
         let JobWriteText { update: write, written_columns: kept, effects: then, returning } = text;
         let alone = write.replace("{from}", "");

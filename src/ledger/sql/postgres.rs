@@ -37,7 +37,6 @@ impl PostgresEngine {
         Ok(Self { connections: Connections::new(max_connections, connect_options(url, trusted)?) })
     }
 
-    #[must_use]
     pub fn connections(&self) -> &Connections {
         &self.connections
     }

@@ -29,7 +29,6 @@ pub struct SqlRow {
 }
 
 impl SqlRow {
-    #[must_use]
     pub fn new(names: Names, cells: Vec<SqlValue>) -> Self {
         Self { names, cells }
     }
@@ -171,7 +170,6 @@ pub fn read_or_log<T>(
     rows
 }
 
-#[must_use]
 pub fn corrupt(column: &str, problem: &str) -> LedgerError {
     LedgerError::Corrupt(format!("column `{column}` {problem}"))
 }

@@ -27,9 +27,6 @@ pub struct ServerProcess {
 }
 
 /// Sets up a new connection for [`ConnectionPurpose::General`], and reads its settings back.
-///
-/// # Errors
-/// When a setting is not in effect.
 pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, sqlx::Error> {
     let statement_max = format!("{}s", STATEMENT_MAX.as_secs());
     // A committed outcome must survive a crash of the server, whatever its default.
@@ -59,9 +56,6 @@ pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, s
 }
 
 /// Sets up a connection for another purpose.
-///
-/// # Errors
-/// Those of the server.
 pub async fn set_up(connection: &mut PgConnection, purpose: ConnectionPurpose) -> Result<(), sqlx::Error> {
     let set = match purpose {
         ConnectionPurpose::Batches => BATCH_SETTINGS,

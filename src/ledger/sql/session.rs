@@ -27,9 +27,6 @@ pub async fn with_statement_timeout<T>(
 }
 
 /// The response to a statement with this time limit.
-///
-/// # Errors
-/// As [`with_statement_timeout`].
 pub async fn with_timeout_after<T>(
     at_most: Duration,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
@@ -38,9 +35,6 @@ pub async fn with_timeout_after<T>(
 }
 
 /// The response within this time.
-///
-/// # Errors
-/// As [`with_statement_timeout`].
 pub async fn with_client_timeout<T>(
     at_most: Duration,
     statement: impl Future<Output = Result<T, sqlx::Error>>,

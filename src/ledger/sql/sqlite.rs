@@ -109,7 +109,6 @@ impl SqliteEngine {
         Ok(Self { pool })
     }
 
-    #[must_use]
     pub fn pool(&self) -> &SqlitePool {
         &self.pool
     }

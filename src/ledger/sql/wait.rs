@@ -61,9 +61,6 @@ pub struct StoredWait {
 
 impl StoredWait {
     /// Reads the columns.
-    ///
-    /// # Errors
-    /// When the row lacks a column.
     pub fn read(row: &SqlRow) -> Result<Self, LedgerError> {
         Ok(Self {
             code: row.opt_text("wait_reason")?,

@@ -65,7 +65,6 @@ pub(super) struct FreeEgress {
 
 impl LaneEgress {
     /// An egress whose time begins at `origin`.
-    #[must_use]
     pub(crate) fn starting_at(workers: u32, jobs_per_second: f64, origin: Instant) -> Arc<Self> {
         let bucket = LeakyBucket::new(jobs_per_second);
         Arc::new(Self(Mutex::new(EgressState { workers, busy: 0, paced: 0, bucket, origin, gate_waits: false })))

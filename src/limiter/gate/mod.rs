@@ -131,7 +131,6 @@ pub struct AcquireRequest {
 
 impl AcquireRequest {
     /// A request for one permit that needs no worker slot, with nothing else set.
-    #[must_use]
     pub fn new(cost: u32, kind: CallKind, wait_until: Instant) -> Self {
         Self {
             cost,
@@ -277,24 +276,20 @@ impl Gate {
     }
 
     /// Whether both are handles on one gate.
-    #[must_use]
     pub fn same_queue(&self, other: &Self) -> bool {
         self.messages.same_channel(&other.messages)
     }
 
     /// Whether the queue is not blocked. Then the next call to the store usually brings a permit.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.view.borrow().block.is_none()
     }
 
     /// Whether a limit blocks the queue, or did so since then.
-    #[must_use]
     pub fn was_at_limit_since(&self, since: Instant) -> bool {
         self.view.borrow().limited_at.is_some_and(|at| at >= since)
     }
 
-    #[must_use]
     pub fn view(&self) -> watch::Receiver<GateView> {
         self.view.clone()
     }

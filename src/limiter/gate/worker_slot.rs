@@ -20,7 +20,6 @@ pub struct WorkerSlot {
 }
 
 impl LaneEgress {
-    #[must_use]
     pub fn new(workers: u32, jobs_per_second: f64) -> Arc<Self> {
         Self::starting_at(workers, jobs_per_second, Instant::now())
     }

@@ -53,7 +53,6 @@ struct CurrentLeader {
 
 impl LeaderGuardedLimiter {
     /// `timing`: without the time that permits may wait for their start, which each quota adds.
-    #[must_use]
     pub fn new(store: Arc<dyn RemoteLimiter>, rows: Arc<dyn LeaderRows>, timing: LeadershipTiming) -> Self {
         Self {
             store,

@@ -58,32 +58,22 @@ pub struct StoreReport {
 
 impl RedisLimiter {
     /// Prepares a limiter on one server; connects on first use.
-    ///
-    /// # Errors
-    /// The URL is no Redis URL.
     pub fn new(url: &str, prefix: &str) -> Result<Self, LimiterError> {
         Ok(Self::with_connections(RedisConnections::single(url)?, prefix))
     }
 
     /// Prepares a limiter on a cluster; connects on first use. These nodes name the others. The credentials of the
     /// first one are used for every node.
-    ///
-    /// # Errors
-    /// A URL is no Redis URL.
     pub fn cluster<'a>(urls: impl IntoIterator<Item = &'a str>, prefix: &str) -> Result<Self, LimiterError> {
         Ok(Self::with_connections(RedisConnections::cluster(urls)?, prefix))
     }
 
     /// Trusts these TLS authorities; without any, those of the system.
-    ///
-    /// # Errors
-    /// The driver cannot read them.
     pub fn with_authorities(self, authorities: &Authorities) -> Result<Self, LimiterError> {
         Ok(Self { connections: self.connections.with_authorities(authorities)?, prefix: self.prefix })
     }
 
     /// Permits connections without TLS to nodes that a cluster names, on these hosts and on this machine.
-    #[must_use]
     pub fn with_plaintext_hosts(self, plaintext_hosts: &[String]) -> Self {
         Self { connections: self.connections.with_plaintext_hosts(plaintext_hosts), ..self }
     }
@@ -93,9 +83,6 @@ impl RedisLimiter {
     }
 
     /// Reads the settings of every server, and loads the function library into each.
-    ///
-    /// # Errors
-    /// No node of a cluster names the others.
     pub async fn report(&self) -> Result<StoreReport, LimiterError> {
         let Masters { nodes: masters, orphan_slots, unnamed_slots } = self.connections.masters().await?;
         let read = async |node: RedisNode| StoreNode { facts: self.read_facts(&node).await, address: node.address };

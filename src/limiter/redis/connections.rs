@@ -158,9 +158,6 @@ impl RedisConnections {
     }
 
     /// Trusts these authorities, and for `rediss` no others.
-    ///
-    /// # Errors
-    /// The driver cannot read them.
     pub fn with_authorities(mut self, authorities: &Authorities) -> Result<Self, LimiterError> {
         let Some(pem) = authorities.pem() else { return Ok(self) };
         let is_tls = |node: &&mut RedisNode| matches!(node.info.addr(), ConnectionAddr::TcpTls { .. });

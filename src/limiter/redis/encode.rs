@@ -25,7 +25,6 @@ const LAYOUT: u32 = 2;
 type SubjectNumbers<'a> = HashMap<&'a str, u64>;
 
 /// The function's argument.
-#[must_use]
 pub fn encode_call(spec: &QuotaSpec, call: &LimiterCall) -> Vec<u8> {
     let subjects = call_subjects(call);
     let places: SubjectNumbers<'_> = subjects.iter().map(|subject| subject.key.as_str()).zip(1..).collect();

@@ -10,13 +10,11 @@ use crate::domain::permit_protocol::{LimiterCall, Subject};
 use crate::domain::quota_spec::QuotaSpec;
 
 /// Key of a quota's state; it is the prefix of the quota's other keys.
-#[must_use]
 pub fn state_key(prefix: &str, spec: &QuotaSpec) -> String {
     format!("{prefix}:{{{}}}", spec.quota)
 }
 
 /// The function's first keys: the state, and a log for each of the provider's limits.
-#[must_use]
 pub fn provider_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
     let state = state_key(prefix, spec);
     let logs = spec.provider_limits().into_iter().map(|index| format!("{state}:log:{}", spec.limit_name(index)));
@@ -24,13 +22,11 @@ pub fn provider_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
     std::iter::once(state).chain(logs).collect()
 }
 
-#[must_use]
 pub fn subject_key(prefix: &str, spec: &QuotaSpec, subject: &Subject) -> String {
     format!("{}:{}", state_key(prefix, spec), subject.key)
 }
 
 /// The subjects of a call, each once, in the order of the call's keys.
-#[must_use]
 pub fn call_subjects(call: &LimiterCall) -> Vec<&Subject> {
     let mut known = HashSet::new();
     let requested = call.requests.iter().flat_map(|request| &request.subjects);
@@ -40,7 +36,6 @@ pub fn call_subjects(call: &LimiterCall) -> Vec<&Subject> {
 }
 
 /// The keys of one call, in the order of the function's KEYS.
-#[must_use]
 pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &LimiterCall) -> Vec<String> {
     let own = call_subjects(call).into_iter().map(|subject| subject_key(prefix, spec, subject));
     provider_keys(prefix, spec).into_iter().chain(own).collect()

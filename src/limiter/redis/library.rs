@@ -34,7 +34,6 @@ pub struct Library {
 
 impl Library {
     /// A library of this text.
-    #[must_use]
     pub fn new(source: &str) -> Self {
         let digest = hex::encode(&Sha256::digest(source)[..8]);
         let (name, writer) = (format!("sluicegate_{digest}"), &digest[..8]);
@@ -47,25 +46,21 @@ impl Library {
     }
 
     /// The name of the function that [`Self::call`] invokes.
-    #[must_use]
     pub fn call_name(&self) -> String {
         format!("{}_call", self.name)
     }
 
     /// The command that calls the limiter (`lua/quota.lua`).
-    #[must_use]
     pub fn call(&self, keys: &[String], argument: &[u8]) -> Cmd {
         self.invocation("call", keys, argument)
     }
 
     /// The command that reads usage without acquiring a permit (`lua/peek.lua`).
-    #[must_use]
     pub fn peek(&self, keys: &[String], argument: &[u8]) -> Cmd {
         self.invocation("peek", keys, argument)
     }
 
     /// The command that loads the library into a server. A server that has it answers with an error.
-    #[must_use]
     pub fn load(&self) -> Cmd {
         let mut command = redis::cmd("FUNCTION");
         command.arg("LOAD").arg(&self.code);
@@ -74,9 +69,6 @@ impl Library {
 
     /// Loads the library into a server that does not have it. A server that has it keeps it, because functions that are
     /// loaded again do not remember what they wrote last.
-    ///
-    /// # Errors
-    /// As the server answers.
     pub async fn ensure_loaded(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
         match self.load().query_async::<()>(connection).await {
             Err(error) if Self::is_present(&error) => Ok(()),
@@ -85,13 +77,11 @@ impl Library {
     }
 
     /// Whether an error means that the server does not have the library.
-    #[must_use]
     pub fn is_missing(error: &RedisError) -> bool {
         error.detail().is_some_and(|detail| detail.contains("Function not found"))
     }
 
     /// Whether an error means that the server has the library: its name is a digest of its text.
-    #[must_use]
     pub fn is_present(error: &RedisError) -> bool {
         error.detail().is_some_and(|detail| detail.contains("already exists"))
     }

@@ -12,7 +12,6 @@ use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
 pub type PeekRow = (String, u64, u64, u64, u64, u64);
 
 /// The keys and the argument of a peek at the provider's limits, or at those of one subject.
-#[must_use]
 pub fn encode_peek(prefix: &str, spec: &QuotaSpec, subject: Option<&Subject>) -> (Vec<String>, Vec<u8>) {
     let (scope, keys, cells) = match subject {
         None => (Scope::Provider, provider_keys(prefix, spec), spec.provider_counters()),
@@ -35,7 +34,6 @@ pub fn encode_peek(prefix: &str, spec: &QuotaSpec, subject: Option<&Subject>) ->
 }
 
 /// The usage of each limit of the spec. A limit without a row is unused.
-#[must_use]
 pub fn decode_peek(spec: &QuotaSpec, subject: Option<&Subject>, found: &[PeekRow]) -> Vec<LimitUsage> {
     let (indices, cells): (Vec<usize>, Vec<CounterSpec>) = match subject {
         None => (spec.provider_limits(), spec.provider_counters()),

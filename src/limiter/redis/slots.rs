@@ -39,9 +39,6 @@ enum SlotOwner {
 
 impl SlotMap {
     /// Parses the reply to `CLUSTER SLOTS`. A node that does not name its host is reached under the queried host.
-    ///
-    /// # Errors
-    /// The reply has another shape.
     pub fn parse(answer: &Value, asked: &str) -> Result<Self, String> {
         let Value::Array(ranges) = answer else { return Err("the reply to CLUSTER SLOTS is no list".to_owned()) };
         let mut map = Self::default();

@@ -100,9 +100,6 @@ impl<'de> MapAccess<'de> for ApiBodyFields {
 }
 
 /// Validates a reason for the audit; a blank reason counts as none.
-///
-/// # Errors
-/// When the reason is too long.
 pub fn validate_reason(given: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(text) = given.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
     decision_input::validate_reason(&text).map(Some).map_err(|why| ApiError::bad_request(format!("`because`: {why}")))

@@ -50,9 +50,6 @@ pub struct FactSources<'a> {
 }
 
 /// Gathers the current facts about one id.
-///
-/// # Errors
-/// Errors of the ledger.
 pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
     let details = sources.operator.show(id).await?;
     let search = match &details {

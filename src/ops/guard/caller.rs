@@ -55,7 +55,6 @@ impl ApiCaller {
     }
 
     /// `user@client`, or only the client.
-    #[must_use]
     pub fn name(&self) -> String {
         match &self.user {
             Some(user) => format!("{user}@{}", self.client),

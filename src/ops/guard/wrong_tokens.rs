@@ -91,7 +91,6 @@ impl WrongTokens {
     }
 
     /// The failures so far.
-    #[must_use]
     pub fn failures(&self) -> AuthenticationFailures {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failures
     }

@@ -59,16 +59,12 @@ struct MetricsSnapshot {
 }
 
 impl Metrics {
-    #[must_use]
     pub fn new(worker_status: watch::Receiver<WorkerStatus>, sources: MetricsSources) -> Self {
         let MetricsSources { settings, queue, limiter, collector } = sources;
         Self { worker_status, backends: BackendMonitor::new(settings, queue, limiter), collector }
     }
 
     /// All metrics in the text format of OpenMetrics.
-    ///
-    /// # Errors
-    /// Only if writing to a string fails.
     async fn scrape(&self, failures: AuthenticationFailures) -> Result<String, std::fmt::Error> {
         let worker_status = self.worker_status.borrow().clone();
         let (backends, overview) = tokio::join!(self.backends.health(), self.collector.snapshot());

@@ -107,7 +107,6 @@ pub struct OverviewCollector {
 }
 
 impl OverviewCollector {
-    #[must_use]
     pub fn new(sources: OverviewSources) -> Self {
         Self {
             sources,
@@ -142,7 +141,6 @@ impl OverviewCollector {
     }
 
     /// The last points of one provider, oldest first.
-    #[must_use]
     pub fn history(&self, provider: &str, seconds: u64) -> Vec<HistoryPoint> {
         let points = seconds.min(HISTORY_MAX_S) / SAMPLE_EVERY.as_secs();
         let history = lock_ignoring_poison(&self.history);
@@ -369,7 +367,6 @@ fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The known providers, and the valid ones of these names.
-#[must_use]
 pub fn all_provider_names<'a>(known: &LoadedSettings, others: impl Iterator<Item = &'a str>) -> Vec<ProviderName> {
     let others = others.filter_map(|name| ProviderName::new(name).ok());
     let all: BTreeSet<ProviderName> = known.providers.keys().cloned().chain(others).collect();
@@ -386,7 +383,6 @@ fn clock_skew_warning(skew_ms: i64) -> Option<String> {
 }
 
 /// Milliseconds since the Unix epoch by this machine's clock, for display.
-#[must_use]
 pub fn unix_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)

@@ -89,7 +89,6 @@ pub struct ResponseRules {
 }
 
 impl ResponseRules {
-    #[must_use]
     pub fn from_provider(provider: &Provider) -> Self {
         let pointer = provider.request.reference_pointer.as_deref().unwrap_or(REFERENCE_POINTER);
         Self {
@@ -126,7 +125,6 @@ impl ResponseRules {
 
 /// Outcome of a response. `now` replaces the `Date` of a response that has none. A response with two values where one
 /// is needed leaves the outcome unknown.
-#[must_use]
 pub fn classify(reading: &ProviderResponse, rules: &ResponseRules, now: SystemTime) -> Outcome {
     let unreadable = UnknownCause::UnreadableResponse(reading.status);
     try_classify(reading, rules, now).unwrap_or(Outcome::Unknown { cause: unreadable, retry_after: None })

@@ -64,9 +64,6 @@ impl HttpClient {
     }
 
     /// Client with this resolver.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
     pub(super) fn with_resolver(
         target: &OutboundTarget,
         resolver: GuardedResolver,

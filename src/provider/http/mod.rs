@@ -99,19 +99,16 @@ impl HttpProvider {
     }
 
     /// Problems of a row that make it unusable for every worker: one error per header, and one for the request.
-    #[must_use]
     pub fn problems(provider: &Provider) -> Vec<FreezeError> {
         RequestBuilder::problems(provider)
     }
 
     /// Secrets that a row would send, and their hosts, allowed or not; none for a row that cannot be used.
-    #[must_use]
     pub fn secret_uses(provider: &Provider, outbound: &OutboundPolicy) -> Vec<SecretUse> {
         RequestBuilder::secret_uses(provider, outbound)
     }
 
     /// Secrets that this process cannot read now: one error per header, without any value.
-    #[must_use]
     pub async fn unreadable_secrets(&self) -> Vec<FreezeError> {
         self.request_builder.headers.unreadable(self.request_builder.target.host()).await
     }

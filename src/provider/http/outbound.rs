@@ -52,9 +52,6 @@ impl OutboundTarget {
 
 impl OutboundPolicy {
     /// Parses entries of the form `loopback`, `host:port` (https), CIDR (https) or `http://host:port`.
-    ///
-    /// # Errors
-    /// One line per entry that is none of these.
     pub fn parse(entries: &[String]) -> Result<Self, Vec<String>> {
         let mut policy = Self::default();
         let numbered = (1..).zip(entries);
@@ -67,13 +64,11 @@ impl OutboundPolicy {
 
     /// Adds TLS authorities, only for the targets that the list names as `host:port`. An authority of the operator's
     /// own network must not certify hosts of the public internet.
-    #[must_use]
     pub fn with_authorities(self, authorities: &Authorities) -> Self {
         Self { authorities: authorities.clone(), ..self }
     }
 
     /// Lets rows use these secrets, each for its hosts. Files of this program's own configuration stay excluded.
-    #[must_use]
     pub fn with_secret_grants(self, secrets: &SecretGrants, own_files: &[PathBuf]) -> Self {
         Self { secret_grants: secrets.clone(), own_files: own_files.to_owned(), ..self }
     }

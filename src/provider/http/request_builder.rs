@@ -152,17 +152,11 @@ impl RequestBuilder {
     }
 
     /// The address of this job's look-ups; `None` if the row has no look-up.
-    ///
-    /// # Errors
-    /// As [`Self::url`].
     pub fn lookup_url(&self, job: &Job) -> Option<Result<String, FreezeError>> {
         self.lookup_url.as_ref().map(|url| lookup_url(&self.policy, url, job))
     }
 
     /// The body of this job's charges.
-    ///
-    /// # Errors
-    /// As [`RequestPlan::body`].
     pub fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
         self.plan.body(job)
     }

@@ -13,7 +13,6 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 /// The wait that a response names, from the time of the response. The longest of several counts; a past date is zero.
 ///
 /// `now` replaces a missing `Date`. The provider's own clock is better for its own dates.
-#[must_use]
 pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let response_time = response_date(headers, now);
     headers.get_all(RETRY_AFTER).iter().filter_map(|value| parse_wait(value, response_time)).max()

@@ -70,9 +70,6 @@ impl Template {
     }
 
     /// Writes the body for this job, as JSON text.
-    ///
-    /// # Errors
-    /// When the body exceeds the buffer's bound.
     pub(super) fn render(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
         render(&self.0, job, out)
     }

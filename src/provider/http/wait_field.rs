@@ -14,7 +14,6 @@ use crate::domain::provider::{ResponseLocation, WaitField, WaitUnit};
 /// end is zero.
 ///
 /// `now` replaces a missing `Date`. The provider's own clock is better for its own instants.
-#[must_use]
 pub fn read_wait_field(reading: &ProviderResponse, wait: &WaitField, now: SystemTime) -> Option<Duration> {
     let number = match &wait.location {
         ResponseLocation::Header(name) => {

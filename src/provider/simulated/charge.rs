@@ -28,9 +28,6 @@ struct ChargeFields {
 
 impl ChargeRequest {
     /// Parses a body; a form when `is_form`, else JSON.
-    ///
-    /// # Errors
-    /// Error code for a response with status 400.
     pub fn parse(key: Option<&str>, is_form: bool, body: &[u8]) -> Result<Self, &'static str> {
         let fields = if is_form { form_fields(body)? } else { serde_json::from_slice(body).map_err(|_| "bad_body")? };
         let payment = fields.id.or_else(|| key.map(str::to_owned)).ok_or("missing_id")?;

@@ -47,22 +47,17 @@ pub struct FakeHandle {
 }
 
 impl FakeProvider {
-    #[must_use]
     pub fn new(options: FakeOptions) -> Self {
         let latency_max = options.latency.1;
         let provider = Arc::new(Mutex::new(StrictProvider::new(options)));
         Self { handle: FakeHandle { provider, started: Instant::now() }, latency_max }
     }
 
-    #[must_use]
     pub fn handle(&self) -> FakeHandle {
         self.handle.clone()
     }
 
     /// Serves until cancelled, then finishes active requests.
-    ///
-    /// # Errors
-    /// When the listener fails.
     pub async fn serve(self, listener: TcpListener, cancel: CancellationToken) -> io::Result<()> {
         let router = Router::new()
             .route("/_report", get(async |State(handle): State<FakeHandle>| Json(handle.report())))
@@ -88,7 +83,6 @@ impl FakeProvider {
 
 impl FakeHandle {
     /// Report of all requests so far. Percentiles are computed outside the lock, so that a report delays no arrival.
-    #[must_use]
     pub fn report(&self) -> FakeProviderReport {
         let (counted, durations_us) = {
             let provider = self.lock();
@@ -97,13 +91,11 @@ impl FakeHandle {
         FakeProviderReport { answer_ms: ResponseTimes::from_durations(durations_us), ..counted }
     }
 
-    #[must_use]
     pub fn effects(&self) -> Vec<Effect> {
         self.lock().effects().to_vec()
     }
 
     /// Microseconds since the provider was made, ascending.
-    #[must_use]
     pub fn arrivals_us(&self) -> Vec<u64> {
         self.lock().arrivals().to_vec()
     }
@@ -114,7 +106,6 @@ impl FakeHandle {
     }
 
     /// The provider's clock: microseconds since it was made.
-    #[must_use]
     pub fn now_us(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }

@@ -115,7 +115,6 @@ pub struct StrictProvider {
 }
 
 impl StrictProvider {
-    #[must_use]
     pub fn new(options: FakeOptions) -> Self {
         Self {
             windows: ArrivalWindows::new(&options.limits),
@@ -231,7 +230,6 @@ impl StrictProvider {
     }
 
     /// Whether payments can be looked up.
-    #[must_use]
     pub fn supports_lookup(&self) -> bool {
         self.options.lookup
     }
@@ -244,7 +242,6 @@ impl StrictProvider {
     }
 
     /// Report of all requests so far.
-    #[must_use]
     pub fn report(&self) -> FakeProviderReport {
         FakeProviderReport {
             answer_ms: ResponseTimes::from_durations(self.durations_us()),
@@ -291,13 +288,11 @@ impl StrictProvider {
     }
 
     /// Effects of all payments, in the order of their first charge or decline.
-    #[must_use]
     pub fn effects(&self) -> &[Effect] {
         &self.effects
     }
 
     /// Times of all arrivals, in microseconds, ascending.
-    #[must_use]
     pub fn arrivals(&self) -> &[u64] {
         self.windows.arrivals()
     }

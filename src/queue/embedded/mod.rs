@@ -53,7 +53,6 @@ impl LaneSignals {
 
 impl EmbeddedQueue {
     /// Works on table `queue_messages`, which `sluicegate migrate` creates.
-    #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         let tasks = TaskTracker::new();
         Self { store: Store::new(pool, tasks.clone()), signals: LaneSignals::default(), tasks }

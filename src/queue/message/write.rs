@@ -12,7 +12,6 @@ use crate::ledger::OutcomeEvent;
 ///
 /// What [`super::decode`] took, it takes again: where the fields that can be left out would make a message too long that
 /// was not, they are.
-#[must_use]
 pub fn encode(job: &Job) -> Vec<u8> {
     let whole = text(job, true);
     if whole.len() <= BODY_BYTES_MAX { whole.into_bytes() } else { text(job, false).into_bytes() }
@@ -48,7 +47,6 @@ fn text(job: &Job, whole: bool) -> String {
 }
 
 /// The body of an event on `payments.outcomes`; absent fields are `null`.
-#[must_use]
 pub fn outcome_event_json(event: &OutcomeEvent) -> Vec<u8> {
     json!({
         "id": event.id,

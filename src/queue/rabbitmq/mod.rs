@@ -57,7 +57,6 @@ impl RabbitMq {
     /// While the broker is unavailable every call waits up to 5 s for it and then says [`QueueError::Unavailable`] with
     /// the last failure, so callers retry with pauses of their own. Bad credentials and the like are
     /// [`QueueError::Refused`] until the first connection; after it they count as unavailable.
-    #[must_use]
     pub fn connect(settings: RabbitSettings) -> Self {
         let topology = Topology::new(&settings.prefix);
         let declared = DeclaredProviders::default();

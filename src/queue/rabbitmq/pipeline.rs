@@ -102,8 +102,6 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// # Errors
-    /// As of opening a channel.
     pub async fn open(generation: &Generation) -> Result<Self, QueueError> {
         let channel = generation.open_channel().await?;
         let confirming = channel.confirm_select(ConfirmSelectOptions { nowait: false });
@@ -141,8 +139,6 @@ impl Pipeline {
         self.late.store(true, Ordering::Relaxed);
     }
 
-    /// # Errors
-    /// Why nothing is known of the message.
     pub async fn publish(&self, parcel: PublishRequest) -> PublishResult {
         let closed = || ChannelEndCause::Other("publish: the channel is gone".to_owned());
         let (answer, judged) = oneshot::channel();
@@ -194,9 +190,6 @@ impl InFlightPublishes {
     }
 
     /// Waits until there are confirms, and answers those whose publish can be judged by now.
-    ///
-    /// # Errors
-    /// Why nothing can be told any more.
     async fn confirms(&mut self) -> Result<(), ChannelEndCause> {
         let mut came = Vec::new();
         std::future::poll_fn(|context| {

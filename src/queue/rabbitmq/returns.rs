@@ -58,7 +58,6 @@ impl<M> ReturnTracker<M> {
 
     /// A returned message, by how alike it is to one of ours: 0 for another, and the highest is meant. Of two that
     /// are alike in everything either will do. `false` when it is none of ours: then any of ours may have come back.
-    #[must_use]
     pub fn record_return(&mut self, alike: impl Fn(&M) -> u8) -> bool {
         let candidates = self.open.iter_mut().filter(|(_, open)| !open.returned);
         let scored = candidates.map(|(id, open)| ((alike(&open.message), open.confirmed.is_none(), *id), open));

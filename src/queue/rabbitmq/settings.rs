@@ -68,7 +68,6 @@ impl RabbitSettings {
 
 impl RabbitSettings {
     /// Trusts these authorities besides the public ones, unless the URL names a `cacertfile` of its own.
-    #[must_use]
     pub fn with_authorities(mut self, authorities: &Authorities) -> Self {
         if self.tls.cert_chain.is_none() {
             self.tls.cert_chain = authorities.pem().map(str::to_owned);

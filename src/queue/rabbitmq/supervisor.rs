@@ -93,9 +93,6 @@ impl SupervisedConnection {
     }
 
     /// The same for a readout, which waits less long for a broker that is known to be unavailable.
-    ///
-    /// # Errors
-    /// As [`Self::generation`].
     pub async fn generation_for_readout(&self) -> Result<Arc<Generation>, QueueError> {
         let is_down = matches!(*self.state.borrow(), LinkState::Down(_));
         self.generation_within(if is_down { READOUT_LIMIT } else { CALL_LIMIT }).await

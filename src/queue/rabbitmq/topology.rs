@@ -162,8 +162,6 @@ impl Topology {
         arguments
     }
 
-    /// # Errors
-    /// When no queue is valid.
     pub fn route(&self, destination: &Destination) -> Result<Route, QueueError> {
         Ok(match destination {
             Destination::Lane(provider) => {

@@ -38,7 +38,6 @@ impl AheadGuard {
         Self { backlog: Arc::clone(backlog), flow, is_released: AtomicBool::new(false) }
     }
 
-    #[must_use]
     pub fn flow(&self) -> &FlowKey {
         &self.flow
     }

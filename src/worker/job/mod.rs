@@ -48,7 +48,6 @@ pub struct Arrival<'a> {
 }
 
 impl Arrival<'_> {
-    #[must_use]
     pub fn now() -> Self {
         Self { at: Instant::now(), reservation: None, ahead: None }
     }

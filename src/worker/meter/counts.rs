@@ -66,7 +66,6 @@ pub struct LaneCounts {
 
 impl LaneMeter {
     /// The figures for the overview.
-    #[must_use]
     pub fn figures(&self) -> LaneFigures {
         LaneFigures {
             sent_total: self.sent.load(Ordering::Relaxed),
@@ -79,13 +78,11 @@ impl LaneMeter {
     }
 
     /// Jobs sent that some limits or rules did not count, by the field that they lack.
-    #[must_use]
     pub fn uncounted(&self) -> Vec<(JobField, u64)> {
         self.uncounted.read()
     }
 
     /// All other counts.
-    #[must_use]
     pub fn counts(&self) -> LaneCounts {
         // The part is read before the whole, so that it is never larger.
         let lateness_ahead = self.lateness_ahead.read();

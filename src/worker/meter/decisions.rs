@@ -28,7 +28,6 @@ pub enum DecisionKind {
 
 impl DecisionKind {
     /// Code in JSON; stable.
-    #[must_use]
     pub fn code(self) -> &'static str {
         match self {
             Self::Granted => "granted",
@@ -56,7 +55,6 @@ pub struct LaneDecision {
 
 impl LaneDecision {
     /// A decision that is merged with any other of this kind and text.
-    #[must_use]
     pub fn new(kind: DecisionKind, reason: &str) -> Self {
         Self { kind, merge_key: reason.to_owned(), reason: reason.to_owned(), permits: 0 }
     }

@@ -72,7 +72,6 @@ impl ReturnReason {
         [Self::DeadlineMissed, Self::LedgerUnavailable, Self::TakenOver, Self::NotNeeded, Self::Probing];
 
     /// Label for metrics; stable.
-    #[must_use]
     pub fn code(self) -> &'static str {
         match self {
             Self::DeadlineMissed => "late",

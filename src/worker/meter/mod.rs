@@ -59,7 +59,6 @@ impl Default for Meter {
 
 impl Meter {
     /// The counters of a lane, created at their first use. Only for providers with a row: each becomes a label.
-    #[must_use]
     pub fn lane(&self, provider: &ProviderName) -> Arc<LaneMeter> {
         if let Some(lane) = self.find_lane(provider) {
             return lane;
@@ -69,13 +68,11 @@ impl Meter {
     }
 
     /// The counters of a lane, if it has any.
-    #[must_use]
     pub fn find_lane(&self, provider: &ProviderName) -> Option<Arc<LaneMeter>> {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(provider).cloned()
     }
 
     /// All lanes that ran since the process started.
-    #[must_use]
     pub fn lanes(&self) -> BTreeMap<ProviderName, Arc<LaneMeter>> {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -91,7 +88,6 @@ impl Meter {
         self.failed_reloads.fetch_add(1, Ordering::Relaxed);
     }
 
-    #[must_use]
     pub fn reloads(&self) -> Reloads {
         let last = self.reloaded_at_ms.load(Ordering::Relaxed);
         Reloads {
@@ -106,7 +102,6 @@ impl Meter {
         *self.unpublished.write().unwrap_or_else(PoisonError::into_inner) = unpublished;
     }
 
-    #[must_use]
     pub fn unpublished(&self) -> Option<UnpublishedEvents> {
         *self.unpublished.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,13 +111,11 @@ impl Meter {
         self.missing_topology.fetch_add(1, Ordering::Relaxed);
     }
 
-    #[must_use]
     pub fn missing_topology_total(&self) -> u64 {
         self.missing_topology.load(Ordering::Relaxed)
     }
 
     /// Unix time in milliseconds.
-    #[must_use]
     pub fn started_at_ms(&self) -> u64 {
         self.started_at_ms
     }

@@ -15,7 +15,6 @@ use crate::limiter::leader_election::LeadershipTiming;
 use crate::worker::settings_sync::{LoadedSettings, POLL_INTERVAL};
 
 /// The combined spec of a quota; `None` when no enabled row names it, or one of its rows is invalid.
-#[must_use]
 pub fn quota_spec(known: &LoadedSettings, quota: &ProviderName) -> Option<QuotaSpec> {
     if known.quotas_with_unknown_limits().contains(quota.as_str()) {
         return None;
@@ -27,7 +26,6 @@ pub fn quota_spec(known: &LoadedSettings, quota: &ProviderName) -> Option<QuotaS
 
 /// [`quota_spec`] of each quota that an enabled row names, with those rows. One pass over all rows: there may be ten
 /// thousand.
-#[must_use]
 pub fn quota_specs(known: &LoadedSettings) -> Vec<QuotaRows<'_>> {
     let in_doubt = known.quotas_with_unknown_limits();
     let mut quotas: BTreeMap<&ProviderName, Vec<&Provider>> = BTreeMap::new();

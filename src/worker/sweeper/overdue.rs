@@ -41,7 +41,6 @@ pub struct LaneView {
 
 /// Which of a lane's jobs to republish, with sweeps this far apart; `None`: none. While a provider is down, its overdue
 /// jobs have their messages in the queue. After that, they need their time through the queue first.
-#[must_use]
 pub fn overdue_query(lane: LaneView, every: Duration) -> Option<OverduePolicy> {
     let grace = grace(lane);
     if lane.ready > 0 && lane.healthy_for.is_none_or(|healthy_for| healthy_for < grace) {
@@ -56,7 +55,6 @@ pub fn overdue_query(lane: LaneView, every: Duration) -> Option<OverduePolicy> {
 
 /// Pause after a batch of jobs that were ended or emptied: as long as the batch took, so that the payments get at least
 /// half of the database's time. `None`: the batch was not full, or the next sweep continues.
-#[must_use]
 pub fn pause_before_next(full: bool, took: Duration, left: Duration) -> Option<Duration> {
     (full && !left.is_zero() && took.saturating_mul(2) <= left).then_some(took)
 }

@@ -91,8 +91,6 @@ impl Session {
         self.is_good = false;
     }
 
-    /// # Errors
-    /// Never before [`Session::end`].
     pub fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
         let open = self.lent.as_mut().and_then(|lent| lent.open.as_mut());
         open.map(|open| &mut open.connection).ok_or(sqlx::Error::PoolClosed)
@@ -100,9 +98,6 @@ impl Session {
 
     /// Ends the work with its result. A connection to a silent server, or to a demoted one that is read-only, is not
     /// used again: the primary may be another server by now.
-    ///
-    /// # Errors
-    /// The result's.
     pub fn end<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         self.is_good = !result.as_ref().is_err_and(is_connection_broken);
         self.is_clean = result.is_ok();
