@@ -70,14 +70,8 @@ pub enum FirstTry<'a> {
 /// Sends a payment's first request without a claim before it.
 pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivered_at: Instant) -> FirstTry<'_> {
     let settings = lane.settings.borrow().clone();
-    let has_own_time = decoded.job.not_before.is_some() || decoded.job.expires_at.is_some();
     let is_account_paused = || lane.control.account_pause(decoded.job.account.as_ref()).is_some();
-    if has_own_time
-        || is_account_paused()
-        || lane.duplicates.are_expected()
-        || !lane.gate.is_open()
-        || lane.stop.is_cancelled()
-    {
+    if is_claimed_first(lane, &decoded.job) || is_account_paused() {
         return FirstTry::MustBeClaimed(decoded, None);
     }
     // A request that cannot be built is reported where the payment is claimed.
@@ -142,6 +136,12 @@ pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivere
     let call = ProviderCall::Charge(request);
     let first = BegunRequest { call: &call, number: 1, permit, permission: &permission, is_ahead: !lead.is_zero() };
     FirstTry::Finished(Box::pin(run.send(first)).await)
+}
+
+/// Whether a payment is claimed before anything else, whatever its account.
+fn is_claimed_first(lane: &LaneContext, job: &Job) -> bool {
+    let has_own_time = job.not_before.is_some() || job.expires_at.is_some();
+    has_own_time || lane.duplicates.are_expected() || !lane.gate.is_open() || lane.stop.is_cancelled()
 }
 
 /// A lease with a random token. If this worker does not learn whether the insert was committed, it must not take
