@@ -209,7 +209,13 @@ async fn run_single_statement(
     step: &Step,
 ) -> Result<(Vec<SqlRow>, bool), sqlx::Error> {
     let mut session = pool.lend(purpose).await?;
-    let rows = with_statement_timeout(run(session.connection()?, step)).await;
+    let connection = session.connection()?;
+    let rows = with_statement_timeout(run(connection, step)).await;
+    if matches!(rows, Err(sqlx::Error::Database(_))) {
+        // The server reports an error before it releases the statement's locks, which the next statement may meet. What
+        // the ping finds does not matter: the error is the statement's.
+        let _is_ready = with_statement_timeout(connection.ping()).await;
+    }
     session.end(rows)
 }
 

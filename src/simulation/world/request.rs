@@ -22,7 +22,8 @@ use crate::simulation::windows::ProviderUse;
 
 impl Simulation<'_> {
     pub(super) fn granted(&mut self, now_us: u64, job: JobIndex, granted: GrantedPermit) {
-        self.end_wait(job, Some(now_us));
+        // A wait for the own account says nothing of the lane.
+        self.end_wait(job, (!granted.waited_for_account).then_some(now_us));
         let GrantedPermit { start_at, use_before, origins, call, scope, window_slot, .. } = granted;
         let permit = SimulatedPermit { use_before, window_slot: Some(window_slot), origins, call, scope };
         let next = self.transition_instead(now_us, job);
