@@ -8,7 +8,7 @@ import time
 
 import deployment
 from deployment import psql
-from floods import bar, is_other, of, others
+from floods import bar, of, others
 from stage import LATENCY_MS, Lane, p99, quantile, stage
 
 REPOSITORY = deployment.HERE.parent
@@ -79,40 +79,60 @@ def others_alone(options, ready, lane, name):
 
 def urgent(options, below, settings):
     """100,000 bulk jobs in the queue of a lane at 100/1s: the rate at which they are recorded, lateness, urgent jobs."""
-    lane, jobs = Lane("lane", 100), options.bulk
-    bulk = [(f"bulk-{number:07}", {"account": f"bulk-{number % BULK_ACCOUNTS:03}"}) for number in range(jobs)]
-    with stage(options, below, settings, "urgent", [lane]) as ready:
+    # The second lane spreads its starts over the window: there no urgent job waits for the next window's burst.
+    lane, even, jobs = Lane("lane", 100), Lane("even", 100, columns='pacing = "even"'), options.bulk
+    with stage(options, below, settings, "urgent", [lane, even]) as ready:
         ready.deployed.command("provider", "pause", lane.name)
         time.sleep(3)
-        ready.publish(lane, bulk)
+        ready.publish(lane, bulk_jobs(jobs))
         # RabbitMQ writes for a while after it got many messages at once.
         time.sleep(min(30, jobs / 5_000))
         drain = Drain(ready, lane, jobs)
         ready.deployed.command("provider", "resume", lane.name)
         drained_from, drained_to = drain.run()
-        time.sleep(5)
         quiet_from = time.time()
-        calm = urgent_jobs("calm", round(URGENT_SPAN_S / URGENT_EVERY_S))
-        ready.publish_paced((number * URGENT_EVERY_S, lane, *job) for number, job in enumerate(calm))
-        time.sleep(2)
+        calm = send_urgent(ready, lane)
         quiet_to = time.time()
+        ready.publish(even, bulk_jobs(round(2 * even.limit * URGENT_SPAN_S)))
+        # The lanes have as much to do as before.
+        time.sleep(10)
+        even_calm = send_urgent(ready, even)
         arrivals, sent = lane.arrivals(), {job: at for job, (_, at) in lane.charges().items()}
-    waits = lambda name: [sent[job] - at for job, at in lane.published.items() if f"-{name}-" in job and job in sent]  # noqa: E731
+        waits = {name: named_waits(of, "calm") for name, of in (("", lane), (", pacing = even", even))}
     late = lateness(arrivals, lane.limit)
     during = [value for at, value in late if drained_from + 2 <= at < drained_to]
-    after = [value for at, value in late if quiet_from + 2 <= at < quiet_to]
-    return drain.rows(waits("drain"), sent) + calm_rows(waits("calm"), len(calm)) + late_rows(during, after)
+    after = [value for at, value in late if quiet_from <= at < quiet_to]
+    rows = drain.rows(sent)
+    for name, expected in (("", calm), (", pacing = even", even_calm)):
+        rows.append(calm_row(f"urgent behind recorded bulk jobs{name}", waits[name], expected))
+    return rows + late_rows(during, after)
+
+
+def bulk_jobs(jobs):
+    return [(f"bulk-{number:07}", {"account": f"bulk-{number % BULK_ACCOUNTS:03}"}) for number in range(jobs)]
+
+
+def named_waits(lane, name):
+    return [at - lane.published[job] for job, (_, at) in lane.charges().items() if f"-{name}-" in job]
+
+
+def send_urgent(ready, lane):
+    """Sends urgent jobs one after another; returns their number."""
+    jobs = urgent_jobs("calm", round(URGENT_SPAN_S / URGENT_EVERY_S))
+    ready.publish_paced((number * URGENT_EVERY_S, lane, *job) for number, job in enumerate(jobs))
+    time.sleep(3)
+    return len(jobs)
 
 
 def urgent_jobs(name, count):
     return [(f"{name}-{number:05}", {"account": "shop-00", "priority": 9}) for number in range(count)]
 
 
-def calm_rows(waits, wanted):
+def calm_row(case, waits, wanted):
     worst = p99(waits)
     text = f"{worst * 1e3:.0f} ms (p50 {quantile(waits, 0.5) * 1e3:.0f}, p90 {quantile(waits, 0.9) * 1e3:.0f}; {len(waits)} of {wanted} jobs)"
     met = len(waits) == wanted and worst < URGENT_MAX_S
-    return [bar("urgent behind recorded bulk jobs", "p99 until sent", text, f"< {URGENT_MAX_S * 1e3:.0f} ms (hold + 100 ms)", met)]
+    return bar(case, "p99 until sent", text, f"< {URGENT_MAX_S * 1e3:.0f} ms (hold + 100 ms)", met)
 
 
 def late_rows(during, after):
@@ -155,7 +175,7 @@ class Drain:
         self.begins, self.ends = map(float, ends.split())
         return self.begins, self.ends
 
-    def rows(self, waits, sent):
+    def rows(self, sent):
         rate = self.jobs / (self.ends - self.begins)
         # From its record on, a job is as any other urgent one: before that, it waits for those ahead of it in the queue.
         drained = [job for job in self.recorded_at if self.lane.published[job] < self.ends and job in sent]

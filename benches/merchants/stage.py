@@ -28,6 +28,7 @@ ROW = """
 name = "{name}"
 url = "{url}/charges"
 idempotency_retention_s = 86400
+{columns}
 {limits}"""
 
 LIMIT = """[[provider.limit]]
@@ -41,8 +42,9 @@ window_ms = 1000
 class Lane:
     """One provider with limits per second of its own; `account` limits each account."""
 
-    def __init__(self, name, limit, account=None, rows="", more=()):
-        self.name, self.limit, self.account, self.rows, self.more = name, limit, account, rows, more
+    def __init__(self, name, limit, account=None, columns="", rows="", more=()):
+        self.name, self.limit, self.account = name, limit, account
+        self.columns, self.rows, self.more = columns, rows, more
         self.url = self.offset_s = None
         self.published = {}
 
@@ -50,7 +52,7 @@ class Lane:
         limits = LIMIT.format(name="all", scope="provider", requests=self.limit)
         if self.account:
             limits += LIMIT.format(name="per-account", scope="account", requests=self.account)
-        return ROW.format(name=self.name, url=self.url, limits=limits) + self.rows
+        return ROW.format(name=self.name, url=self.url, columns=self.columns, limits=limits) + self.rows
 
     def rate(self):
         """What the limit allows: a slot is free one window after the response."""
