@@ -142,7 +142,7 @@ def simulated(ready, lane, case):
         trace = ready.deployed.below / "trace.csv"
         trace.write_text("\n".join(lines) + "\n")
         words = ["simulate", "--providers", row_file(ready.deployed), "--provider", lane.name, "--trace", trace, "--json"]
-        said = ready.deployed.command(*words, "--processes", WORKERS, "--latency", f"{LATENCY_MS}ms")
+        said = ready.deployed.command(*words, "--processes", WORKERS, "--latency", f"{LATENCY_MS}ms", seconds=120)
         return json.loads(said)["variants"][0]["figures"]
 
     simulated_clear = run(None)["clears_in_ms"] / 1e3
