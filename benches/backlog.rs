@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use sluicegate::domain::fair_order::FairClaim;
 use sluicegate::domain::flow::FlowClass;
 use sluicegate::domain::provider::{JobOrder, ProviderName};
 use sluicegate::ledger::backlog::{BacklogClaim, BacklogClaimRequest};
@@ -82,17 +83,15 @@ async fn measure(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let lane = ProviderName::new("acme")?;
-    let request = BacklogClaimRequest {
-        lane: &lane,
-        owner: "bench",
-        lease: Duration::from_secs(60),
+    let bounds = FairClaim {
         at_most: 100,
-        per_flow: 4,
+        quantum: 4,
         flow_max: 8,
-        except: &[],
+        except: Vec::new(),
         class_max: FlowClass::LAST,
         order: JobOrder::None,
     };
+    let request = BacklogClaimRequest { lane: &lane, owner: "bench", lease: Duration::from_secs(60), bounds: &bounds };
     let mut times = Vec::new();
     for _ in 0..WARM_UP + CLAIMS {
         let began = Instant::now();

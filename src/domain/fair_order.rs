@@ -36,20 +36,23 @@ pub struct FairReturn {
     pub blocked_until: Option<Duration>,
 }
 
-/// Bounds of one claim.
+/// Bounds of one claim, from this order in memory or from the ledger's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FairClaim<A> {
+    /// Most jobs in all.
     pub at_most: u32,
-    /// Jobs of one flow in a row, at least 1.
+    /// Jobs of one flow in a row, at least 1: the quantum of fair queueing. A flow with a larger weight, or alone, has
+    /// several quanta in one claim. Flows share the more exactly, the smaller it is; a claim is cheaper, the larger it
+    /// is.
     pub quantum: u32,
-    /// Most jobs of one flow.
+    /// Most jobs of one flow, at least 1. A flow may have a limit of its own that grants only a few.
     pub flow_max: u32,
-    /// Flows that are left out.
+    /// Flows that are left out: the caller has enough of their jobs.
     pub except: Vec<Flow<A>>,
-    /// Later classes are left out.
+    /// Flows of later classes are left out. [`FlowClass::LAST`]: none is.
     pub class_max: FlowClass,
     /// With [`JobOrder::Account`], one job of an account is claimed, of its first class, and none while an earlier one
-    /// that was claimed so has neither ended nor returned.
+    /// that was claimed so is undecided and has not returned. A job in review is undecided.
     pub order: JobOrder,
 }
 

@@ -11,9 +11,10 @@ use async_trait::async_trait;
 
 use super::operator::DatabaseTime;
 use super::{Claimed, FencedWrite, LeaseToken, LedgerError};
-use crate::domain::flow::{FlowClass, FlowKey};
+use crate::domain::fair_order::FairClaim;
+use crate::domain::flow::FlowClass;
 use crate::domain::job::{ContentHash, Identifier, InvalidMessage, Job};
-use crate::domain::provider::{JobOrder, ProviderName};
+use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{Wait, WaitReason};
 
 /// Why a flow is blocked.
@@ -94,21 +95,7 @@ pub struct BacklogClaimRequest<'a> {
     pub lane: &'a ProviderName,
     pub owner: &'a str,
     pub lease: Duration,
-    /// Most jobs in all.
-    pub at_most: u32,
-    /// Jobs of one flow in a row, at least 1: the quantum of fair queueing. A flow with a larger weight, or alone, has
-    /// several quanta in one claim. Flows share the more exactly, the smaller it is; a claim is cheaper, the larger it
-    /// is.
-    pub per_flow: u32,
-    /// Most jobs of one flow, at least 1. A flow may have a limit of its own that grants only a few.
-    pub flow_max: u32,
-    /// Flows that are left out: this process has enough of their jobs.
-    pub except: &'a [FlowKey],
-    /// Flows of less urgent classes are left out. [`FlowClass::LAST`]: none is.
-    pub class_max: FlowClass,
-    /// With [`JobOrder::Account`], one job of an account is claimed, and none while an earlier one that was claimed so
-    /// is undecided and not in the backlog. A job in review is undecided.
-    pub order: JobOrder,
+    pub bounds: &'a FairClaim<Identifier>,
 }
 
 /// A job that a dispatcher claimed.

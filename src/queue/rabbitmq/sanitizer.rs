@@ -80,7 +80,7 @@ pub(super) struct Sanitizer {
 }
 
 impl Sanitizer {
-    /// `version` is set when the broker has told it.
+    /// `version` is set from the broker's greeting.
     pub fn with_version(version: Arc<OnceLock<String>>) -> Self {
         Self { version, ..Self::default() }
     }

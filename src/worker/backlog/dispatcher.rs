@@ -69,17 +69,8 @@ fn seen_flow(status: FlowStatus) -> SeenFlow<Identifier> {
 }
 
 async fn claim_jobs(lane: &Arc<LaneContext>, claim: &FairClaim<Identifier>) -> Result<(), LedgerError> {
-    let request = BacklogClaimRequest {
-        lane: &lane.name,
-        owner: &lane.worker.options.owner,
-        lease: LEASE,
-        at_most: claim.at_most,
-        per_flow: claim.quantum,
-        flow_max: claim.flow_max,
-        except: &claim.except,
-        class_max: claim.class_max,
-        order: claim.order,
-    };
+    let request =
+        BacklogClaimRequest { lane: &lane.name, owner: &lane.worker.options.owner, lease: LEASE, bounds: claim };
     let claimed = lane.worker.backends.backlog.claim_backlog(&request).await;
     faults::crash(CrashPoint::AfterBacklogClaim);
     let now = Instant::now();

@@ -1,5 +1,6 @@
 //! A lane's backlog: jobs that wait in the ledger alone, and how they come back.
 
+use sluicegate::domain::fair_order::FairClaim;
 use sluicegate::domain::flow::{FlowClass, FlowKey};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
@@ -66,18 +67,19 @@ pub(super) fn ids(jobs: &[BacklogJob]) -> Vec<&str> {
 }
 
 /// A claim of all jobs that can be claimed.
-pub(super) fn everything(lane: &ProviderName) -> BacklogClaimRequest<'_> {
-    BacklogClaimRequest {
-        lane,
-        owner: "worker-a",
-        lease: LEASE,
+pub(super) fn everything() -> FairClaim<Identifier> {
+    FairClaim {
         at_most: 1_000,
-        per_flow: 1_000,
+        quantum: 1_000,
         flow_max: 1_000,
-        except: &[],
+        except: Vec::new(),
         class_max: FlowClass::LAST,
         order: JobOrder::None,
     }
+}
+
+fn claim_of<'a>(lane: &'a ProviderName, bounds: &'a FairClaim<Identifier>) -> BacklogClaimRequest<'a> {
+    BacklogClaimRequest { lane, owner: "worker-a", lease: LEASE, bounds }
 }
 
 impl Fixture {
@@ -91,12 +93,12 @@ impl Fixture {
     }
 
     /// Claims as the only dispatcher.
-    pub(super) async fn dispatch(&self, at_most: u32, per_flow: u32) -> Vec<BacklogJob> {
-        self.dispatch_with(BacklogClaimRequest { at_most, per_flow, ..everything(&name("stripe")) }).await
+    pub(super) async fn dispatch(&self, at_most: u32, quantum: u32) -> Vec<BacklogJob> {
+        self.dispatch_with(&FairClaim { at_most, quantum, ..everything() }).await
     }
 
-    pub(super) async fn dispatch_with(&self, request: BacklogClaimRequest<'_>) -> Vec<BacklogJob> {
-        match self.backlog().claim_backlog(&request).await.unwrap() {
+    pub(super) async fn dispatch_with(&self, bounds: &FairClaim<Identifier>) -> Vec<BacklogJob> {
+        match self.backlog().claim_backlog(&claim_of(&name("stripe"), bounds)).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
             BacklogClaim::Busy => panic!("no other process claims"),
         }
@@ -268,14 +270,13 @@ async fn a_full_flow_is_left_out(kind: Kind) {
     for (account, number) in (0..6).map(|number| ("acct_1", number)).chain([("acct_2", 6), ("acct_3", 7)]) {
         fixture.record(&of(account, &format!("p{number}"))).await;
     }
-    let lane = name("stripe");
-    let jobs = fixture.dispatch_with(BacklogClaimRequest { per_flow: 1, flow_max: 2, ..everything(&lane) }).await;
+    let jobs = fixture.dispatch_with(&FairClaim { quantum: 1, flow_max: 2, ..everything() }).await;
     assert_eq!(ids(&jobs), ["p0", "p6", "p7", "p1"]);
-    let full = [FlowKey::of(&of("acct_1", "any")), FlowKey::of(&job("without-account"))];
-    assert_eq!(fixture.dispatch_with(BacklogClaimRequest { except: &full, ..everything(&lane) }).await, []);
-    let other_class = [FlowKey { class: FlowClass::UNKNOWN, ..full[0].clone() }];
-    let request = BacklogClaimRequest { flow_max: 3, except: &other_class, ..everything(&lane) };
-    assert_eq!(ids(&fixture.dispatch_with(request).await), ["p2", "p3", "p4"]);
+    let full = vec![FlowKey::of(&of("acct_1", "any")), FlowKey::of(&job("without-account"))];
+    let other_class = vec![FlowKey { class: FlowClass::UNKNOWN, ..full[0].clone() }];
+    assert_eq!(fixture.dispatch_with(&FairClaim { except: full, ..everything() }).await, []);
+    let bounds = FairClaim { flow_max: 3, except: other_class, ..everything() };
+    assert_eq!(ids(&fixture.dispatch_with(&bounds).await), ["p2", "p3", "p4"]);
     fixture.counts_agree().await;
 }
 
@@ -284,12 +285,11 @@ async fn a_claim_leaves_less_urgent_classes_out(kind: Kind) {
     for (id, priority) in [("bulk", 0), ("urgent", 9), ("soon", 5)] {
         fixture.record(&Job { priority, ..job(id) }).await;
     }
-    let lane = name("stripe");
-    let until = |priority| BacklogClaimRequest { class_max: FlowClass::of_priority(priority), ..everything(&lane) };
-    assert_eq!(ids(&fixture.dispatch_with(until(6)).await), ["urgent"]);
-    assert_eq!(ids(&fixture.dispatch_with(until(5)).await), ["soon"]);
-    assert_eq!(fixture.dispatch_with(until(1)).await, []);
-    assert_eq!(ids(&fixture.dispatch_with(until(0)).await), ["bulk"]);
+    let until = |priority| FairClaim { class_max: FlowClass::of_priority(priority), ..everything() };
+    assert_eq!(ids(&fixture.dispatch_with(&until(6)).await), ["urgent"]);
+    assert_eq!(ids(&fixture.dispatch_with(&until(5)).await), ["soon"]);
+    assert_eq!(fixture.dispatch_with(&until(1)).await, []);
+    assert_eq!(ids(&fixture.dispatch_with(&until(0)).await), ["bulk"]);
     fixture.counts_agree().await;
 }
 

@@ -148,19 +148,20 @@ impl BacklogClaimStatements {
     }
 
     async fn rows(&self, engine: &dyn Engine, request: &BacklogClaimRequest<'_>) -> Result<Vec<SqlRow>, LedgerError> {
-        let except: Vec<String> = request.except.iter().map(flow_text).collect();
+        let bounds = request.bounds;
+        let except: Vec<String> = bounds.except.iter().map(flow_text).collect();
         let args: [Value; 8] = [
             request.lane.as_str().into(),
             request.owner.into(),
             request.lease.into(),
-            request.at_most.into(),
-            request.per_flow.max(1).into(),
-            request.flow_max.max(1).into(),
+            bounds.at_most.into(),
+            bounds.quantum.max(1).into(),
+            bounds.flow_max.max(1).into(),
             serde_json::Value::from(except).to_string().into(),
-            u32::from(request.class_max.number()).into(),
+            u32::from(bounds.class_max.number()).into(),
         ];
         let args: Args = Arc::from(args);
-        let claim = match request.order {
+        let claim = match bounds.order {
             JobOrder::None => &self.claim,
             JobOrder::Account => &self.claim_in_order,
         };

@@ -12,6 +12,7 @@ use super::dialect::Dialect;
 use super::engine::{Sql, Value};
 use super::row::{SqlRow, corrupt};
 use super::storable;
+use crate::domain::fair_order::FairClaim;
 use crate::domain::flow::FlowClass;
 use crate::domain::job::{ContentHash, Identifier, Job};
 use crate::domain::provider::ProviderName;
@@ -122,12 +123,13 @@ impl Backlog for SqlLedger {
         let BacklogClaim::Claimed { jobs, next_wake: Some(Duration::ZERO) } = claim else { return Ok(claim) };
         // A block has ended, most often one at a time.
         self.backlog.blocks.wake(&*self.engine, request.lane).await?;
-        let rest = request.at_most.saturating_sub(u32::try_from(jobs.len()).unwrap_or(u32::MAX));
+        let rest = request.bounds.at_most.saturating_sub(u32::try_from(jobs.len()).unwrap_or(u32::MAX));
         if rest == 0 {
             let next_wake = self.backlog.blocks.next_wake(&*self.engine, request.lane).await?;
             return Ok(BacklogClaim::Claimed { jobs, next_wake });
         }
-        let request = BacklogClaimRequest { at_most: rest, ..*request };
+        let bounds = FairClaim { at_most: rest, ..request.bounds.clone() };
+        let request = BacklogClaimRequest { bounds: &bounds, ..*request };
         match self.backlog.claim.claim(&*self.engine, &request).await {
             Ok(BacklogClaim::Claimed { jobs: more, next_wake }) => {
                 Ok(BacklogClaim::Claimed { jobs: jobs.into_iter().chain(more).collect(), next_wake })

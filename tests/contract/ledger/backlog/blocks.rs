@@ -22,7 +22,7 @@ impl Fixture {
 
     /// Claims all that can be claimed; and the time until the next block ends.
     async fn dispatch_and_wake(&self, lane: &ProviderName) -> (Vec<BacklogJob>, Option<Duration>) {
-        match self.backlog().claim_backlog(&everything(lane)).await.unwrap() {
+        match self.backlog().claim_backlog(&claim_of(lane, &everything())).await.unwrap() {
             BacklogClaim::Claimed { jobs, next_wake } => (jobs, next_wake),
             BacklogClaim::Busy => panic!("no other process claims"),
         }

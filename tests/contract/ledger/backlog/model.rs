@@ -1,6 +1,6 @@
 //! The order of the ledger's backlog, held against the model that the simulation uses.
 
-use sluicegate::domain::fair_order::{FairClaim, FairOrder, FairReturn, WaitingJob};
+use sluicegate::domain::fair_order::{FairOrder, FairReturn, WaitingJob};
 
 use super::order::ended;
 use super::races::Random;
@@ -59,18 +59,8 @@ impl Pair<'_> {
             (self.pick(&[2, 8, 1_000]), self.pick(&[FlowClass::LAST, FlowClass::of_priority(5)]));
         let except = FlowKey { class: FlowClass::LAST, account: Some(Identifier::new("d").unwrap()) };
         let except: Vec<FlowKey> = (0..self.random.below(2)).map(|_| except.clone()).collect();
-        let lane = name("stripe");
-        let request = BacklogClaimRequest {
-            at_most,
-            per_flow: quantum,
-            flow_max,
-            except: &except,
-            class_max,
-            order: self.order,
-            ..everything(&lane)
-        };
-        let claimed = self.fixture.dispatch_with(request).await;
         let claim = FairClaim { at_most, quantum, flow_max, except, class_max, order: self.order };
+        let claimed = self.fixture.dispatch_with(&claim).await;
         let expected = self.model.claim(Duration::ZERO, &claim);
         let expected: Vec<&str> = expected.iter().map(|(_, job)| self.jobs[job.job as usize].id.as_str()).collect();
         assert_eq!(ids(&claimed), expected, "{claim:?}");

@@ -10,7 +10,7 @@ on_every_database!(
 );
 
 async fn claim(fixture: &Fixture) -> Vec<BacklogJob> {
-    fixture.dispatch_with(BacklogClaimRequest { order: JobOrder::Account, ..everything(&name("stripe")) }).await
+    fixture.dispatch_with(&FairClaim { order: JobOrder::Account, ..everything() }).await
 }
 
 pub(super) fn ended(state: FinalState) -> JobState {

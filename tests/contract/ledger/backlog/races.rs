@@ -25,11 +25,10 @@ impl Random {
 }
 
 /// Claims, or waits for the other process.
-async fn dispatch(backlog: &Arc<dyn Backlog>, at_most: u32, per_flow: u32) -> Vec<BacklogJob> {
-    let lane = name("stripe");
-    let request = BacklogClaimRequest { at_most, per_flow, ..everything(&lane) };
+async fn dispatch(backlog: &Arc<dyn Backlog>, at_most: u32, quantum: u32) -> Vec<BacklogJob> {
+    let (lane, bounds) = (name("stripe"), FairClaim { at_most, quantum, ..everything() });
     loop {
-        match backlog.claim_backlog(&request).await.unwrap() {
+        match backlog.claim_backlog(&claim_of(&lane, &bounds)).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => return jobs,
             BacklogClaim::Busy => tokio::task::yield_now().await,
         }

@@ -46,7 +46,7 @@ async fn largest_flows_come_first(kind: Kind) {
     fixture.record(&Job { priority: 9, ..of("flood", "urgent") }).await;
     fixture.record(&Job { provider: name("other"), ..of("flood", "elsewhere") }).await;
     fixture.sql("UPDATE flows SET weight = 3 WHERE account = 'middle'").await.unwrap();
-    let claimed = fixture.dispatch_with(BacklogClaimRequest { at_most: 1, flow_max: 1, ..everything(&lane) }).await;
+    let claimed = fixture.dispatch_with(&FairClaim { at_most: 1, flow_max: 1, ..everything() }).await;
     assert_eq!(ids(&claimed), ["urgent"]);
     let flood = fixture.dispatch(20, 1).await.into_iter().find(|job| job.job.id.as_str() == "flood-0").unwrap();
     let how = BacklogReturn { block: Some(block(LEASE, "per-account")), ..RETURNED };

@@ -1,6 +1,7 @@
 //! What a dispatcher, its workers and people make of a lane's backlog, one duty after the other.
 
 use futures_util::future::join_all;
+use sluicegate::domain::fair_order::FairClaim;
 use sluicegate::domain::flow::{FlowClass, FlowKey};
 use sluicegate::ledger::FencedWrite;
 use sluicegate::ledger::backlog::{
@@ -65,18 +66,9 @@ impl<E: Explained> Working<'_, E> {
 
     async fn dispatch_in_order(&self, at_most: u32, order: JobOrder) -> Vec<BacklogJob> {
         let (lane, owner, lease) = (name("backlogged"), "worker-a", LEASE);
-        let except = [FlowKey { class: FlowClass::UNKNOWN, account: None }];
-        let request = BacklogClaimRequest {
-            lane: &lane,
-            owner,
-            lease,
-            at_most,
-            per_flow: 4,
-            flow_max: 8,
-            except: &except,
-            class_max: FlowClass::LAST,
-            order,
-        };
+        let except = vec![FlowKey { class: FlowClass::UNKNOWN, account: None }];
+        let bounds = FairClaim { at_most, quantum: 4, flow_max: 8, except, class_max: FlowClass::LAST, order };
+        let request = BacklogClaimRequest { lane: &lane, owner, lease, bounds: &bounds };
         match self.fixture.database.backlog().claim_backlog(&request).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
             BacklogClaim::Busy => panic!("no other process claims"),
