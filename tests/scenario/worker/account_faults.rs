@@ -4,7 +4,7 @@ use serde_json::json;
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::ledger::provider_row::ProviderRow;
 
-use super::bench::{Bench, row};
+use super::bench::{Bench, limit, row};
 use super::script::{Act, accepted, rejected};
 
 const IN_BACKLOG: &str = "SELECT count(*) FROM jobs WHERE backlog AND account = 'mallory'";
@@ -52,6 +52,22 @@ async fn forbidden_account_waits_alone() {
     bench.apply(&[changed()]).await;
     for number in 1..=20 {
         assert_eq!(bench.until_state(&format!("mallory-{number}"), "succeeded").await.attempts, 1);
+    }
+}
+
+/// The account is refused while its next payment waits for a permit, unrecorded for a short wait and recorded for a long
+/// one: the permit is not used.
+#[tokio::test]
+async fn payment_that_waits_for_its_permit_stops_with_its_account() {
+    for window_ms in [80, 600] {
+        let bench = Bench::open(&[ProviderRow { limits: vec![limit(1, window_ms)], ..row("acme") }]).await;
+        pay(&bench, "other", "first").await;
+        bench.until_state("first", "succeeded").await;
+        bench.script.plan("mallory-0", [forbidden()]);
+        pay_many(&bench, "mallory", 2).await;
+        bench.until_delayed("mallory-0", "403").await;
+        bench.until("the next payment waits in the ledger", async || bench.count(IN_BACKLOG).await == 1).await;
+        assert_eq!(bench.script.sent().len(), 2, "{window_ms} ms");
     }
 }
 
