@@ -109,6 +109,8 @@ async fn timeline(browser: &Browser, id: &str) -> Vec<String> {
     browser.visit(&format!("#/jobs/{id}")).await;
     browser.await_text("h1", id).await;
     browser.await_text(".timeline", "Received").await;
+    // The explanation is loaded after the payment, and adds what the payment waited for.
+    browser.await_true("return document.querySelector('.stands') !== null").await;
     let script = "return [...document.querySelectorAll('.timeline > li')].map((entry) => entry.innerText)";
     let entries = browser.run(script).await;
     let plain = |entry: &Value| entry.as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");

@@ -285,10 +285,14 @@ impl<T: Ticket> WaitQueue<T> {
         self.waiters.resume_related(released, |waiter, own| counts(waiter, own) && is_freed(&own.reason));
     }
 
-    /// Keeps a waiter in the queue, but requests no permit for it before this instant.
-    pub fn defer_until(&mut self, key: QueueKey, until: Instant) {
-        let reason = BlockReason::StoreUnavailable("its clock was not compared for too long".to_owned());
-        self.waiters.defer(key, Deferral { until, reason, exact: false, ends_by_release: false, counted_with: None });
+    /// Keeps ready waiters in the queue, but requests no permit for them before the instant that `until` returns.
+    pub fn defer_ready(&mut self, until: impl Fn(&PermitWaiter<T>) -> Option<Instant>) {
+        let deferred = self.waiters.ready().filter_map(|(key, waiter)| Some((*key, until(waiter)?)));
+        for (key, until) in deferred.collect::<Vec<_>>() {
+            let reason = BlockReason::StoreUnavailable("its clock was not compared for too long".to_owned());
+            let deferral = Deferral { until, reason, exact: false, ends_by_release: false, counted_with: None };
+            self.waiters.defer(key, deferral);
+        }
     }
 
     /// A job's position, and what it waits for: its own deferral, its kind's block, or the queue's block.

@@ -84,8 +84,8 @@ pub(super) struct GrantRun<'a> {
 }
 
 impl GrantTerms {
-    fn is_usable(&self) -> bool {
-        self.start_at <= self.use_before
+    fn is_late(&self) -> bool {
+        self.start_at > self.use_before
     }
 }
 
@@ -183,7 +183,7 @@ impl<T: Ticket> GateCore<T> {
     ) {
         let mut places: Vec<_> = outgoing.batches.iter().map(|group| group.keys.iter()).collect();
         let cells = if reply.grants.is_empty() { Vec::new() } else { outgoing.spec.provider_counters() };
-        let (mut unused, mut has_late_permits) = (Vec::new(), false);
+        let (mut unused, mut late) = (Vec::new(), Vec::new());
         for run in &reply.grants {
             let (Some(group), Some(places)) =
                 (outgoing.batches.get(run.request_index), places.get_mut(run.request_index))
@@ -191,20 +191,22 @@ impl<T: Ticket> GateCore<T> {
                 continue;
             };
             let permits = usize::try_from(run.permits).unwrap_or(usize::MAX);
-            let terms = self.grant_terms(outgoing, &cells, &GrantRun { grant: run, now: reply.now }, arrived);
+            let run = GrantRun { grant: run, now: reply.now };
+            let start_at = self.store.start_at(&cells, &run, &group.counted, arrived);
+            let terms = grant_terms(outgoing, &cells, run.grant, start_at, arrived);
             for place in places.by_ref().take(permits) {
-                if !terms.is_usable() {
-                    has_late_permits = true;
-                    // No job could use it. Its slots are released, and the limiter is asked again at its start.
-                    let until = terms.start_at.clamp(arrived + RETRY_PAUSE_MIN, arrived + LATE_START_DEFERRAL_MAX);
-                    self.queue.defer_until(*place, until);
-                } else if self.grant(*place, outgoing.call.number, &terms, arrived) {
+                // No job could use a late permit. Its slots are released, and its waiter is deferred below.
+                if !terms.is_late() && self.grant(*place, outgoing.call.number, &terms, arrived) {
                     continue;
                 }
                 unused.push(unused_release(outgoing.call.number, group, &terms));
             }
+            late.extend(terms.is_late().then_some((run, terms.use_before)));
         }
-        if has_late_permits {
+        for (run, use_before) in &late {
+            self.defer_late(&cells, run, *use_before, arrived);
+        }
+        if !late.is_empty() {
             self.notices.push(Notice::LatePermits);
         }
         for group in &outgoing.batches {
@@ -223,6 +225,17 @@ impl<T: Ticket> GateCore<T> {
         for release in unused {
             self.release(release, arrived);
         }
+    }
+
+    /// Defers all waiters whose permits would start as late as those of this run, until the limiter is asked again.
+    /// Otherwise each of them would get the same permit and return it, call after call.
+    fn defer_late(&mut self, cells: &[CounterSpec], run: &GrantRun<'_>, use_before: Instant, arrived: Instant) {
+        let store = &self.store;
+        self.queue.defer_ready(|waiter| {
+            let start_at = store.start_at(cells, run, &waiter.counted, arrived);
+            let until = start_at.clamp(arrived + RETRY_PAUSE_MIN, arrived + LATE_START_DEFERRAL_MAX);
+            (start_at > use_before).then_some(until)
+        });
     }
 
     /// Hands a permit to the waiter, with a worker slot of its lane. Returns whether the waiter is still there.
@@ -299,25 +312,6 @@ impl<T: Ticket> GateCore<T> {
         self.release_check_at.min(until)
     }
 
-    /// The terms that all permits of one grant share.
-    fn grant_terms(
-        &self,
-        outgoing: &PendingCall,
-        cells: &[CounterSpec],
-        run: &GrantRun<'_>,
-        arrived: Instant,
-    ) -> GrantTerms {
-        let PendingCall { spec, sent_at: departed, .. } = outgoing;
-        let (budget, wait) = (spec.use_within(), Duration::from_micros(run.grant.wait_us));
-        GrantTerms {
-            start_at: self.store.start_at(outgoing, cells, run, arrived),
-            use_before: *departed + wait + budget,
-            answer_before: *departed + wait + spec.hold_max,
-            budget: (*departed + budget).saturating_duration_since(arrived),
-            origins: cells.iter().map(|cell| cell.name.clone()).zip(run.grant.origins.iter().copied()).collect(),
-        }
-    }
-
     /// Blocks the queue for the reason of the refusal. Returns the query of the ledger that a cold state needs.
     fn block_queue(
         &mut self,
@@ -359,6 +353,25 @@ impl<T: Ticket> GateCore<T> {
         self.call_at = standing.retry_at;
         self.block = Some(standing);
         None
+    }
+}
+
+/// The terms that all permits of one grant share.
+fn grant_terms(
+    outgoing: &PendingCall,
+    cells: &[CounterSpec],
+    grant: &PermitGrant,
+    start_at: Instant,
+    arrived: Instant,
+) -> GrantTerms {
+    let PendingCall { spec, sent_at: departed, .. } = outgoing;
+    let (budget, wait) = (spec.use_within(), Duration::from_micros(grant.wait_us));
+    GrantTerms {
+        start_at,
+        use_before: *departed + wait + budget,
+        answer_before: *departed + wait + spec.hold_max,
+        budget: (*departed + budget).saturating_duration_since(arrived),
+        origins: cells.iter().map(|cell| cell.name.clone()).zip(grant.origins.iter().copied()).collect(),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::limiter::gate::block::{QueueBlock, exceeded_wait};
 use crate::limiter::gate::call_sequence::CallSequence;
 use crate::limiter::gate::clock_verification::{ClockVerification, VerifyResult};
 use crate::limiter::gate::pending_call::PendingCall;
+use crate::limiter::gate::wait_queue::CountedSubjects;
 
 /// How long a gate with old settings waits for the new ones before it asks again.
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(100);
@@ -95,9 +96,9 @@ impl StoreChecks {
     /// of an account's slot is not in the reply; it is due now at the latest.
     pub fn start_at(
         &self,
-        outgoing: &PendingCall,
         cells: &[CounterSpec],
         run: &GrantRun<'_>,
+        counted: &CountedSubjects,
         arrived: Instant,
     ) -> Instant {
         let GrantRun { grant: run, now } = run;
@@ -105,8 +106,7 @@ impl StoreChecks {
         let known = cells.iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0);
         let known =
             known.map(|(cell, origin_ms)| ((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us), cell));
-        let own = outgoing.batches.get(run.request_index).into_iter().flat_map(|group| &group.counted.held_counters);
-        let slots = known.chain(own.map(|cell| (now.0, cell)));
+        let slots = known.chain(counted.held_counters.iter().map(|cell| (now.0, cell)));
         let starts = slots
             .map(|(due_us, cell)| self.clock.not_before(since, Micros(due_us), Duration::from_micros(cell.window_us)));
         self.origin + starts.fold(since + Duration::from_micros(run.wait_us), Duration::max)

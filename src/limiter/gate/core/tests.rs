@@ -404,3 +404,23 @@ proptest! {
         prop_assert!(left.is_empty(), "{:?}", left);
     }
 }
+
+/// After an outage of the store the clocks are not compared yet, so a permit of a limited account starts too late. No
+/// waiter gets it, and it returns once, not once for each waiter.
+#[test]
+fn late_permit_is_requested_once() {
+    let mut rig = Rig::new();
+    let join = |account| Ask { account, priority: 0, cost: 1, kind: CallKind::Charge, lane: 0, patience: LONG };
+    rig.apply(&Step::LoseReplies(true));
+    rig.pass(Duration::from_millis(750));
+    rig.apply(&Step::RoundTrip(Duration::ZERO));
+    for number in 0..60 {
+        rig.join(&join(Some(ACCOUNTS[number % ACCOUNTS.len()])));
+    }
+    rig.apply(&Step::LoseReplies(false));
+    let before = rig.core.calls;
+    rig.pass(Duration::from_millis(2_600));
+    assert!(rig.had_late_permits && rig.core.calls - before <= 6, "{} calls", rig.core.calls - before);
+    rig.drain(&[0], Duration::from_secs(10));
+    assert!(!rig.waiting.contains_key(&0), "a deferral ends");
+}
