@@ -3,11 +3,13 @@
 //! A wrong credential of one merchant, or a merchant's unusable payments, must not stop the payments of the others. A
 //! lane whose own set-up is wrong must stop, and it shows by other accounts being refused, too. So a refusal is judged by
 //! account first: the account pauses. The lane pauses if several accounts are refused and none passes, or if one is
-//! refused again and none has passed since.
+//! refused again and none has passed since. After its pause an account sends one request at a time, as a test, until one
+//! passes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use super::job::JobId;
 use super::outcome::{Outcome, Refusal};
 
 /// Accounts that are refused, without a request that passes in between, until it is the lane's trouble.
@@ -21,6 +23,8 @@ const ACCOUNT_PAUSE_MAX: Duration = Duration::from_secs(15 * 60);
 /// Time for which requests of an account still begin after its pause: they were recorded before it, and permits are
 /// granted ahead of their start.
 pub const UNDER_WAY: Duration = Duration::from_millis(500);
+/// Time for which the other requests of an account wait for the response to its test. After it another one is sent.
+pub const TEST_MAX: Duration = Duration::from_secs(2);
 /// Most accounts in trouble that are remembered.
 const ACCOUNTS_MAX: usize = 10_000;
 
@@ -82,7 +86,7 @@ pub struct AccountFaults {
     is_lane_refused: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct AccountFault {
     sign: SetupSign,
     /// Pauses in a row.
@@ -91,6 +95,14 @@ struct AccountFault {
     until: Duration,
     /// Rejected payments in a row since then.
     rejections: u32,
+    /// The request that tests the account after its pause.
+    test: Option<AccountTest>,
+}
+
+#[derive(Clone, Debug)]
+struct AccountTest {
+    job: JobId,
+    until: Duration,
 }
 
 impl AccountFault {
@@ -122,10 +134,26 @@ impl AccountFaults {
         }
     }
 
-    /// Until when the account's jobs wait, and for which sign.
+    /// Until when the account's jobs wait, for its pause or its test, and for which sign.
     pub fn pause_of(&self, account: &str, now: Duration) -> Option<(Duration, SetupSign)> {
-        let fault = self.accounts.get(account)?;
-        (fault.pauses > 0 && fault.until > now).then_some((fault.until, fault.sign))
+        let fault = self.accounts.get(account).filter(|fault| fault.pauses > 0)?;
+        let until = fault.test.as_ref().map_or(fault.until, |test| test.until.max(fault.until));
+        (until > now).then_some((until, fault.sign))
+    }
+
+    /// Admits a request of the account, or returns as [`Self::pause_of`]. The first one after a pause is its test.
+    pub fn admit(&mut self, account: &str, job: &JobId, now: Duration) -> Option<(Duration, SetupSign)> {
+        let is_test = |fault: &AccountFault| fault.test.as_ref().is_some_and(|test| test.job == *job);
+        if self.accounts.get(account).is_some_and(|fault| fault.until <= now && is_test(fault)) {
+            return None;
+        }
+        let pause = self.pause_of(account, now);
+        if pause.is_none()
+            && let Some(fault) = self.accounts.get_mut(account).filter(|fault| fault.pauses > 0)
+        {
+            fault.test = Some(AccountTest { job: job.clone(), until: now + TEST_MAX });
+        }
+        pause
     }
 
     fn record_passed(&mut self, account: Option<&str>, began: Duration) {
@@ -154,6 +182,7 @@ impl AccountFaults {
         if fault.was_under_way(began) {
             return None;
         }
+        fault.test = None;
         fault.rejections += 1;
         if fault.rejections < CONSECUTIVE_REJECTIONS_MAX {
             return None;
@@ -177,7 +206,8 @@ impl AccountFaults {
         }
         let Some(fault) = self.fault_of(account, sign) else { return FaultScope::Account { until: now } };
         let pause = ACCOUNT_PAUSE.saturating_mul(1 << fault.pauses.min(16)).min(ACCOUNT_PAUSE_MAX);
-        *fault = AccountFault { sign, pauses: fault.pauses + 1, paused_at: now, until: now + pause, rejections: 0 };
+        let (pauses, until) = (fault.pauses + 1, now + pause);
+        *fault = AccountFault { sign, pauses, paused_at: now, until, rejections: 0, test: None };
         FaultScope::Account { until: now + pause }
     }
 
@@ -194,7 +224,8 @@ impl AccountFaults {
         if self.accounts.len() >= ACCOUNTS_MAX && !self.accounts.contains_key(account) {
             return None;
         }
-        let new = AccountFault { sign, pauses: 0, paused_at: Duration::ZERO, until: Duration::ZERO, rejections: 0 };
+        let (paused_at, until) = (Duration::ZERO, Duration::ZERO);
+        let new = AccountFault { sign, pauses: 0, paused_at, until, rejections: 0, test: None };
         Some(self.accounts.entry(account.to_owned()).or_insert(new))
     }
 }

@@ -115,6 +115,46 @@ fn rejected_payments_of_one_account_pause_it() {
 }
 
 #[test]
+fn one_request_at_a_time_tests_an_account_after_its_pause() {
+    let [first, second] = ["first", "second"].map(|id| JobId::new(id).unwrap());
+    let test_ends = |now_s| Some((seconds(now_s) + TEST_MAX, SetupSign::Misconfigured));
+    let mut faults = AccountFaults::default();
+    assert_eq!(faults.admit("mallory", &first, seconds(9)), None);
+    judge(&mut faults, "mallory", SetupSign::Misconfigured, 10);
+    assert_eq!(faults.admit("mallory", &first, seconds(39)), Some((seconds(40), SetupSign::Misconfigured)));
+    // The first job after the pause is the test, also when it asks again; the others wait for its response.
+    assert_eq!(faults.admit("mallory", &first, seconds(40)), None);
+    assert_eq!(faults.admit("mallory", &second, seconds(40)), test_ends(40));
+    assert_eq!(faults.pause_of("mallory", seconds(41)), test_ends(40));
+    assert_eq!(faults.admit("mallory", &first, seconds(41)), None);
+    // No response: another one is sent, and the first one waits.
+    assert_eq!(faults.admit("mallory", &second, seconds(42)), None);
+    assert_eq!(faults.admit("mallory", &first, seconds(42)), test_ends(42));
+    // It passes, so all are sent.
+    judge(&mut faults, "mallory", SetupSign::Passed, 43);
+    assert_eq!([&first, &second].map(|job| faults.admit("mallory", job, seconds(43))), [None, None]);
+}
+
+#[test]
+fn rejected_test_is_followed_by_the_next_one() {
+    let jobs: Vec<JobId> = (0..6).map(|id| JobId::new(id.to_string()).unwrap()).collect();
+    let mut faults = AccountFaults::default();
+    for now_s in 10..15 {
+        judge(&mut faults, "mallory", SetupSign::Rejected, now_s);
+    }
+    for (now_s, pair) in (44..48).zip(jobs.windows(2)) {
+        assert_eq!(faults.admit("mallory", &pair[0], seconds(now_s)), None);
+        assert!(faults.admit("mallory", &pair[1], seconds(now_s)).is_some());
+        assert_eq!(judge(&mut faults, "mallory", SetupSign::Rejected, now_s), None);
+    }
+    assert_eq!(faults.admit("mallory", &jobs[4], seconds(48)), None);
+    // Another account's payment passed meanwhile, so it is the account's trouble.
+    judge(&mut faults, "other", SetupSign::Passed, 48);
+    assert_eq!(judge(&mut faults, "mallory", SetupSign::Rejected, 48), account_until(108));
+    assert_eq!(faults.admit("mallory", &jobs[5], seconds(107)), Some((seconds(108), SetupSign::Rejected)));
+}
+
+#[test]
 fn rejected_payments_of_several_accounts_pause_the_lane() {
     let mut faults = AccountFaults::default();
     let verdicts = ["a", "b", "c", "d", "e"].map(|account| judge(&mut faults, account, SetupSign::Rejected, 10));

@@ -13,7 +13,7 @@ use crate::domain::account_faults::{AccountFaults, FaultScope, SetupSign};
 use crate::domain::breaker::{Breaker, BreakerTransition, HealthSample};
 use crate::domain::deadline_misses::{DEADLINE_MISS_PAUSE, MissStreak};
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
-use crate::domain::job::{Identifier, JobId};
+use crate::domain::job::{Identifier, Job, JobId};
 use crate::domain::outcome::Outcome;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::ProviderName;
@@ -285,6 +285,13 @@ impl LaneControl {
     /// The pause of an account whose requests the provider refuses.
     pub fn account_pause(&self, account: Option<&Identifier>) -> Option<AccountPause> {
         let (until, sign) = self.account_faults().pause_of(account?.as_str(), self.since_origin(Instant::now()))?;
+        Some(AccountPause { until: self.origin + until, sign })
+    }
+
+    /// Admits a charge of the job, or returns the pause of its account. After a pause one job at a time is admitted.
+    pub fn admit_charge(&self, job: &Job) -> Option<AccountPause> {
+        let (account, now) = (job.account.as_ref()?, self.since_origin(Instant::now()));
+        let (until, sign) = self.account_faults().admit(account.as_str(), &job.id, now)?;
         Some(AccountPause { until: self.origin + until, sign })
     }
 

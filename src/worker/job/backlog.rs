@@ -76,7 +76,10 @@ impl JobRun<'_> {
         if has_order && self.ahead.is_none() && self.claimed.attempts == 0 {
             return Some(BacklogReturnReason { label: "account_order", reason: None, block: None });
         }
-        let pause = self.lane.control.account_pause(account).filter(|_| call.kind() == CallKind::Charge)?;
+        if call.kind() != CallKind::Charge {
+            return None;
+        }
+        let pause = self.lane.control.admit_charge(&self.job)?;
         let (blocked, wait) = match pause.sign {
             SetupSign::Rejected => (BlockedReason::RejectedStreak, WaitReason::RejectedStreak),
             SetupSign::Misconfigured | SetupSign::Passed => (BlockedReason::Misconfigured, WaitReason::Misconfigured),

@@ -70,7 +70,7 @@ pub enum FirstTry<'a> {
 /// Sends a payment's first request without a claim before it.
 pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivered_at: Instant) -> FirstTry<'_> {
     let settings = lane.settings.borrow().clone();
-    let is_account_paused = || lane.control.account_pause(decoded.job.account.as_ref()).is_some();
+    let is_account_paused = || lane.control.admit_charge(&decoded.job).is_some();
     if is_claimed_first(lane, &decoded.job) || is_account_paused() {
         return FirstTry::MustBeClaimed(decoded, None);
     }
