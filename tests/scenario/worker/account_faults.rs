@@ -1,6 +1,7 @@
 //! A provider that refuses the requests of one account, or rejects its payments: only that account waits.
 
 use serde_json::json;
+use sluicegate::domain::account_faults::TEST_MAX;
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::ledger::provider_row::ProviderRow;
 
@@ -68,6 +69,34 @@ async fn payment_that_waits_for_its_permit_stops_with_its_account() {
         bench.until_delayed("mallory-0", "403").await;
         bench.until("the next payment waits in the ledger", async || bench.count(IN_BACKLOG).await == 1).await;
         assert_eq!(bench.script.sent().len(), 2, "{window_ms} ms");
+    }
+}
+
+/// The pause of a refused account ends: one of its payments is sent as a test, and the next one when that has no response
+/// for two seconds. The first response lets all others go.
+#[tokio::test]
+async fn paused_account_is_tested_with_one_payment() {
+    let bench = Bench::open(&[row("acme")]).await;
+    pay(&bench, "other", "first").await;
+    bench.until_state("first", "succeeded").await;
+    bench.script.plan("mallory-0", [forbidden(), Act::Hold]);
+    pay(&bench, "mallory", "mallory-0").await;
+    bench.until_delayed("mallory-0", "403").await;
+    for number in 1..=12 {
+        bench.script.plan(&format!("mallory-{number}"), [Act::Hold]);
+        pay(&bench, "mallory", &format!("mallory-{number}")).await;
+    }
+    let of_account = || {
+        let sent = bench.script.sent().into_iter();
+        sent.filter(|sent| sent.id.starts_with("mallory")).map(|sent| sent.at).collect::<Vec<_>>()
+    };
+    bench.until("a second payment tests the account", async || of_account().len() >= 3).await;
+    let sent = of_account();
+    assert!(sent[2] >= sent[1] + TEST_MAX, "{:?}", sent[2] - sent[1]);
+    bench.script.release_all();
+    bench.until("the others are sent", async || of_account().len() == 14).await;
+    for number in 0..=12 {
+        bench.until_state(&format!("mallory-{number}"), "succeeded").await;
     }
 }
 
