@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use super::clock_comparison::DRIFT_PPM;
+use super::provider::ProviderName;
 use super::time::Micros;
 
 /// The longest step that an attestation may leave undetected: permits are delayed by this for one window.
@@ -49,6 +50,14 @@ pub struct ClockAttestation {
     pub offset: ClockOffset,
     /// Instant by the store's clock from which on it made no step, until the attestation was stored.
     pub since: Micros,
+}
+
+/// An attestation for one quota, in a term of its leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaAttestation {
+    pub quota: ProviderName,
+    pub term: i64,
+    pub attestation: ClockAttestation,
 }
 
 /// Result of checking an attestation.

@@ -5,6 +5,7 @@
 //! class by start-time fair queueing, first in first out within a flow. A blocked flow is skipped, and its jobs are not
 //! read. See `docs/decisions/0040-flows-and-backlog.md`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -238,6 +239,9 @@ pub trait Backlog: Send + Sync {
     /// Declines jobs of the backlog whose account a rule of the lane refuses, with their events; returns how many. Jobs
     /// that may have been charged stay as they are.
     async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError>;
+
+    /// The lanes that have flows, with or without jobs. One statement for all lanes, since most have none.
+    async fn lanes_with_flows(&self) -> Result<BTreeSet<ProviderName>, LedgerError>;
 
     /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 
 use self::copies::{Claimant, DeliveredCopy, RejectedMessage, ReturnPlan};
 use self::outcomes::{EventSelection, UnpublishedEvents};
-use crate::domain::clock_attestation::ClockAttestation;
+use crate::domain::clock_attestation::{ClockAttestation, QuotaAttestation};
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, InvalidMessage, Job, JobId};
 use crate::domain::outcome::FinalState;
@@ -432,13 +432,8 @@ pub trait Ledger: Send + Sync {
         to: &str,
     ) -> Result<StoredLeader, LedgerError>;
 
-    /// Stores a clock attestation of this term, unless the row has one of a later clock step.
-    async fn record_clock_attestation(
-        &self,
-        quota: &ProviderName,
-        term: i64,
-        attestation: &ClockAttestation,
-    ) -> Result<(), LedgerError>;
+    /// Stores each clock attestation, unless the quota's row has another term, or one of a later clock step.
+    async fn record_clock_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), LedgerError>;
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
 

@@ -4,6 +4,7 @@
 //! bounded by `at_most` and found by an index, however many jobs there are. See
 //! `docs/decisions/0002-republish-lost-messages.md`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -170,6 +171,9 @@ impl LedgerReconciliation {
 pub trait Upkeep: Send + Sync {
     /// Leases a duty for this long; false when another worker has it.
     async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError>;
+
+    /// The lanes with a job that waits, is being sent, or has an unknown outcome. The others need no sweep of their own.
+    async fn lanes_with_open_jobs(&self) -> Result<BTreeSet<ProviderName>, LedgerError>;
 
     /// Takes the right to publish one copy of each overdue job of a lane, longest overdue first.
     async fn take_overdue(

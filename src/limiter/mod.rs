@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::clock_attestation::{AttestationCheck, ClockAttestation};
+use crate::domain::clock_attestation::{AttestationCheck, ClockAttestation, QuotaAttestation};
 use crate::domain::limit::Algorithm;
 use crate::domain::permit_protocol::{
     CostByKind, LimitUsage, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject,
@@ -170,16 +170,11 @@ pub trait LeaderRows: Send + Sync {
     /// Text for an operator: whether the row changed is unknown.
     async fn take_over(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<LeaderRow, String>;
 
-    /// Records a clock attestation in this term, unless the row has one that begins after a later step.
+    /// Records each clock attestation, unless the row has another term, or one that begins after a later step.
     ///
     /// # Errors
-    /// Text for an operator: whether it was recorded is unknown.
-    async fn record_attestation(
-        &self,
-        quota: &ProviderName,
-        term: i64,
-        attestation: &ClockAttestation,
-    ) -> Result<(), String>;
+    /// Text for an operator: whether they were recorded is unknown.
+    async fn record_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), String>;
 }
 
 /// The ledger's record of recent requests, for a limiter that lost its state or has a new limit.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::settings_sync::{LoadedSettings, StoreVersion};
-use crate::domain::clock_attestation::ClockAttestation;
+use crate::domain::clock_attestation::QuotaAttestation;
 use crate::domain::permit_protocol::{CostByKind, PastUse};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};
@@ -201,12 +201,7 @@ impl LeaderRows for LedgerLeaderRows {
         self.0.take_leadership(quota, from, to).await.map(LeaderRow::from).map_err(|error| error.to_string())
     }
 
-    async fn record_attestation(
-        &self,
-        quota: &ProviderName,
-        term: i64,
-        attestation: &ClockAttestation,
-    ) -> Result<(), String> {
-        self.0.record_clock_attestation(quota, term, attestation).await.map_err(|error| error.to_string())
+    async fn record_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), String> {
+        self.0.record_clock_attestations(attestations).await.map_err(|error| error.to_string())
     }
 }

@@ -86,6 +86,7 @@ pub async fn run(
         local_faults: Arc::default(),
         log_throttle: Arc::default(),
         start_timer: Arc::default(),
+        flow_lanes: Arc::default(),
         stop,
         abandon: CancellationToken::new(),
         jobs: TaskTracker::new(),

@@ -107,7 +107,8 @@ impl Dialect {
     /// `{after:MS}` now plus that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up; `{aged:T}` like
     /// `since`, never more than the true age and never negative; `{readable:T}` whether it is an instant that
     /// [`EpochMs`] can hold; `{json:X}` text to JSON; `{text:X}` JSON to text; `{among:X}` is in a JSON array of
-    /// integers; `{texts:X}` rows of a JSON array of texts; `{held:X}` rows (id, fence) of a JSON array; `{who}` and
+    /// integers; `{texts:X}` rows of a JSON array of texts; `{held:X}` rows (id, fence) and
+    /// `{attested:X}` rows of clock attestations of a JSON array; `{who}` and
     /// `{program}` as the audit's triggers name them; `{version}` of the database; `{unlocked}` rows without another
     /// session's lock; `{join}` the left rows first, one by one; `{greatest}` the function of that name; `{job}`.
     pub fn render(self, template: &str) -> Sql {
@@ -200,6 +201,11 @@ impl Dialect {
                 // reading the whole table, as long as that is small.
                 "among" => format!("= ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text({x}::jsonb)))"),
                 "texts" => format!("SELECT value FROM jsonb_array_elements_text({x}::jsonb)"),
+                "attested" => format!(
+                    "(SELECT e ->> 'quota' AS quota, (e ->> 'term')::bigint AS term, \
+                         (e ->> 'least_us')::bigint AS least_us, (e ->> 'most_us')::bigint AS most_us, \
+                         (e ->> 'since_us')::bigint AS since_us FROM jsonb_array_elements({x}::jsonb) AS e) AS attested"
+                ),
                 "held" => format!(
                     "(SELECT e ->> 'id' AS id, (e ->> 'fence')::bigint AS fence \
                      FROM jsonb_array_elements({x}::jsonb) AS e) AS held"
@@ -227,6 +233,11 @@ impl Dialect {
                 "readable" => format!("({x} BETWEEN {} AND {})", EpochMs::FIRST.0, EpochMs::LAST.0),
                 "among" => format!("IN (SELECT value FROM json_each({x}))"),
                 "texts" => format!("SELECT value FROM json_each({x})"),
+                "attested" => format!(
+                    "(SELECT value ->> 'quota' AS quota, value ->> 'term' AS term, value ->> 'least_us' AS least_us, \
+                         value ->> 'most_us' AS most_us, value ->> 'since_us' AS since_us \
+                     FROM json_each({x})) AS attested"
+                ),
                 "held" => format!(
                     "(SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence \
                      FROM json_each({x})) AS held"

@@ -2,6 +2,7 @@
 //!
 //! `limiter::leader_election` decides who the leader should be. See `docs/decisions/0014-leader-row-in-sql.md`.
 
+use serde_json::json;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql};
 use super::row::{SqlRow, corrupt};
-use crate::domain::clock_attestation::{ClockAttestation, ClockOffset};
+use crate::domain::clock_attestation::{ClockAttestation, ClockOffset, QuotaAttestation};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::Micros;
 use crate::ledger::{LedgerError, StoredLeader};
@@ -20,7 +21,7 @@ const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms, {now_ms} AS 
 pub struct LeaderStatements {
     stored: Sql,
     take: Sql,
-    note_clock: Sql,
+    attest: Sql,
 }
 
 impl LeaderStatements {
@@ -38,10 +39,15 @@ impl LeaderStatements {
                                  ELSE limiter_authority.term + 1 END \
                  WHERE limiter_authority.holder = $2 RETURNING {COLUMNS}"
             )),
-            note_clock: dialect.render(
-                "UPDATE limiter_authority SET clock_ahead_least_us = $3, clock_ahead_most_us = $4, \
-                     clock_since_us = $5, clock_said_at = {now} \
-                 WHERE quota = $1 AND term = $2 AND COALESCE(clock_since_us, 0) <= $5",
+            // A row that another process writes now gets its attestation from it.
+            attest: dialect.render(
+                "UPDATE limiter_authority SET clock_ahead_least_us = attested.least_us, \
+                     clock_ahead_most_us = attested.most_us, clock_since_us = attested.since_us, clock_said_at = {now} \
+                 FROM {attested:$1} \
+                 WHERE limiter_authority.quota IN (\
+                         SELECT free.quota FROM limiter_authority AS free WHERE free.quota IN ({texts:$2}) {unlocked}) \
+                     AND limiter_authority.quota = attested.quota AND limiter_authority.term = attested.term \
+                     AND COALESCE(clock_since_us, 0) <= attested.since_us",
             ),
         }
     }
@@ -65,18 +71,19 @@ impl LeaderStatements {
         rows.iter().map(entry).collect()
     }
 
-    pub async fn note_clock(
-        &self,
-        engine: &dyn Engine,
-        quota: &ProviderName,
-        term: i64,
-        attestation: &ClockAttestation,
-    ) -> Result<(), LedgerError> {
-        let since_us = i64::try_from(attestation.since.0).unwrap_or(i64::MAX);
-        let (least_us, most_us) = (attestation.offset.least_us, attestation.offset.most_us);
-        let args: Args =
-            Arc::from([quota.as_str().into(), term.into(), least_us.into(), most_us.into(), since_us.into()]);
-        engine.query(&self.note_clock, args).await.map(drop)
+    pub async fn attest(&self, engine: &dyn Engine, attestations: &[QuotaAttestation]) -> Result<(), LedgerError> {
+        if attestations.is_empty() {
+            return Ok(());
+        }
+        let row = |said: &QuotaAttestation| {
+            let ClockAttestation { offset, since } = said.attestation;
+            json!({ "quota": said.quota.as_str(), "term": said.term, "least_us": offset.least_us,
+                    "most_us": offset.most_us, "since_us": i64::try_from(since.0).unwrap_or(i64::MAX) })
+        };
+        let rows: Vec<serde_json::Value> = attestations.iter().map(row).collect();
+        let quotas: Vec<&str> = attestations.iter().map(|said| said.quota.as_str()).collect();
+        let args: Args = Arc::from([json!(rows).to_string().into(), json!(quotas).to_string().into()]);
+        engine.query(&self.attest, args).await.map(drop)
     }
 
     pub async fn take(

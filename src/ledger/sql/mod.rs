@@ -17,7 +17,7 @@ use super::{
     AttemptEnd, BatchOptions, BeginResult, Claim, FencedWrite, JobState, LeaseToken, Ledger, LedgerError, LookupEnd,
     NewJobAttempt, OutcomeEvent, RecentUses, StateCount, StoredLeader,
 };
-use crate::domain::clock_attestation::ClockAttestation;
+use crate::domain::clock_attestation::QuotaAttestation;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
@@ -231,13 +231,8 @@ impl Ledger for SqlLedger {
         self.leaders.take(&*self.engine, quota, from, to).await
     }
 
-    async fn record_clock_attestation(
-        &self,
-        quota: &ProviderName,
-        term: i64,
-        attestation: &ClockAttestation,
-    ) -> Result<(), LedgerError> {
-        self.leaders.note_clock(&*self.engine, quota, term, attestation).await
+    async fn record_clock_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), LedgerError> {
+        self.leaders.attest(&*self.engine, attestations).await
     }
 
     async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {

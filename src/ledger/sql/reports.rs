@@ -2,6 +2,8 @@
 //!
 //! They take no locks: their counts may be outdated when they are read.
 
+use crate::domain::provider::ProviderName;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::dialect::Dialect;
@@ -17,7 +19,21 @@ pub const LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
      SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
      WHERE lanes.provider IS NOT NULL)";
 
+/// The providers of the rows of a table that fit a condition, with an index on both: steps as [`LANES`] does.
+fn lanes_of(table: &str, condition: &str) -> String {
+    format!(
+        "WITH RECURSIVE lanes (provider) AS ( \
+             SELECT min(provider) FROM {table} WHERE {condition} \
+             UNION ALL \
+             SELECT (SELECT min(provider) FROM {table} WHERE {table}.provider > lanes.provider AND {condition}) \
+             FROM lanes WHERE lanes.provider IS NOT NULL) \
+         SELECT provider FROM lanes WHERE provider IS NOT NULL"
+    )
+}
+
 pub struct ReportStatements {
+    open_lanes: Sql,
+    flow_lanes: Sql,
     counts: Sql,
     counts_of: Sql,
     ping: Sql,
@@ -27,6 +43,8 @@ pub struct ReportStatements {
 impl ReportStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
+            open_lanes: dialect.render(&lanes_of("jobs", "jobs.state IN ('waiting', 'sending', 'unknown')")),
+            flow_lanes: dialect.render(&lanes_of("flows", "flows.waiting >= 0")),
             counts: dialect.render("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state"),
             counts_of: dialect.render(&format!(
                 "{LANES} SELECT provider, $1 AS state, jobs FROM ( \
@@ -37,6 +55,14 @@ impl ReportStatements {
             ping: dialect.render("SELECT {version} AS version"),
             outcome: dialect.render("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2"),
         }
+    }
+
+    pub async fn open_lanes(&self, engine: &dyn Engine) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        providers(&engine.query_by_index(&self.open_lanes, Arc::from([])).await?)
+    }
+
+    pub async fn flow_lanes(&self, engine: &dyn Engine) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        providers(&engine.query_by_index(&self.flow_lanes, Arc::from([])).await?)
     }
 
     pub async fn state_counts(&self, engine: &dyn Engine) -> Result<Vec<StateCount>, LedgerError> {
@@ -65,4 +91,10 @@ impl ReportStatements {
 
 fn count(row: &SqlRow) -> Result<StateCount, LedgerError> {
     Ok(StateCount { provider: row.text("provider")?, state: row.text("state")?, jobs: row.int("jobs")? })
+}
+
+/// A name that no row of a provider can have is left out.
+fn providers(rows: &[SqlRow]) -> Result<BTreeSet<ProviderName>, LedgerError> {
+    let names = rows.iter().map(|row| Ok(ProviderName::new(&row.text("provider")?).ok()));
+    names.filter_map(Result::transpose).collect()
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::domain::clock_attestation::ClockAttestation;
+use crate::domain::clock_attestation::QuotaAttestation;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{CallKind, CostByKind, PermitRequest, RebuildData, RefusalReason, SubjectLimit};
 use crate::domain::quota_spec::LimitSpec;
@@ -145,7 +145,7 @@ impl LeaderRows for FakeLeaderTable {
         self.row()?.ok_or_else(|| "no row".to_owned())
     }
 
-    async fn record_attestation(&self, _: &ProviderName, _: i64, _: &ClockAttestation) -> Result<(), String> {
+    async fn record_attestations(&self, _: &[QuotaAttestation]) -> Result<(), String> {
         self.row().map(drop)
     }
 }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::LeaderGuardedLimiter;
 use super::view::LeadershipView;
-use crate::domain::clock_attestation::ClockAttestation;
+use crate::domain::clock_attestation::QuotaAttestation;
 use crate::domain::provider::ProviderName;
 use crate::limiter::StoreConnection;
 use crate::limiter::leader_election::{Leader, NoLeaderCause, Takeover};
@@ -146,15 +146,15 @@ impl LeaderGuardedLimiter {
     async fn record_attestations(&self) {
         let due = |(quota, view): (&ProviderName, &LeadershipView)| {
             let (term, attestation) = view.attestations.attestation_due(&view.term_run_id()?)?;
-            Some((quota.clone(), term, attestation))
+            Some(QuotaAttestation { quota: quota.clone(), term, attestation })
         };
         let due: Vec<_> = self.lock_views().iter().filter_map(due).collect();
-        let record = async |(quota, term, attestation): (ProviderName, i64, ClockAttestation)| {
-            if let Err(error) = self.rows.record_attestation(&quota, term, &attestation).await {
-                tracing::debug!(%quota, error, "cannot record the clock attestation: retrying with the next poll");
-            }
-        };
-        join_all(due.into_iter().map(record)).await;
+        if due.is_empty() {
+            return;
+        }
+        if let Err(error) = self.rows.record_attestations(&due).await {
+            tracing::debug!(error, "cannot record the clock attestations: retrying with the next poll");
+        }
     }
 
     async fn take_over(&self, quota: ProviderName, Takeover { from, to }: Takeover) {

@@ -99,6 +99,11 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         self.flows.contains(flow)
     }
 
+    /// Whether no flow has jobs, as far as this process knows.
+    pub fn is_idle(&self) -> bool {
+        self.flows.is_empty()
+    }
+
     /// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger.
     /// `startable_soon`: jobs that its limits let it start soon; `is_blocked`: its gate is, by a limit.
     pub fn is_limited(

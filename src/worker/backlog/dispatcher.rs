@@ -50,9 +50,16 @@ pub async fn run(lane: Arc<LaneContext>) {
 }
 
 async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Result<(), LedgerError> {
+    let worker = &lane.worker;
     match step {
         DispatchStep::EndBlocks => drop(lane.worker.backends.backlog.unblock_flows(&lane.name).await?),
         DispatchStep::Look => {
+            if lane.backlog.core().is_idle()
+                && let Some(asked_at) = worker.flow_lanes.without(&lane.name, &*worker.backends.backlog).await?
+            {
+                lane.backlog.core().looked(asked_at, Vec::new(), Instant::now());
+                return Ok(());
+            }
             let began = Instant::now();
             let flows = lane.worker.backends.backlog.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
             lane.backlog.core().looked(began, flows.into_iter().map(seen_flow).collect(), Instant::now());

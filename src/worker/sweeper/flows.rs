@@ -20,7 +20,8 @@ pub async fn keep(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), 
     if !worker.backends.upkeep.lease_duty("flows", REMOVE_INTERVAL).await? {
         return compared;
     }
-    let mut lanes = RoundRobin::new(worker, known.providers.keys());
+    let with_flows = worker.backends.backlog.lanes_with_flows().await?;
+    let mut lanes = RoundRobin::new(worker, known.providers.keys().filter(|lane| with_flows.contains(*lane)));
     while let Some((lane, batches)) = lanes.next().await {
         let removed = worker.backends.backlog.remove_idle_flows(lane, BATCH).await?;
         lanes.requeue(lane, batches, removed);
@@ -32,7 +33,9 @@ async fn compare(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), S
     if !worker.backends.upkeep.lease_duty("flows_compare", COMPARE_INTERVAL).await? {
         return Ok(());
     }
-    for lane in known.providers.keys() {
+    let mut in_use = worker.backends.backlog.lanes_with_flows().await?;
+    in_use.extend(worker.backends.upkeep.lanes_with_open_jobs().await?);
+    for lane in known.providers.keys().filter(|lane| in_use.contains(*lane)) {
         let repaired = worker.backends.backlog.repair_flows(lane, BATCH).await?;
         if repaired != RepairedFlows::default() {
             let RepairedFlows { recreated, corrected } = repaired;

@@ -34,8 +34,11 @@ pub(super) async fn republish_all(
     known: &LoadedSettings,
 ) -> Result<(), SweepError> {
     let refused = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_queue_refused());
-    let takes =
-        |row: &&Arc<Provider>| row.enabled && !row.paused && !refused(row) && !worker.unconfirmed.blocks(&row.name);
+    let open = worker.backends.upkeep.lanes_with_open_jobs().await?;
+    let takes = |row: &&Arc<Provider>| {
+        let is_open = open.contains(&row.name) && row.enabled && !row.paused;
+        is_open && !refused(row) && !worker.unconfirmed.blocks(&row.name)
+    };
     let flowing = known.providers.values().filter(takes);
     let (mut result, mut visited) = (Ok(()), BTreeSet::new());
     let mut lanes = RoundRobin::new(worker, flowing);

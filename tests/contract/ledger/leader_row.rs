@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset};
+use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset, QuotaAttestation};
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::{LedgerError, StoredLeader};
 
@@ -59,8 +59,11 @@ async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
         offset: ClockOffset { least_us: ahead_us, most_us: ahead_us + 900 },
         since: Micros(since_us),
     };
+    let attest = async |term: i64, attestation: ClockAttestation| {
+        ledger.record_clock_attestations(&[QuotaAttestation { quota: acme.clone(), term, attestation }]).await.unwrap();
+    };
     let stored = async || ledger.stored_leaders(std::slice::from_ref(&acme)).await.unwrap()[&acme].clone();
-    ledger.record_clock_attestation(&acme, first.term, &word(-5_000_000, since.0)).await.unwrap();
+    attest(first.term, word(-5_000_000, since.0)).await;
     let held = stored().await;
     let (kept, age) = held.attestation.unwrap();
     assert_eq!((kept, held.holder.as_str(), held.term), (word(-5_000_000, since.0), "redis:a", first.term));
@@ -69,15 +72,15 @@ async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
     let apart = wall.abs_diff(Duration::from_micros(held.now.0));
     assert!(apart < Duration::from_secs(30), "the database's clock is this machine's: {apart:?}");
     // An attestation that knows of a later clock step is kept. One that does not know of it is ignored.
-    ledger.record_clock_attestation(&acme, first.term, &word(25_000_000, since.0 + 9)).await.unwrap();
-    ledger.record_clock_attestation(&acme, first.term, &word(-5_000_000, since.0)).await.unwrap();
-    ledger.record_clock_attestation(&acme, first.term - 1, &word(1, since.0 + 20)).await.unwrap();
+    attest(first.term, word(25_000_000, since.0 + 9)).await;
+    attest(first.term, word(-5_000_000, since.0)).await;
+    attest(first.term - 1, word(1, since.0 + 20)).await;
     assert_eq!(stored().await.attestation.unwrap().0, word(25_000_000, since.0 + 9));
     // The same attestation again is younger.
     let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
     fixture.sql(&format!("UPDATE limiter_authority SET clock_said_at = clock_said_at - {minute}")).await.unwrap();
     assert!(stored().await.attestation.unwrap().1 >= Duration::from_secs(59));
-    ledger.record_clock_attestation(&acme, first.term, &word(25_000_001, since.0 + 9)).await.unwrap();
+    attest(first.term, word(25_000_001, since.0 + 9)).await;
     assert!(stored().await.attestation.unwrap().1 < Duration::from_secs(30));
     let next = ledger.take_leadership(&acme, Some("redis:a"), "redis:b").await.unwrap();
     assert_eq!((next.attestation, stored().await.attestation), (None, None));

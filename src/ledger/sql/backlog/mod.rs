@@ -3,6 +3,7 @@
 //! Lock order: jobs, then flows by key. So batches of several workers do not deadlock. A dispatcher locks flows first,
 //! and never waits for a job's lock. See `docs/decisions/0040-flows-and-backlog.md`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -150,6 +151,10 @@ impl Backlog for SqlLedger {
 
     async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
         self.backlog.refused.decline(&self.engine, lane, at_most).await
+    }
+
+    async fn lanes_with_flows(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        self.reports.flow_lanes(&*self.engine).await
     }
 
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {

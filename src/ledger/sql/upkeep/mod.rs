@@ -4,6 +4,7 @@
 //! expression and condition exactly, because SQLite uses such an index for nothing else. See
 //! `docs/decisions/0028-query-plans-are-pinned.md`.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +68,10 @@ impl UpkeepStatements {
 impl Upkeep for SqlLedger {
     async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
         self.upkeep.lease_duty(&*self.engine, duty, lasts).await
+    }
+
+    async fn lanes_with_open_jobs(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        self.reports.open_lanes(&*self.engine).await
     }
 
     async fn take_overdue(

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use sluicegate::domain::backoff::BackoffPolicy;
-use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset};
+use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset, QuotaAttestation};
 use sluicegate::domain::disposition::RetryPolicy;
 use sluicegate::domain::limit::Scope;
 use sluicegate::domain::outcome::FinalState;
@@ -305,7 +305,8 @@ impl<E: Explained> Working<'_, E> {
                 offset: ClockOffset { least_us: 1, most_us: 2 },
                 since: Micros(1_800_000_000_000_000),
             };
-            ledger.record_clock_attestation(&quota, held.term, &word).await.unwrap();
+            let said = QuotaAttestation { quota: quota.clone(), term: held.term, attestation: word };
+            ledger.record_clock_attestations(&[said]).await.unwrap();
             ledger.stored_leaders(std::slice::from_ref(&quota)).await.unwrap();
             self.did("authority is asked for").await;
             ledger.recent_uses(&quota, Lookback::all(MINUTE)).await.unwrap();
