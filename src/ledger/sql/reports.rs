@@ -19,17 +19,12 @@ pub const LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
      SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
      WHERE lanes.provider IS NOT NULL)";
 
-/// The providers of the rows of a table that fit a condition, with an index on both: steps as [`LANES`] does.
-fn lanes_of(table: &str, condition: &str) -> String {
-    format!(
-        "WITH RECURSIVE lanes (provider) AS ( \
-             SELECT min(provider) FROM {table} WHERE {condition} \
-             UNION ALL \
-             SELECT (SELECT min(provider) FROM {table} WHERE {table}.provider > lanes.provider AND {condition}) \
-             FROM lanes WHERE lanes.provider IS NOT NULL) \
-         SELECT provider FROM lanes WHERE provider IS NOT NULL"
-    )
-}
+/// All providers that have a flow, as [`LANES`].
+const FLOW_LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
+     SELECT min(provider) FROM flows \
+     UNION ALL \
+     SELECT (SELECT min(provider) FROM flows WHERE flows.provider > lanes.provider) FROM lanes \
+     WHERE lanes.provider IS NOT NULL)";
 
 pub struct ReportStatements {
     open_lanes: Sql,
@@ -43,8 +38,11 @@ pub struct ReportStatements {
 impl ReportStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            open_lanes: dialect.render(&lanes_of("jobs", "jobs.state IN ('waiting', 'sending', 'unknown')")),
-            flow_lanes: dialect.render(&lanes_of("flows", "flows.waiting >= 0")),
+            open_lanes: dialect.render(&format!(
+                "{LANES} SELECT provider FROM lanes WHERE provider IS NOT NULL AND EXISTS (SELECT 1 FROM jobs \
+                     WHERE jobs.provider = lanes.provider AND jobs.state IN ('waiting', 'sending', 'unknown'))"
+            )),
+            flow_lanes: dialect.render(&format!("{FLOW_LANES} SELECT provider FROM lanes WHERE provider IS NOT NULL")),
             counts: dialect.render("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state"),
             counts_of: dialect.render(&format!(
                 "{LANES} SELECT provider, $1 AS state, jobs FROM ( \

@@ -82,6 +82,16 @@ async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
     assert!(stored().await.attestation.unwrap().1 >= Duration::from_secs(59));
     attest(first.term, word(25_000_001, since.0 + 9)).await;
     assert!(stored().await.attestation.unwrap().1 < Duration::from_secs(30));
+    // One statement attests for several quotas; one without a row, or of another term, changes nothing.
+    let bank = name("bank");
+    let held = ledger.take_leadership(&bank, None, "redis:a").await.unwrap();
+    let said = [(&bank, held.term), (&name("none"), 1), (&acme, first.term + 1)];
+    let said =
+        said.map(|(quota, term)| QuotaAttestation { quota: quota.clone(), term, attestation: word(7, since.0 + 30) });
+    ledger.record_clock_attestations(&said).await.unwrap();
+    let rows = ledger.stored_leaders(&[acme.clone(), bank.clone()]).await.unwrap();
+    assert_eq!(rows[&bank].attestation.unwrap().0, word(7, since.0 + 30));
+    assert_eq!(rows[&acme].attestation.unwrap().0, word(25_000_001, since.0 + 9));
     let next = ledger.take_leadership(&acme, Some("redis:a"), "redis:b").await.unwrap();
     assert_eq!((next.attestation, stored().await.attestation), (None, None));
     assert!(fixture.sql("UPDATE limiter_authority SET clock_since_us = 5").await.is_err(), "an incomplete attestation");

@@ -20,7 +20,7 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 26] = [
+const READ_IN_FULL: [(&str, &str, &str); 27] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for operators and metrics"),
@@ -39,6 +39,7 @@ const READ_IN_FULL: [(&str, &str, &str); 26] = [
     ("account of everything", ANY, "reads every job by any access; on an operator's request"),
     ("a job's queue position is read", "jobs_open_by_sweep", "counts the open jobs before one; an operator's query"),
     ("jobs of a state are listed", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
+    ("lanes with open jobs are read", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("dead jobs are counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("an erasure is counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("an account is erased", "jobs_by_provider_and_state", "min(provider): reads the first entry"),

@@ -1,5 +1,7 @@
 //! The upkeep of flows: lost rows are recreated, wrong counts corrected, and idle rows removed.
 
+use std::collections::BTreeSet;
+
 use sluicegate::ledger::backlog::RepairedFlows;
 
 use super::*;
@@ -9,7 +11,34 @@ on_every_database!(
     a_wrong_count_is_corrected,
     flow_at_its_class_time_is_removed,
     rules_of_flows_are_checks,
+    idle_lanes_are_left_out,
 );
+
+/// A sweep and the dispatchers of idle lanes ask for the lanes with something to do, once for all.
+async fn idle_lanes_are_left_out(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let (backlog, upkeep) = (fixture.database.backlog(), fixture.database.upkeep());
+    assert_eq!(
+        (backlog.lanes_with_flows().await.unwrap(), upkeep.lanes_with_open_jobs().await.unwrap()),
+        Default::default()
+    );
+    for lane in ["adyen", "mollie", "paypal", "stripe"] {
+        let job = Job { provider: name(lane), ..job(lane) };
+        if lane == "mollie" {
+            fixture.take(&job).await;
+        } else {
+            fixture.record(&job).await;
+        }
+    }
+    let lanes = |names: &[&str]| names.iter().map(|lane| name(lane)).collect::<BTreeSet<_>>();
+    assert_eq!(backlog.lanes_with_flows().await.unwrap(), lanes(&["adyen", "paypal", "stripe"]));
+    assert_eq!(upkeep.lanes_with_open_jobs().await.unwrap(), lanes(&["adyen", "mollie", "paypal", "stripe"]));
+    // Their jobs have ended, but the rows of their flows are still there.
+    fixture.sql("UPDATE jobs SET state = 'expired', backlog = FALSE WHERE id = 'paypal'").await.unwrap();
+    assert_eq!(upkeep.lanes_with_open_jobs().await.unwrap(), lanes(&["adyen", "mollie", "stripe"]));
+    fixture.sql("DELETE FROM flows WHERE provider = 'adyen'").await.unwrap();
+    assert!(!backlog.lanes_with_flows().await.unwrap().contains(&name("adyen")));
+}
 
 async fn repaired(fixture: &Fixture, at_most: u32) -> (u32, u32) {
     let RepairedFlows { recreated, corrected } =

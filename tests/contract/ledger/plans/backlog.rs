@@ -114,6 +114,7 @@ impl<E: Explained> Working<'_, E> {
         let position = operator.queue_position(&job("b-2000").id, std::slice::from_ref(&lane)).await.unwrap();
         assert!(position.backlog.is_some());
         self.did_in_backlog("a place in the backlog is read").await;
+        assert!(backlog.lanes_with_flows().await.unwrap().contains(&lane));
         assert_eq!(backlog.waiting_flows(&lane, 3).await.unwrap().len(), 3);
         assert_eq!(backlog.largest_flows(&lane, 3).await.unwrap().largest.len(), 3);
         backlog.remove_idle_flows(&lane, 10).await.unwrap();

@@ -295,17 +295,14 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn limiter(&mut self) {
-        let ledger = self.fixture.ledger();
-        let quota = name("lane-0");
+        let (ledger, quota) = (self.fixture.ledger(), name("lane-0"));
         let row = "INSERT INTO providers (name, url) VALUES ('lane-0', 'https://x.example/')";
         self.fixture.sql(row).await.unwrap();
         for round in 0..8 {
             let held = ledger.take_leadership(&quota, None, &format!("redis:{}{round}", self.run)).await.unwrap();
-            let word = ClockAttestation {
-                offset: ClockOffset { least_us: 1, most_us: 2 },
-                since: Micros(1_800_000_000_000_000),
-            };
-            let said = QuotaAttestation { quota: quota.clone(), term: held.term, attestation: word };
+            let offset = ClockOffset { least_us: 1, most_us: 2 };
+            let attestation = ClockAttestation { offset, since: Micros(1_800_000_000_000_000) };
+            let said = QuotaAttestation { quota: quota.clone(), term: held.term, attestation };
             ledger.record_clock_attestations(&[said]).await.unwrap();
             ledger.stored_leaders(std::slice::from_ref(&quota)).await.unwrap();
             self.did("authority is asked for").await;
@@ -326,6 +323,8 @@ impl<E: Explained> Working<'_, E> {
         for round in 0..8 {
             let lane = name(&lane(round));
             upkeep.lease_duty("sweep", Duration::ZERO).await.unwrap();
+            assert!(upkeep.lanes_with_open_jobs().await.unwrap().contains(&lane));
+            self.did("lanes with open jobs are read").await;
             assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
             self.did("overdue jobs are taken").await;
             upkeep.due_lookups(&lane, &deduplicates(), 10).await.unwrap();
