@@ -306,6 +306,8 @@ impl<E: Explained> Working<'_, E> {
             ledger.record_clock_attestations(&[said]).await.unwrap();
             ledger.stored_leaders(std::slice::from_ref(&quota)).await.unwrap();
             self.did("authority is asked for").await;
+            assert!(self.fixture.database.upkeep().lanes_with_open_jobs().await.unwrap().contains(&quota));
+            self.did("lanes with open jobs are read").await;
             ledger.recent_uses(&quota, Lookback::all(MINUTE)).await.unwrap();
             self.did("a quota is rebuilt").await;
             for (scope, name) in [(Scope::Account, "acct_1"), (Scope::Reference, "invoice 7")] {
@@ -323,8 +325,6 @@ impl<E: Explained> Working<'_, E> {
         for round in 0..8 {
             let lane = name(&lane(round));
             upkeep.lease_duty("sweep", Duration::ZERO).await.unwrap();
-            assert!(upkeep.lanes_with_open_jobs().await.unwrap().contains(&lane));
-            self.did("lanes with open jobs are read").await;
             assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
             self.did("overdue jobs are taken").await;
             upkeep.due_lookups(&lane, &deduplicates(), 10).await.unwrap();
