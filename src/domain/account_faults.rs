@@ -95,7 +95,7 @@ struct AccountFault {
     until: Duration,
     /// Rejected payments in a row since then.
     rejections: u32,
-    /// The request that tests the account after its pause.
+    /// The request that was sent last as a test, since the pause has ended.
     test: Option<AccountTest>,
 }
 
@@ -137,20 +137,18 @@ impl AccountFaults {
     /// Until when the account's jobs wait, for its pause or its test, and for which sign.
     pub fn pause_of(&self, account: &str, now: Duration) -> Option<(Duration, SetupSign)> {
         let fault = self.accounts.get(account).filter(|fault| fault.pauses > 0)?;
-        let until = fault.test.as_ref().map_or(fault.until, |test| test.until.max(fault.until));
+        let until = fault.test.as_ref().map_or(fault.until, |test| test.until);
         (until > now).then_some((until, fault.sign))
     }
 
     /// Admits a request of the account, or returns as [`Self::pause_of`]. The first one after a pause is its test.
     pub fn admit(&mut self, account: &str, job: &JobId, now: Duration) -> Option<(Duration, SetupSign)> {
-        let is_test = |fault: &AccountFault| fault.test.as_ref().is_some_and(|test| test.job == *job);
-        if self.accounts.get(account).is_some_and(|fault| fault.until <= now && is_test(fault)) {
+        let pause = self.pause_of(account, now);
+        let fault = self.accounts.get_mut(account).filter(|fault| fault.pauses > 0)?;
+        if fault.test.as_ref().is_some_and(|test| test.job == *job) {
             return None;
         }
-        let pause = self.pause_of(account, now);
-        if pause.is_none()
-            && let Some(fault) = self.accounts.get_mut(account).filter(|fault| fault.pauses > 0)
-        {
+        if pause.is_none() {
             fault.test = Some(AccountTest { job: job.clone(), until: now + TEST_MAX });
         }
         pause
@@ -197,6 +195,9 @@ impl AccountFaults {
         {
             return FaultScope::Account { until: fault.until };
         }
+        if let Some(fault) = self.accounts.get_mut(account) {
+            fault.test = None;
+        }
         if self.refused.is_empty() {
             self.refused_since = began;
         }
@@ -204,7 +205,8 @@ impl AccountFaults {
         if self.is_lane_refused || !is_further || self.refused.len() >= REFUSED_ACCOUNTS_MAX {
             return self.refuse_lane();
         }
-        let Some(fault) = self.fault_of(account, sign) else { return FaultScope::Account { until: now } };
+        // Too many accounts are in trouble to pause another one alone.
+        let Some(fault) = self.fault_of(account, sign) else { return self.refuse_lane() };
         let pause = ACCOUNT_PAUSE.saturating_mul(1 << fault.pauses.min(16)).min(ACCOUNT_PAUSE_MAX);
         let (pauses, until) = (fault.pauses + 1, now + pause);
         *fault = AccountFault { sign, pauses, paused_at: now, until, rejections: 0, test: None };

@@ -135,6 +135,18 @@ fn one_request_at_a_time_tests_an_account_after_its_pause() {
     assert_eq!([&first, &second].map(|job| faults.admit("mallory", job, seconds(43))), [None, None]);
 }
 
+/// Nothing passed since the pause, so it is the lane's trouble. The lane's pause replaces the test.
+#[test]
+fn refused_test_ends() {
+    let jobs = ["first", "second"].map(|id| JobId::new(id).unwrap());
+    let mut faults = AccountFaults::default();
+    judge(&mut faults, "mallory", SetupSign::Misconfigured, 10);
+    assert_eq!(faults.admit("mallory", &jobs[0], seconds(40)), None);
+    assert_eq!(judge(&mut faults, "mallory", SetupSign::Misconfigured, 40), LANE);
+    assert_eq!(faults.pause_of("mallory", seconds(40)), None);
+    assert_eq!(faults.admit("mallory", &jobs[1], seconds(40)), None);
+}
+
 #[test]
 fn rejected_test_is_followed_by_the_next_one() {
     let jobs: Vec<JobId> = (0..6).map(|id| JobId::new(id.to_string()).unwrap()).collect();

@@ -263,9 +263,9 @@ impl LaneControl {
     }
 
     /// Judges whose trouble a refused request is that began then. An account pauses here; so does a lane whose payments are
-    /// rejected, because only an operator can judge them.
-    pub fn judge_refusal(&self, account: Option<&Identifier>, outcome: &Outcome, began: Instant) {
-        let Some(sign) = SetupSign::from_outcome(outcome) else { return };
+    /// rejected, because only an operator can judge them. `None`: it is no refusal, or pauses nothing yet.
+    pub fn judge_refusal(&self, account: Option<&Identifier>, outcome: &Outcome, began: Instant) -> Option<FaultScope> {
+        let sign = SetupSign::from_outcome(outcome)?;
         let (began, now) = (self.since_origin(began), self.since_origin(Instant::now()));
         let scope = self.account_faults().record(account.map(Identifier::as_str), sign, began, now);
         match (scope, sign) {
@@ -280,6 +280,7 @@ impl LaneControl {
             // The outcome's own disposition pauses the lane.
             (Some(FaultScope::Lane) | None, _) => {}
         }
+        scope
     }
 
     /// The pause of an account whose requests the provider refuses.

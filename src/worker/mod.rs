@@ -84,7 +84,7 @@ pub struct WorkerContext {
     pub local_faults: Arc<local_faults::LocalFaults>,
     pub log_throttle: Arc<log_throttle::LogThrottle>,
     pub start_timer: Arc<start_timer::StartTimer>,
-    pub flow_lanes: Arc<backlog::flow_lanes::FlowLanes>,
+    pub flow_lanes: Arc<backlog::dispatcher::FlowLanes>,
     /// Fires when intake ends: jobs that only wait are requeued.
     pub stop: CancellationToken,
     /// Fires when the drain timeout has passed: nothing is waited for after that.

@@ -108,7 +108,7 @@ impl Dialect {
     /// `since`, never more than the true age and never negative; `{readable:T}` whether it is an instant that
     /// [`EpochMs`] can hold; `{json:X}` text to JSON; `{text:X}` JSON to text; `{among:X}` is in a JSON array of
     /// integers; `{texts:X}` rows of a JSON array of texts; `{held:X}` rows (id, fence) and
-    /// `{attested:X}` rows of clock attestations of a JSON array; `{who}` and
+    /// `{attested:X}` rows of clock attestations, each of a JSON array; `{who}` and
     /// `{program}` as the audit's triggers name them; `{version}` of the database; `{unlocked}` rows without another
     /// session's lock; `{join}` the left rows first, one by one; `{greatest}` the function of that name; `{job}`.
     pub fn render(self, template: &str) -> Sql {

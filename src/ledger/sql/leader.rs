@@ -39,13 +39,13 @@ impl LeaderStatements {
                                  ELSE limiter_authority.term + 1 END \
                  WHERE limiter_authority.holder = $2 RETURNING {COLUMNS}"
             )),
-            // A row that another process writes now gets its attestation from it.
+            // A row that another process writes now is left to the next poll, so that no two wait for each other.
             attest: dialect.render(
                 "UPDATE limiter_authority SET clock_ahead_least_us = attested.least_us, \
                      clock_ahead_most_us = attested.most_us, clock_since_us = attested.since_us, clock_said_at = {now} \
                  FROM {attested:$1} \
                  WHERE limiter_authority.quota IN (\
-                         SELECT free.quota FROM limiter_authority AS free WHERE free.quota IN ({texts:$2}) {unlocked}) \
+                         SELECT free.quota FROM limiter_authority AS free WHERE free.quota IN (SELECT quota FROM {attested:$1}) {unlocked}) \
                      AND limiter_authority.quota = attested.quota AND limiter_authority.term = attested.term \
                      AND COALESCE(clock_since_us, 0) <= attested.since_us",
             ),
@@ -81,8 +81,7 @@ impl LeaderStatements {
                     "most_us": offset.most_us, "since_us": i64::try_from(since.0).unwrap_or(i64::MAX) })
         };
         let rows: Vec<serde_json::Value> = attestations.iter().map(row).collect();
-        let quotas: Vec<&str> = attestations.iter().map(|said| said.quota.as_str()).collect();
-        let args: Args = Arc::from([json!(rows).to_string().into(), json!(quotas).to_string().into()]);
+        let args: Args = Arc::from([json!(rows).to_string().into()]);
         engine.query(&self.attest, args).await.map(drop)
     }
 

@@ -206,6 +206,11 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         self.look_at = now + interval.max(now.saturating_duration_since(began) * LOOK_TIME_DIVISOR);
     }
 
+    /// A look at the flows of all lanes, which began then, has found none of this one.
+    pub fn found_no_flow(&mut self, began: Instant) {
+        self.looked(began, Vec::new(), began);
+    }
+
     /// A claim has taken jobs of these flows, which now wait for their permits. The next block ends at `wake_at`.
     pub fn claimed(
         &mut self,

@@ -1,10 +1,12 @@
 //! The dispatcher of a lane: it does the steps of its core with the ledger, and runs the jobs that it claims.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument as _;
 
@@ -15,9 +17,10 @@ use super::known_flows::{KNOWN_FLOWS_MAX, SeenFlow};
 use crate::domain::fair_order::FairClaim;
 use crate::domain::flow::FlowKey;
 use crate::domain::job::Identifier;
+use crate::domain::provider::ProviderName;
 use crate::faults::{self, CrashPoint};
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowStatus};
+use crate::ledger::backlog::{Backlog, BacklogClaim, BacklogClaimRequest, BacklogJob, FlowStatus};
 use crate::ledger::upkeep::JobToRepublish;
 use crate::queue::Properties;
 use crate::queue::message::Decoded;
@@ -28,6 +31,34 @@ use crate::worker::intake::{DeliveryAction, pause_intake};
 use crate::worker::job::{Arrival, review_changed_row, run_claimed};
 use crate::worker::lane::{LaneContext, RESUME_AHEAD, current_prefetch};
 use crate::worker::sweeper::republish::rebuild_message;
+
+/// Age at which the lanes with flows are read again.
+const FLOW_LANES_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// The lanes that have flows, as this process has read them last. Most lanes are idle most of the time, and each of
+/// their dispatchers looks for flows that other processes have recorded: one statement answers them all.
+#[derive(Debug, Default)]
+pub struct FlowLanes(Mutex<Option<ReadLanes>>);
+
+#[derive(Debug)]
+struct ReadLanes {
+    read_at: Instant,
+    lanes: BTreeSet<ProviderName>,
+}
+
+impl FlowLanes {
+    /// When the ledger was read last, if it had no flow of this lane. One query runs at a time.
+    async fn read_without(&self, lane: &ProviderName, backlog: &dyn Backlog) -> Result<Option<Instant>, LedgerError> {
+        let mut last = self.0.lock().await;
+        let now = Instant::now();
+        let read = match last.take().filter(|read| now < read.read_at + FLOW_LANES_AGE_MAX) {
+            Some(fresh) => fresh,
+            None => ReadLanes { read_at: now, lanes: backlog.lanes_with_flows().await? },
+        };
+        let read = last.insert(read);
+        Ok((!read.lanes.contains(lane)).then_some(read.read_at))
+    }
+}
 
 /// Claims jobs from the backlog until the lane is stopped.
 pub async fn run(lane: Arc<LaneContext>) {
@@ -50,23 +81,29 @@ pub async fn run(lane: Arc<LaneContext>) {
 }
 
 async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Result<(), LedgerError> {
-    let worker = &lane.worker;
     match step {
         DispatchStep::EndBlocks => drop(lane.worker.backends.backlog.unblock_flows(&lane.name).await?),
-        DispatchStep::Look => {
-            if lane.backlog.core().is_idle()
-                && let Some(asked_at) = worker.flow_lanes.without(&lane.name, &*worker.backends.backlog).await?
-            {
-                lane.backlog.core().looked(asked_at, Vec::new(), Instant::now());
-                return Ok(());
-            }
-            let began = Instant::now();
-            let flows = lane.worker.backends.backlog.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
-            lane.backlog.core().looked(began, flows.into_iter().map(seen_flow).collect(), Instant::now());
-        }
+        DispatchStep::Look => tokio::select! {
+            looked = look(lane) => looked?,
+            () = lane.stop.cancelled() => {}
+        },
         DispatchStep::Claim(claim) => claim_jobs(lane, claim).await?,
         DispatchStep::Wait(_) => {}
     }
+    Ok(())
+}
+
+async fn look(lane: &LaneContext) -> Result<(), LedgerError> {
+    let backlog = &*lane.worker.backends.backlog;
+    if lane.backlog.core().is_idle()
+        && let Some(read_at) = lane.worker.flow_lanes.read_without(&lane.name, backlog).await?
+    {
+        lane.backlog.core().found_no_flow(read_at);
+        return Ok(());
+    }
+    let began = Instant::now();
+    let flows = backlog.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
+    lane.backlog.core().looked(began, flows.into_iter().map(seen_flow).collect(), Instant::now());
     Ok(())
 }
 

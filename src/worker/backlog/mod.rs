@@ -33,7 +33,6 @@ use crate::telemetry::spans;
 pub(crate) mod claimed_ahead;
 pub(crate) mod core;
 pub(super) mod dispatcher;
-pub(super) mod flow_lanes;
 mod guards;
 pub(crate) mod known_flows;
 pub(crate) mod permit_waits;

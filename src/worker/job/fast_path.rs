@@ -70,8 +70,8 @@ pub enum FirstTry<'a> {
 /// Sends a payment's first request without a claim before it.
 pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivered_at: Instant) -> FirstTry<'_> {
     let settings = lane.settings.borrow().clone();
-    let is_account_paused = || lane.control.admit_charge(&decoded.job).is_some();
-    if is_claimed_first(lane, &decoded.job) || is_account_paused() {
+    let waits_for_account = || lane.control.admit_charge(&decoded.job).is_some();
+    if is_claimed_first(lane, &decoded.job) || waits_for_account() {
         return FirstTry::MustBeClaimed(decoded, None);
     }
     // A request that cannot be built is reported where the payment is claimed.
@@ -89,7 +89,7 @@ pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivere
         }
     };
     // Once it is claimed, it waits in the backlog.
-    if is_account_paused() {
+    if waits_for_account() {
         drop(permit);
         lane.meter.record_return(ReturnReason::NotNeeded);
         return FirstTry::MustBeClaimed(decoded, None);

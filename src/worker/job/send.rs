@@ -12,6 +12,7 @@ use tracing::Instrument as _;
 use super::JobRun;
 use super::commit::AttemptResult;
 use super::prepare::ProviderCall;
+use crate::domain::account_faults::FaultScope;
 use crate::domain::breaker::BreakerTransition;
 use crate::domain::disposition::lookup::after_lookup;
 use crate::domain::disposition::{AttemptHistory, PauseRequest, Transition, after_outcome};
@@ -134,14 +135,14 @@ impl JobRun<'_> {
                 drop(started);
                 let change = lane.control.observe(&self.job.id, &answer.outcome, began, rand::random());
                 record_breaker_transition(lane, change, &answer.outcome);
-                lane.control.judge_refusal(self.job.account.as_ref(), &answer.outcome, began);
+                let trouble = lane.control.judge_refusal(self.job.account.as_ref(), &answer.outcome, began);
                 let passed = answer.outcome.passed_rate_limit();
                 let history = AttemptHistory {
                     throttle_generation: throttle_generation(lane, CallKind::Charge, began, passed),
                     probe: permission.is_probe(),
                     ..self.attempt_history()
                 };
-                self.finish_charge(number, history, self.redact(answer, Outcome::redact)).await
+                self.finish_charge(number, history, trouble, self.redact(answer, Outcome::redact)).await
             }
             ProviderCall::Lookup(question) => {
                 let no_response = LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after: None };
@@ -176,6 +177,7 @@ impl JobRun<'_> {
         &self,
         number: u32,
         mut history: AttemptHistory,
+        trouble: Option<FaultScope>,
         answer: JudgedResponse<Outcome>,
     ) -> DeliveryAction {
         let JudgedResponse { result: RequestResult { outcome, status, .. }, withheld } = answer;
@@ -191,8 +193,8 @@ impl JobRun<'_> {
         let misconfigured = matches!(refusal, Some(Refusal::Misconfigured { .. }));
         let by = if misconfigured { PauseCause::Setup } else { PauseCause::Provider };
         // Where only its account is refused, the lane goes on.
-        let is_accounts = misconfigured && self.lane.control.account_pause(self.job.account.as_ref()).is_some();
-        let pause = disposition.pause.filter(|_| !is_accounts);
+        let is_accounts = matches!(trouble, Some(FaultScope::Account { .. }));
+        let pause = disposition.pause.filter(|_| !(misconfigured && is_accounts));
         apply_pause(self.lane, pause, by, CallKind::Charge, history.throttle_generation);
         let (code, detail) = (outcome.code(), outcome.detail());
         let end = AttemptEnd { number, outcome: code, status, detail, counts: disposition.counts_attempt };

@@ -4,8 +4,9 @@ use serde_json::json;
 use sluicegate::domain::account_faults::TEST_MAX;
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::worker::lane_control::LaneStatus;
 
-use super::bench::{Bench, limit, row};
+use super::bench::{Bench, limit, name, row};
 use super::script::{Act, accepted, rejected};
 
 const IN_BACKLOG: &str = "SELECT count(*) FROM jobs WHERE backlog AND account = 'mallory'";
@@ -98,6 +99,23 @@ async fn paused_account_is_tested_with_one_payment() {
     for number in 0..=12 {
         bench.until_state(&format!("mallory-{number}"), "succeeded").await;
     }
+}
+
+/// The test is refused, too, and no payment of another account has passed since: the lane stops.
+#[tokio::test]
+async fn refused_test_stops_a_lane_without_other_accounts() {
+    let bench = Bench::open(&[row("acme")]).await;
+    bench.script.always("acme", forbidden());
+    pay(&bench, "mallory", "mallory-0").await;
+    bench.until_delayed("mallory-0", "403").await;
+    for number in 1..5 {
+        pay(&bench, "mallory", &format!("mallory-{number}")).await;
+    }
+    bench.until("the account is tested", async || bench.script.sent().len() >= 2).await;
+    let lanes = bench.settings_known().await.lanes;
+    let stopped = async || matches!(lanes[&name("acme")].state(), LaneStatus::Stopped(_));
+    bench.until("the lane stops", stopped).await;
+    assert_eq!(bench.script.sent().len(), 2);
 }
 
 /// Five rejected payments of one merchant in a row: its further payments wait, and do not all end in review.

@@ -337,3 +337,15 @@ fn messages_do_not_repeat_a_failed_claim() {
     }
     assert_eq!(rig.steps, before);
 }
+
+/// The look was made a second ago, for all lanes: the next one is not later because of that.
+#[test]
+fn next_look_follows_the_last_one() {
+    let began = Instant::now();
+    let mut core = DispatchCore::<u8, u64>::new(began);
+    let facts = || LaneFacts { bounds: BOUNDS, paused_until: None, order: JobOrder::None };
+    core.found_no_flow(began);
+    let wait = core.next_step(began + Duration::from_secs(1), facts);
+    assert_eq!(wait, DispatchStep::Wait(began + IDLE_INTERVAL));
+    assert_eq!(core.next_step(began + IDLE_INTERVAL, facts), DispatchStep::Look);
+}
