@@ -107,6 +107,9 @@ async fn costly_payment_is_not_starved_by_cheap_ones_of_its_account() {
         bench.until_sent("acme", 2).await;
         let costly = json!({ "id": "costly", "account": "merchant", "amount": 1299, "currency": "EUR", "cost": 4 });
         bench.publish("acme", &costly.to_string()).await;
+        // From its record on, it is before those that come later.
+        let recorded = async || bench.count("SELECT count(*) FROM jobs WHERE id = 'costly'").await == 1;
+        bench.until("the costly payment is recorded", recorded).await;
         let mut cheap = 0;
         while !bench.script.order().iter().any(|sent| sent == "costly") {
             // Before the next one comes, the earlier ones have been recorded: five times what the account may send.
