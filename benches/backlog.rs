@@ -95,7 +95,7 @@ async fn measure(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut times = Vec::new();
     for _ in 0..WARM_UP + CLAIMS {
         let began = Instant::now();
-        match database.backlog().claim_backlog(&request).await? {
+        match database.claim_backlog(&request).await? {
             BacklogClaim::Claimed { jobs, .. } if jobs.len() == 100 => times.push(began.elapsed()),
             other => return Err(format!("not 100 jobs: {other:?}").into()),
         }

@@ -70,7 +70,7 @@ impl<'a> BenchEnvironment<'a> {
         config.queue.prefix = format!("{PREFIX}-{run}");
         config.limiter.prefix = format!("{PREFIX}-{run}");
         config.outbound_allow = vec!["loopback".to_owned()];
-        let rows = services.settings(&config).await?.readable_rows(None).await?;
+        let rows = services.ledger(&config).await?.readable_rows(None).await?;
         if let Some(row) = rows.iter().find(|row| !row.name.starts_with(NAME)) {
             let text = format!(
                 "database.url: it has the provider `{}`, and a worker of this benchmark would send its jobs: use an \
@@ -104,7 +104,7 @@ impl<'a> BenchEnvironment<'a> {
             ..columns
         };
         self.services.validate(&row).map_err(|invalid| CommandError::Configuration(invalid.problems.join("; ")))?;
-        self.services.settings(&self.config).await?.apply(std::slice::from_ref(&row), false).await?;
+        self.services.ledger(&self.config).await?.apply_settings(std::slice::from_ref(&row), false).await?;
         self.services.queue(&self.config).await?.declare(std::slice::from_ref(&name)).await?;
         self.rows.push(row.clone());
         Ok(BenchProvider { name, fake: handle, row, _serving: stop.drop_guard() })
@@ -179,9 +179,9 @@ impl<'a> BenchEnvironment<'a> {
 impl BenchEnvironment<'_> {
     /// Disables the rows of this run. Returns the names of all providers.
     async fn disable(&self) -> Result<Vec<String>, CommandError> {
-        let settings = self.services.settings(&self.config).await?;
-        settings.apply(&self.rows, false).await?;
-        Ok(settings.provider_names().await?)
+        let ledger = self.services.ledger(&self.config).await?;
+        ledger.apply_settings(&self.rows, false).await?;
+        Ok(ledger.provider_names().await?)
     }
 }
 

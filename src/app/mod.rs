@@ -19,13 +19,9 @@ use crate::cli::connect::{CheckedMessage, MissingDatabase, Probe, RunLock, Servi
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::Backlog;
 use crate::ledger::database::{AdvisoryRunLock, Database, SchemaState};
-use crate::ledger::fleet::Fleet;
-use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::{ParsedProviderFile, ProviderRow, mark_unmentioned_pauses, read_provider_file};
-use crate::ledger::settings::{InvalidRow, Settings};
-use crate::ledger::upkeep::Upkeep;
+use crate::ledger::settings::InvalidRow;
 use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::leader_election::LeadershipTiming;
 use crate::limiter::leadership::LeaderGuardedLimiter;
@@ -40,7 +36,6 @@ use crate::queue::embedded::EmbeddedQueue;
 use crate::queue::message::{CardNumbers, DecodeError, decode};
 use crate::queue::rabbitmq::{RabbitMq, RabbitSettings as BrokerSettings};
 use crate::worker;
-use crate::worker::quotas::LedgerLeaderRows;
 use crate::worker::settings_sync::POLL_INTERVAL;
 
 mod probes;
@@ -128,7 +123,7 @@ impl App {
             }
             _ => Arc::new(redis_limiter(config).map_err(|error| CommandError::Configuration(error.to_string()))?),
         };
-        let rows = Arc::new(LedgerLeaderRows(database.ledger()));
+        let rows = Arc::new(database.clone());
         Ok(Arc::new(LeaderGuardedLimiter::new(store, rows, LeadershipTiming::with_poll_interval(POLL_INTERVAL))))
     }
 
@@ -283,21 +278,8 @@ impl Services for App {
         Ok(behind)
     }
 
-    async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError> {
-        Ok(self.database(config).await?.settings())
-    }
-
-    async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError> {
-        Ok(self.database(config).await?.operator())
-    }
-
-    async fn backlog(&self, config: &Config) -> Result<Arc<dyn Backlog>, CommandError> {
-        Ok(self.database(config).await?.backlog())
-    }
-
-    async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {
-        let database = self.database(config).await?;
-        Ok((database.fleet(), database.upkeep()))
+    async fn ledger(&self, config: &Config) -> Result<Database, CommandError> {
+        Ok(self.database(config).await?.clone())
     }
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError> {
@@ -335,10 +317,7 @@ impl Services for App {
         let outbound = outbound_policy(config).map_err(CommandError::Configuration)?;
         let backends = worker::Backends {
             queue: queue.as_queue(),
-            ledger: database.ledger(),
-            backlog: database.backlog(),
-            upkeep: database.upkeep(),
-            settings: database.settings(),
+            ledger: database.clone(),
             limiter: self.worker_limiter(config, database, lock.session()).await?,
             providers: Arc::new(HttpProviders(outbound)),
         };

@@ -11,12 +11,9 @@ use super::check::Finding;
 use crate::config::{CardNumbers, Config};
 use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
-use crate::ledger::backlog::Backlog;
-use crate::ledger::fleet::Fleet;
-use crate::ledger::operator::Operator;
+use crate::ledger::database::Database;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::{InvalidRow, Settings};
-use crate::ledger::upkeep::Upkeep;
+use crate::ledger::settings::InvalidRow;
 use crate::limiter::Limiter;
 use crate::provider::secret_grants::SecretUse;
 use crate::queue::Queue;
@@ -59,16 +56,7 @@ pub trait Services: Send + Sync {
     /// Brings the schema up to date; returns whether it was outdated.
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError>;
 
-    async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError>;
-
-    /// The ledger's operations for operators.
-    async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError>;
-
-    /// The backlogs of the lanes.
-    async fn backlog(&self, config: &Config) -> Result<Arc<dyn Backlog>, CommandError>;
-
-    /// The heartbeats of workers, and the reconciliation of all jobs.
-    async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError>;
+    async fn ledger(&self, config: &Config) -> Result<Database, CommandError>;
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError>;
 

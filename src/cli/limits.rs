@@ -17,9 +17,9 @@ use crate::config::{Config, LimiterUrl};
 use crate::domain::explain::format::duration;
 use crate::domain::job::Identifier;
 use crate::domain::limit::Rate;
+use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{LimitSummary, ProviderRow};
-use crate::ledger::settings::Settings;
 use crate::ops::{AccountBacklog, PeekError, PeekedLimit, change, peek, peek_backlog};
 use crate::worker::settings_sync::LoadedSettings;
 
@@ -78,18 +78,18 @@ pub async fn run(
     services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let settings = services.settings(config).await?;
+    let ledger = services.ledger(config).await?;
     match &args.action {
         Action::Peek { provider, account, json } => {
-            let used = fetch_usage(provider, account.as_ref(), settings.as_ref(), config, services).await?;
+            let used = fetch_usage(provider, account.as_ref(), &ledger, config, services).await?;
             print_usage(&used, *json, console)
         }
-        Action::List { json } => list(settings.as_ref(), *json, console).await,
-        Action::History(args) => history::run(args, settings.as_ref(), console).await,
+        Action::List { json } => list(&ledger, *json, console).await,
+        Action::History(args) => history::run(args, &ledger, console).await,
         Action::Set { provider, limit, rate, because, json } => {
             let name = parse_name(provider)?;
             let by = actor(because.as_deref());
-            let old = change::set_rate(settings.as_ref(), &name, limit, *rate, false, Some(&by)).await?.rate_before;
+            let old = change::set_rate(&ledger, &name, limit, *rate, false, Some(&by)).await?.rate_before;
             if *json {
                 let change = json!({
                     "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
@@ -115,7 +115,7 @@ struct PeekedUsage {
 async fn fetch_usage(
     provider: &str,
     account: Option<&Identifier>,
-    settings: &dyn Settings,
+    ledger: &Database,
     config: &Config,
     services: &dyn Services,
 ) -> Result<PeekedUsage, CommandError> {
@@ -131,7 +131,7 @@ async fn fetch_usage(
         let backlog = ops_client::get(config, services, &format!("{path}/backlog?account={account}")).await?.value;
         return Ok(PeekedUsage { limits, backlog: Some(backlog) });
     }
-    let known = LoadedSettings::default().with_snapshot(settings.load().await?);
+    let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
     let limiter = services.limiter(config).await?;
     let failed = |error: PeekError| match error {
         PeekError::NoActiveProvider if !known.providers.contains_key(&name) => unknown_provider(provider),
@@ -144,8 +144,7 @@ async fn fetch_usage(
     let limits = peek(limiter.as_ref(), &known, &name, account).await.map_err(failed)?;
     let backlog = match account {
         Some(account) => {
-            let backlog = services.backlog(config).await?;
-            let waits = peek_backlog(limiter.as_ref(), backlog.as_ref(), &known, &name, account).await;
+            let waits = peek_backlog(limiter.as_ref(), ledger, &known, &name, account).await;
             Some(waits.map_err(failed)?)
         }
         None => None,
@@ -198,8 +197,8 @@ fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<
     Ok(Exit::Success)
 }
 
-async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
-    let (rows, exit) = load_readable_rows(settings, console).await?;
+async fn list(ledger: &Database, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+    let (rows, exit) = load_readable_rows(ledger, console).await?;
     let of_row =
         |row: &ProviderRow| row.limits.iter().map(|limit| LimitSummary::from_row(&row.name, limit)).collect::<Vec<_>>();
     let lines: Vec<LimitSummary> = rows.iter().flat_map(of_row).collect();

@@ -141,7 +141,7 @@ async fn configured_deployment(config: &Config, services: &dyn Services) -> Resu
     if matches!(config.database.url, DatabaseUrl::Sqlite { path: None, .. }) {
         return Ok(ConfiguredDeployment::InMemory);
     }
-    let id = async { Ok::<_, CommandError>(services.fleet(config).await?.0.deployment().await?) };
+    let id = async { Ok::<_, CommandError>(services.ledger(config).await?.deployment().await?) };
     match timeout(DATABASE_TIMEOUT, id).await {
         Ok(Ok(id)) => Ok(ConfiguredDeployment::Known(id)),
         Ok(Err(CommandError::BackendUnavailable(why))) => Ok(ConfiguredDeployment::Unavailable(why)),

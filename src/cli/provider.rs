@@ -16,9 +16,10 @@ use crate::config::Config;
 use crate::domain::explain::format::count;
 use crate::domain::provider::ProviderName;
 use crate::fleet::pace::PaceOverview;
+use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
-use crate::ledger::settings::{Settings, SettingsChange};
+use crate::ledger::settings::SettingsChange;
 use crate::ops::{SettingsChangeError, change};
 pub(super) use crate::worker::resend::provider_names as names;
 
@@ -124,11 +125,11 @@ pub async fn run(
             for warning in file::warnings(&rows, config, services).await {
                 console.message(&format!("warning: {warning}"))?;
             }
-            let settings = services.settings(config).await?;
-            let paused = file::unmentioned_pauses(&rows, settings.as_ref()).await?;
+            let ledger = services.ledger(config).await?;
+            let paused = file::unmentioned_pauses(&rows, &ledger).await?;
             let changes = match dry_run {
-                true => settings.apply(&rows, true).await?,
-                false => settings.apply_as(&rows, &actor(because.as_deref())).await?,
+                true => ledger.apply_settings(&rows, true).await?,
+                false => ledger.apply_settings_as(&rows, &actor(because.as_deref())).await?,
             };
             print_changes(&changes, *dry_run, *json, console)?;
             for name in paused {
@@ -137,22 +138,22 @@ pub async fn run(
                 ))?;
             }
             if !dry_run {
-                declare_all_lanes(config, services, settings.as_ref()).await?;
+                declare_all_lanes(config, services, &ledger).await?;
             }
             Ok(Exit::Success)
         }
-        Action::List { json } => list(services.settings(config).await?.as_ref(), *json, console).await,
+        Action::List { json } => list(&services.ledger(config).await?, *json, console).await,
         Action::Show(which) => {
             let name = parse_name(&which.name)?;
-            show(services.settings(config).await?.as_ref(), &name, which, console).await
+            show(&services.ledger(config).await?, &name, which, console).await
         }
         Action::Flows(which) => {
             let name = parse_name(&which.name)?;
-            find_row(services.settings(config).await?.as_ref(), &name).await?;
-            flows::list(services.backlog(config).await?.as_ref(), &name, which, console).await
+            find_row(&services.ledger(config).await?, &name).await?;
+            flows::list(&services.ledger(config).await?, &name, which, console).await
         }
-        Action::Pause(which) => set_paused(services.settings(config).await?.as_ref(), which, true, console).await,
-        Action::Resume(which) => set_paused(services.settings(config).await?.as_ref(), which, false, console).await,
+        Action::Pause(which) => set_paused(&services.ledger(config).await?, which, true, console).await,
+        Action::Resume(which) => set_paused(&services.ledger(config).await?, which, false, console).await,
     }
 }
 
@@ -180,12 +181,8 @@ fn print_changes(
 }
 
 /// Lanes must exist before a producer publishes to them, even while no worker runs.
-async fn declare_all_lanes(
-    config: &Config,
-    services: &dyn Services,
-    settings: &dyn Settings,
-) -> Result<(), CommandError> {
-    let names = names(settings).await?;
+async fn declare_all_lanes(config: &Config, services: &dyn Services, ledger: &Database) -> Result<(), CommandError> {
+    let names = names(ledger).await?;
     let declared = async {
         let queue = services.queue(config).await?;
         Ok::<_, CommandError>(lane_declaration::declare_lanes(queue.as_ref(), &names, &names).await?)
@@ -208,14 +205,14 @@ async fn declare_all_lanes(
 }
 
 async fn show(
-    settings: &dyn Settings,
+    ledger: &Database,
     name: &ProviderName,
     ShowArgs { reveal, json, .. }: &ShowArgs,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let row = find_row(settings, name).await?;
+    let row = find_row(ledger, name).await?;
     let row = if *reveal { RedactedRow::unredacted(&row) } else { RedactedRow::from(&row) };
-    let pace = pace(settings, name).await?;
+    let pace = pace(ledger, name).await?;
     if *json {
         console.json(&ShownRow { row: &row, pace })?;
         return Ok(Exit::Success);
@@ -228,14 +225,14 @@ async fn show(
 }
 
 /// The pace of a provider by its valid row; `None`: it has none.
-async fn pace(settings: &dyn Settings, name: &ProviderName) -> Result<Option<PaceOverview>, CommandError> {
-    let snapshot = settings.load().await?;
+async fn pace(ledger: &Database, name: &ProviderName) -> Result<Option<PaceOverview>, CommandError> {
+    let snapshot = ledger.load_settings().await?;
     let rows = || snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
     Ok(rows().find(|row| row.name == *name).and_then(|row| PaceOverview::new(row, rows())))
 }
 
-async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
-    let (rows, exit) = load_readable_rows(settings, console).await?;
+async fn list(ledger: &Database, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+    let (rows, exit) = load_readable_rows(ledger, console).await?;
     if json {
         console.json(&rows.iter().map(RedactedRow::from).collect::<Vec<_>>())?;
     } else if !rows.is_empty() {
@@ -248,11 +245,11 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
 
 /// All rows as written, for a list. An unreadable row is reported and left out, and the exit code is then 1.
 pub(super) async fn load_readable_rows(
-    settings: &dyn Settings,
+    ledger: &Database,
     console: &mut Console,
 ) -> Result<(Vec<ProviderRow>, Exit), CommandError> {
     let (mut rows, mut exit) = (Vec::new(), Exit::Success);
-    for row in settings.raw_rows(None).await? {
+    for row in ledger.raw_rows(None).await? {
         match row {
             Ok(row) => rows.push(row),
             Err(bad) => {
@@ -264,17 +261,17 @@ pub(super) async fn load_readable_rows(
     Ok((rows, exit))
 }
 
-async fn find_row(settings: &dyn Settings, name: &ProviderName) -> Result<ProviderRow, CommandError> {
-    settings.readable_rows(Some(name)).await?.into_iter().next().ok_or_else(|| unknown_provider(name.as_str()))
+async fn find_row(ledger: &Database, name: &ProviderName) -> Result<ProviderRow, CommandError> {
+    ledger.readable_rows(Some(name)).await?.into_iter().next().ok_or_else(|| unknown_provider(name.as_str()))
 }
 
 async fn set_paused(
-    settings: &dyn Settings,
+    ledger: &Database,
     PauseArgs { name, because, json }: &PauseArgs,
     paused: bool,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let changed = change::set_paused(settings, &parse_name(name)?, paused, Some(&actor(because.as_deref()))).await?;
+    let changed = change::set_paused(ledger, &parse_name(name)?, paused, Some(&actor(because.as_deref()))).await?;
     if *json {
         console.json(&json!({ "provider": name, "paused": paused, "changed": changed }))?;
         return Ok(Exit::Success);

@@ -17,8 +17,6 @@ use super::signals::Signals;
 use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::explain::format::count;
-use crate::ledger::fleet::Fleet;
-use crate::ledger::operator::Operator;
 use crate::ops::api::OperatorContext;
 use crate::ops::deployment::Deployment;
 use crate::ops::metrics::{Metrics, MetricsSources};
@@ -61,12 +59,12 @@ pub async fn run(config: &Config, services: &dyn Services, console: &mut Console
     let identity = identity(config, &options.owner);
     let reports_end = CancellationToken::new();
     if config.ops.listen.is_some() {
-        let state = ops_state(config, &backends, &opened, &progress_rx, &identity);
+        let state = ops_state(config, &backends, opened, &progress_rx, &identity);
         let (collector, collector_end) = (state.collector.clone(), reports_end.clone());
         tokio::spawn(async move { collector.run(collector_end).await });
         startup_gate.open(state);
     }
-    let reporter = HeartbeatReporter { fleet: opened.fleet, backends: backends.clone(), status: progress_rx, identity };
+    let reporter = HeartbeatReporter { backends: backends.clone(), status: progress_rx, identity };
     let reporting = tokio::spawn(reporter.run(reports_end.clone()));
     let report = supervisor::run(backends, options, stop, progress).await;
     reports_end.cancel();
@@ -79,11 +77,10 @@ pub async fn run(config: &Config, services: &dyn Services, console: &mut Console
 async fn open_database(
     config: &Config,
     services: &dyn Services,
-) -> Result<(DatabaseHandles, (worker::Backends, RunLock)), CommandError> {
-    let operator = services.operator(config).await?;
-    let (fleet, _) = services.fleet(config).await?;
-    let deployment = Deployment { id: fleet.deployment().await?, database: config.database.url.location() };
-    Ok((DatabaseHandles { operator, fleet, deployment }, services.worker_backends(config).await?))
+) -> Result<(Deployment, (worker::Backends, RunLock)), CommandError> {
+    let id = services.ledger(config).await?.deployment().await?;
+    let deployment = Deployment { id, database: config.database.url.location() };
+    Ok((deployment, services.worker_backends(config).await?))
 }
 
 /// Binds the port of the ops server. If another `run` on the same embedded backends uses it, reports that instead.
@@ -107,27 +104,17 @@ async fn serve(listener: TcpListener, startup_gate: ops::StartupGate, stop: Canc
     }
 }
 
-/// The database, as the ops server needs it.
-struct DatabaseHandles {
-    operator: Arc<dyn Operator>,
-    fleet: Arc<dyn Fleet>,
-    deployment: Deployment,
-}
-
 fn ops_state(
     config: &Config,
     backends: &worker::Backends,
-    opened: &DatabaseHandles,
+    deployment: Deployment,
     progress: &watch::Receiver<WorkerStatus>,
     identity: &WorkerIdentity,
 ) -> OpsState {
-    let worker::Backends { queue, upkeep, settings, limiter, backlog, .. } = backends.clone();
-    let DatabaseHandles { operator, fleet, deployment } = opened;
+    let worker::Backends { queue, ledger, limiter, .. } = backends.clone();
     let sources = OverviewSources {
         worker_status: progress.clone(),
-        settings: settings.clone(),
-        fleet: Arc::clone(fleet),
-        upkeep: upkeep.clone(),
+        ledger: ledger.clone(),
         queue: queue.clone(),
         limiter: limiter.clone(),
         worker: identity.id.clone(),
@@ -135,27 +122,20 @@ fn ops_state(
     };
     let collector = Arc::new(OverviewCollector::new(sources));
     let metrics_sources = MetricsSources {
-        settings: settings.clone(),
+        settings: ledger.clone(),
         queue: queue.clone(),
         limiter: limiter.clone(),
         collector: Arc::clone(&collector),
     };
     OpsState {
-        deployment: deployment.clone(),
+        deployment,
         metrics: Arc::new(Metrics::new(progress.clone(), metrics_sources)),
         collector,
         worker_status: progress.clone(),
         limiter,
-        upkeep,
         token: config.ops.token.clone(),
         wrong_tokens: Arc::default(),
-        operator_context: OperatorContext {
-            operator: Arc::clone(operator),
-            settings,
-            backlog,
-            queue,
-            card_numbers: config.worker.card_numbers,
-        },
+        operator_context: OperatorContext { ledger, queue, card_numbers: config.worker.card_numbers },
     }
 }
 

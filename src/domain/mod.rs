@@ -24,6 +24,7 @@ pub mod fallback_share;
 pub mod flow;
 pub mod group_commit;
 pub mod job;
+pub mod leader_row;
 pub mod leaky_bucket;
 pub mod limit;
 pub mod local_fault;

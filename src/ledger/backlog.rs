@@ -1,17 +1,14 @@
-//! The interface of a lane's backlog: jobs that wait in the ledger alone, and the run queue of their flows.
+//! The backlog of a lane: jobs that wait in the ledger alone, and the run queue of their flows.
 //!
 //! A flow is one account's jobs of one class on one lane. A job in the backlog is due and has no lease, and no queue
-//! has a message for it. [`Backlog::claim_backlog`] alone brings it back: classes strictly in their order, flows of a
+//! has a message for it. `Database::claim_backlog` alone brings it back: classes strictly in their order, flows of a
 //! class by start-time fair queueing, first in first out within a flow. A blocked flow is skipped, and its jobs are not
 //! read. See `docs/decisions/0040-flows-and-backlog.md`.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use async_trait::async_trait;
-
+use super::Claimed;
 use super::operator::DatabaseTime;
-use super::{Claimed, FencedWrite, LeaseToken, LedgerError};
 use crate::domain::fair_order::FairClaim;
 use crate::domain::flow::FlowClass;
 use crate::domain::job::{ContentHash, Identifier, InvalidMessage, Job};
@@ -60,7 +57,7 @@ pub struct FlowBlock {
 }
 
 impl FlowBlock {
-    /// Ten years: [`Backlog::unblock_flows`] ends the block before.
+    /// Ten years: `Database::unblock_flows` ends the block before.
     pub const WAIT_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
 }
 
@@ -84,7 +81,7 @@ pub enum BacklogRecord {
 pub struct BacklogReturn<'a> {
     /// `None`: it waits for those before it, and for nothing else.
     pub reason: Option<&'a Wait>,
-    /// [`Backlog::claim_backlog`] claimed it, so its flow's tag moved on by its cost, and moves back.
+    /// `Database::claim_backlog` claimed it, so its flow's tag moved on by its cost, and moves back.
     pub came_from_backlog: bool,
     /// Blocks the job's flow in the same commit.
     pub block: Option<FlowBlock>,
@@ -208,56 +205,6 @@ pub struct RepairedFlows {
     pub recreated: u32,
     /// Rows whose count of waiting jobs was wrong.
     pub corrected: u32,
-}
-
-#[async_trait]
-pub trait Backlog: Send + Sync {
-    /// Records a new job straight into the backlog, without a lease; the write may wait this long for others to be
-    /// committed with. Jobs of one batch get their place in the order of the calls. After all results but
-    /// [`BacklogRecord::Open`] and [`BacklogRecord::Conflict`], the message is acknowledged, and nothing else is done.
-    async fn record_backlog(
-        &self,
-        job: &Job,
-        hash: ContentHash,
-        max_batch_delay: Duration,
-    ) -> Result<BacklogRecord, LedgerError>;
-
-    /// Releases an active job without a request in flight into the backlog, at its former place in its flow. Older
-    /// copies of its message become superseded. A job whose `not_before` lies ahead waits without a message until then.
-    async fn return_to_backlog(&self, lease: &LeaseToken, how: &BacklogReturn<'_>) -> Result<FencedWrite, LedgerError>;
-
-    /// Claims the next jobs of a lane. A flow whose block has ended takes part.
-    async fn claim_backlog(&self, request: &BacklogClaimRequest<'_>) -> Result<BacklogClaim, LedgerError>;
-
-    /// Ends all blocks of a lane; returns how many.
-    async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError>;
-
-    /// Gives the flows of a lane the weights of their accounts, where they differ; returns how many differed. Later
-    /// claims share by them.
-    async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError>;
-
-    /// Declines jobs of the backlog whose account a rule of the lane refuses, with their events; returns how many. Jobs
-    /// that may have been charged stay as they are.
-    async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError>;
-
-    /// The lanes that have flows, with or without jobs. One statement for all lanes, since most have none.
-    async fn lanes_with_flows(&self) -> Result<BTreeSet<ProviderName>, LedgerError>;
-
-    /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
-    async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;
-
-    /// The flows of a lane with most jobs in the backlog, for operators. Reads the lane's flows and no job.
-    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<LaneFlows, LedgerError>;
-
-    /// The flows of one account on a lane that have jobs in the backlog, the most urgent class first.
-    async fn account_flows(&self, lane: &ProviderName, account: &Identifier) -> Result<Vec<FlowStatus>, LedgerError>;
-
-    /// Deletes rows of flows without jobs whose tag the lane's virtual time has passed; returns how many.
-    async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError>;
-
-    /// Compares the flows of a lane with its jobs, and repairs at most this many. Reads every job of the lane's
-    /// backlog.
-    async fn repair_flows(&self, lane: &ProviderName, at_most: u32) -> Result<RepairedFlows, LedgerError>;
 }
 
 #[cfg(test)]

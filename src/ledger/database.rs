@@ -11,12 +11,10 @@ use sqlx::{Connection, PgConnection, SqlitePool};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::backlog::Backlog;
-use super::fleet::Fleet;
+use super::LedgerError;
 use super::migrate::{migrate_postgres, migrate_sqlite, schema_state};
 use super::migrations::{POSTGRES, SQLITE};
-use super::operator::Operator;
-use super::settings::Settings;
+use super::sql::Statements;
 pub use super::sql::connect_options::is_postgres_parameter;
 pub use super::sql::connection_limits::ConnectionLimits;
 use super::sql::connection_limits::connection_limits;
@@ -28,9 +26,6 @@ use super::sql::session::with_statement_timeout;
 use super::sql::slots::ConnectionPurpose;
 pub use super::sql::sqlite::file_of as sqlite_file;
 use super::sql::sqlite::{self, SqliteEngine};
-use super::sql::{SqlLedger, SqlOperator, SqlSettings};
-use super::upkeep::Upkeep;
-use super::{Ledger, LedgerError};
 use crate::tls::Authorities;
 
 /// The database's schema compared with this program's.
@@ -83,9 +78,8 @@ impl AdvisoryRunLock {
 #[derive(Clone)]
 pub struct Database {
     pool: DatabasePool,
-    ledger: Arc<SqlLedger>,
-    settings: Arc<SqlSettings>,
-    operator: Arc<SqlOperator>,
+    pub(super) engine: Arc<dyn Engine>,
+    pub(super) sql: Arc<Statements>,
 }
 
 impl Database {
@@ -105,12 +99,12 @@ impl Database {
             Some("postgres" | "postgresql") => {
                 let engine = Arc::new(PostgresEngine::open(url, max_connections, trusted)?);
                 let pool = DatabasePool::Postgres(engine.connections().clone());
-                Ok(Self::with_engine(pool, &(engine as Arc<dyn Engine>)))
+                Ok(Self::with_engine(pool, engine))
             }
             Some("sqlite") => {
                 let engine = Arc::new(SqliteEngine::open(url)?);
                 let pool = DatabasePool::Sqlite(engine.pool().clone());
-                Ok(Self::with_engine(pool, &(engine as Arc<dyn Engine>)))
+                Ok(Self::with_engine(pool, engine))
             }
             _ => Err(LedgerError::StatementFailed(
                 "database.url must begin with sqlite:// or postgres://, or be sqlite::memory:".to_owned(),
@@ -118,37 +112,9 @@ impl Database {
         }
     }
 
-    fn with_engine(pool: DatabasePool, engine: &Arc<dyn Engine>) -> Self {
-        Self {
-            pool,
-            ledger: Arc::new(SqlLedger::new(engine.clone())),
-            settings: Arc::new(SqlSettings::new(engine.clone())),
-            operator: Arc::new(SqlOperator::new(engine.clone())),
-        }
-    }
-
-    pub fn ledger(&self) -> Arc<dyn Ledger> {
-        self.ledger.clone()
-    }
-
-    pub fn upkeep(&self) -> Arc<dyn Upkeep> {
-        self.ledger.clone()
-    }
-
-    pub fn backlog(&self) -> Arc<dyn Backlog> {
-        self.ledger.clone()
-    }
-
-    pub fn fleet(&self) -> Arc<dyn Fleet> {
-        self.ledger.clone()
-    }
-
-    pub fn settings(&self) -> Arc<dyn Settings> {
-        self.settings.clone()
-    }
-
-    pub fn operator(&self) -> Arc<dyn Operator> {
-        self.operator.clone()
+    fn with_engine(pool: DatabasePool, engine: Arc<dyn Engine>) -> Self {
+        let sql = Arc::new(Statements::new(engine.dialect()));
+        Self { pool, engine, sql }
     }
 
     /// SQLite's pool of one connection, for the embedded queue in the same file.

@@ -1,15 +1,9 @@
-//! The interface for worker reports: what each worker reports of itself, stored for all others to read.
+//! The worker reports in the ledger: what each worker reports of itself, stored for all others to read.
 //!
 //! Reports are stored as written, with their age by the database's clock. Readers interpret them and decide which
 //! worker is lost. No payment depends on these rows.
 
 use std::time::Duration;
-
-use async_trait::async_trait;
-
-use super::LedgerError;
-use super::deployment::DeploymentId;
-use crate::domain::provider::ProviderName;
 
 /// Most worker reports that are read at once.
 pub const WORKERS_MAX: u32 = 1_000;
@@ -44,27 +38,4 @@ pub struct StoredReport {
     pub age: Duration,
     pub format: u32,
     pub body: String,
-}
-
-#[async_trait]
-pub trait Fleet: Send + Sync {
-    /// The id of the deployment whose database this is.
-    async fn deployment(&self) -> Result<DeploymentId, LedgerError>;
-
-    /// Inserts or replaces the row of a process.
-    async fn report(&self, report: &WorkerReport) -> Result<(), LedgerError>;
-
-    /// The rows of all processes, by id; at most [`WORKERS_MAX`].
-    async fn reports(&self) -> Result<Vec<StoredReport>, LedgerError>;
-
-    /// Deletes the row of a process that ends regularly.
-    async fn remove_report(&self, id: &str) -> Result<(), LedgerError>;
-
-    /// Deletes the rows of processes that have not reported for this long; returns how many.
-    async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError>;
-
-    /// Start of the longest wait of each provider, in milliseconds since the Unix epoch: since when its oldest due job
-    /// could be processed. Providers without an open job are left out. Reads only the first hundred open jobs of each
-    /// provider by an index, so a job that is delayed again and again may be older.
-    async fn oldest_open(&self, providers: &[ProviderName]) -> Result<Vec<(String, i64)>, LedgerError>;
 }

@@ -1,21 +1,16 @@
-//! The operators' interface to the ledger: one payment's details, the lists, and the decisions on jobs.
+//! The ledger for operators: one payment's details, the lists, and the decisions on jobs.
 //!
 //! It sends nothing: a job to be sent again becomes `waiting`, and its message is published by the caller. Every
 //! decision is compared with the job's state and fencing token, and audited. Payloads and request bodies are never
 //! returned, only their size and digest.
 
-use std::collections::BTreeMap;
-
-use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
-use super::queue_position::LedgerQueuePosition;
-use super::{LedgerError, RecentUses, StateCount};
+use super::LedgerError;
 use crate::domain::job::{ContentHash, Identifier, Job, JobId};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, SubjectQuery};
 
 /// All states, in the order in which a job passes them.
 pub const STATES: [&str; 9] =
@@ -351,7 +346,7 @@ impl Serialize for DatabaseTime {
 pub struct ReloadedJob {
     pub job: Job,
     pub hash: ContentHash,
-    /// For [`Operator::resolve`]: the decision applies to the job as it was read.
+    /// For `Database::resolve_job`: the decision applies to the job as it was read.
     pub fence: i64,
     /// Number of the newest copy of the job's message.
     pub copy: i64,
@@ -365,72 +360,4 @@ pub struct PastArrival {
     pub account: Option<String>,
     pub cost: u32,
     pub priority: u32,
-}
-
-#[async_trait]
-pub trait Operator: Send + Sync {
-    /// `None`: the ledger has no such job.
-    async fn show(&self, id: &JobId) -> Result<Option<JobDetails>, LedgerError>;
-
-    /// A job's neighbours in the queue, whether the ledger has the job or not. `sharing`: the providers of its quota.
-    async fn queue_position(&self, id: &JobId, sharing: &[ProviderName]) -> Result<LedgerQueuePosition, LedgerError>;
-
-    /// As [`super::Ledger::recent_uses`].
-    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError>;
-
-    /// As [`super::Ledger::recent_subject_uses`].
-    async fn recent_subject_uses(
-        &self,
-        quota: &ProviderName,
-        asked: &SubjectQuery,
-    ) -> Result<BTreeMap<String, RecentUses>, LedgerError>;
-
-    /// Jobs by id, after `after`; at most `at_most`, and never more than [`LIST_MAX`]. If only a provider is given, by
-    /// idempotency key.
-    async fn list(&self, filter: &JobFilter, after: Option<&JobId>, at_most: u32) -> Result<JobPage, LedgerError>;
-
-    /// Jobs of a provider that the ledger recorded from `from` until before `to`, in any order; at most `at_most`.
-    async fn arrivals(
-        &self,
-        provider: &ProviderName,
-        from: DatabaseTime,
-        to: DatabaseTime,
-        at_most: usize,
-    ) -> Result<Vec<PastArrival>, LedgerError>;
-
-    /// Number of jobs in a state, by provider, without reading the other states.
-    async fn job_counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError>;
-
-    /// The data for sending a job again, if this decision could be applied now.
-    async fn reload(
-        &self,
-        id: &JobId,
-        resolution: &JobResolution,
-    ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError>;
-
-    /// Applies a decision: the job's new state, its audit row and, if the state is final, its outcome event, all or
-    /// nothing. With `seen_fence`, it fails if a worker claimed the job since it was read.
-    async fn resolve(
-        &self,
-        id: &JobId,
-        resolution: &JobResolution,
-        seen_fence: Option<i64>,
-        by: &Actor,
-    ) -> Result<Result<(), ResolutionRefusal>, LedgerError>;
-
-    /// Counts what the ledger holds of an account.
-    async fn erasure_counts(&self, account: &Identifier) -> Result<ErasureCounts, LedgerError>;
-
-    /// Erases account, references, payload, request and texts of at most this many finished payments of the account.
-    /// Each is audited. Id, idempotency key, hash and amount stay.
-    async fn erase(&self, account: &Identifier, at_most: u32, by: &Actor) -> Result<ErasureResult, LedgerError>;
-
-    /// Cancels a payment of this provider, whether its message has come or not. Without a message, a row is inserted
-    /// for the id. Every later message with this id, whatever its content, is acknowledged and nothing is sent.
-    async fn precancel(
-        &self,
-        id: &JobId,
-        provider: &ProviderName,
-        by: &Actor,
-    ) -> Result<Result<(), ResolutionRefusal>, LedgerError>;
 }

@@ -1,20 +1,14 @@
-//! The sweeper's interface to the ledger: overdue jobs, expiry, scrubbing, and the reconciliation of all jobs.
+//! The ledger for the sweeper: overdue jobs, expiry, scrubbing, and the reconciliation of all jobs.
 //!
 //! Every bound is an argument. Each statement is safe when several sweepers run: they never get the same job. Work is
 //! bounded by `at_most` and found by an index, however many jobs there are. See
 //! `docs/decisions/0002-republish-lost-messages.md`.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use async_trait::async_trait;
-
 use super::operator::STATES;
-use super::{FencedWrite, LeaseToken, LedgerError};
-use crate::domain::disposition::RetryPolicy;
 use crate::domain::explain::format::count;
-use crate::domain::job::{ContentHash, Job, JobId};
-use crate::domain::provider::ProviderName;
+use crate::domain::job::{ContentHash, Job};
 
 /// Which open jobs of a lane are overdue, and when each may be published once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,79 +159,4 @@ impl LedgerReconciliation {
         }
         discrepancies
     }
-}
-
-#[async_trait]
-pub trait Upkeep: Send + Sync {
-    /// Leases a duty for this long; false when another worker has it.
-    async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError>;
-
-    /// The lanes with a job that waits, is being sent, or has an unknown outcome. The others need no sweep of their own.
-    async fn lanes_with_open_jobs(&self) -> Result<BTreeSet<ProviderName>, LedgerError>;
-
-    /// Takes the right to publish one copy of each overdue job of a lane, longest overdue first.
-    async fn take_overdue(
-        &self,
-        lane: &ProviderName,
-        which: &OverduePolicy,
-    ) -> Result<Vec<JobToRepublish>, LedgerError>;
-
-    /// Records that no queue has a message for a delayed job. [`FencedWrite::Stale`] when a worker claimed it
-    /// meanwhile.
-    async fn keep_unqueued(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError>;
-
-    /// Takes the right to publish the messages of jobs that no queue has and that are due within `ahead`. From then on
-    /// they are like any other job, and are not overdue before `again_after`.
-    async fn take_unqueued(
-        &self,
-        lane: &ProviderName,
-        ahead: Duration,
-        again_after: Duration,
-        at_most: u32,
-    ) -> Result<Vec<JobToRepublish>, LedgerError>;
-
-    /// Jobs that are due for a look-up by this policy, longest due first. They have no lease, and their message, the
-    /// copy that `copy` names, is in no delay queue. The call claims none of them.
-    async fn due_lookups(
-        &self,
-        lane: &ProviderName,
-        policy: &RetryPolicy,
-        at_most: u32,
-    ) -> Result<Vec<JobToRepublish>, LedgerError>;
-
-    /// Ends delays for a limit or a named wait: the jobs are due now, and those that were certainly never sent have no
-    /// message in a queue. Returns how many.
-    async fn wake_waiting(&self, lane: &ProviderName, which: &WakeFilter) -> Result<u32, LedgerError>;
-
-    /// Expires waiting jobs whose `expires_at` has passed, with their events; returns how many. Jobs that may have been
-    /// charged, and active jobs, stay as they are.
-    async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError>;
-
-    /// Moves an open job to review. [`FencedWrite::Stale`] when it is finished, or a worker holds its lease. If its
-    /// request was in flight, its outcome is unknown from then on.
-    async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError>;
-
-    /// `copy` is the number of the message.
-    async fn message_state(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<MessageState, LedgerError>;
-
-    /// Empties payload, reference, and the address and body of the request of jobs that finished, or entered review,
-    /// longer than this ago; returns how many. Id and hash stay. A job that was emptied in review can still be
-    /// resolved, but not be sent again.
-    async fn scrub(&self, which: ScrubScope, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;
-
-    /// Empties the references of requests that no limit can count any more; returns how many.
-    async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError>;
-
-    /// Updates the totals of finished jobs, which a reconciliation adds to its own counts. One worker at a time calls
-    /// this every few minutes. From time to time it counts all jobs, which takes long: the count goes on even when the
-    /// caller gets a timeout.
-    async fn update_finished_totals(&self) -> Result<(), LedgerError>;
-
-    /// The jobs by provider and by where they are, at one instant. Counts the jobs that may change their state, and
-    /// those that finished since the last update of the totals; `scope` bounds the rest.
-    async fn reconcile(
-        &self,
-        overdue_after: Duration,
-        scope: CheckScope,
-    ) -> Result<Vec<LedgerReconciliation>, LedgerError>;
 }

@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::clock_attestation::{AttestationCheck, ClockAttestation, QuotaAttestation};
+use crate::domain::clock_attestation::{AttestationCheck, QuotaAttestation};
+use crate::domain::leader_row::LeaderRow;
 use crate::domain::limit::Algorithm;
 use crate::domain::permit_protocol::{
     CostByKind, LimitUsage, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject,
@@ -139,20 +140,6 @@ pub trait RemoteLimiter: Limiter {
     fn previous_store_has_ended(&self) -> bool {
         false
     }
-}
-
-/// The leader row: the limiter that may grant permits of a quota.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaderRow {
-    pub holder: String,
-    /// Changes with each change of the holder.
-    pub term: i64,
-    /// Time since the last change, by the database's clock.
-    pub age: Duration,
-    /// The database's clock when the row was read, cut to milliseconds.
-    pub now: Micros,
-    /// The last clock attestation of this term, and its age.
-    pub attestation: Option<(ClockAttestation, Duration)>,
 }
 
 /// Access to the leader rows.

@@ -6,9 +6,10 @@
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::{RawRate, Settings};
+use crate::ledger::settings::RawRate;
 
 /// A limit's rate and its provider's row, before and after the change.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,14 +39,14 @@ pub enum SettingsChangeError {
 /// # Errors
 /// [`SettingsChangeError`], also in a dry run.
 pub async fn set_rate(
-    settings: &dyn Settings,
+    ledger: &Database,
     provider: &ProviderName,
     limit: &str,
     rate: Rate,
     dry_run: bool,
     by: Option<&Actor>,
 ) -> Result<RateChange, SettingsChangeError> {
-    let row_before = load_row(settings, provider).await?;
+    let row_before = load_row(ledger, provider).await?;
     let Some(place) = row_before.limits.iter().position(|row| row.name == limit) else {
         return Err(no_limit_error(&row_before, limit));
     };
@@ -61,35 +62,35 @@ pub async fn set_rate(
     if dry_run || from == rate.into() {
         return Ok(RateChange { rate_before: from, rate_after: rate, row_before, row_after });
     }
-    match settings.set_rate_as(provider, limit, rate, by).await? {
+    match ledger.set_rate_as(provider, limit, rate, by).await? {
         Some(from) => Ok(RateChange { rate_before: from, rate_after: rate, row_before, row_after }),
-        None => Err(no_limit_error(&load_row(settings, provider).await?, limit)),
+        None => Err(no_limit_error(&load_row(ledger, provider).await?, limit)),
     }
 }
 
 /// Pauses or resumes a provider; returns whether that changed anything. A resume always does: it also lifts waits that
 /// the provider asked for, which are not in the row.
 pub async fn set_paused(
-    settings: &dyn Settings,
+    ledger: &Database,
     provider: &ProviderName,
     paused: bool,
     by: Option<&Actor>,
 ) -> Result<bool, SettingsChangeError> {
     // A provider whose row cannot be read can be paused too: workers may use its last valid row.
-    if let Some(Ok(row)) = settings.raw_rows(Some(provider)).await?.first()
+    if let Some(Ok(row)) = ledger.raw_rows(Some(provider)).await?.first()
         && row.paused
         && paused
     {
         return Ok(false);
     }
-    match settings.set_paused_as(provider, paused, by).await? {
+    match ledger.set_paused_as(provider, paused, by).await? {
         true => Ok(true),
         false => Err(SettingsChangeError::NoProvider(provider.to_string())),
     }
 }
 
-async fn load_row(settings: &dyn Settings, provider: &ProviderName) -> Result<ProviderRow, SettingsChangeError> {
-    let rows = settings.readable_rows(Some(provider)).await?;
+async fn load_row(ledger: &Database, provider: &ProviderName) -> Result<ProviderRow, SettingsChangeError> {
+    let rows = ledger.readable_rows(Some(provider)).await?;
     rows.into_iter().next().ok_or_else(|| SettingsChangeError::NoProvider(provider.to_string()))
 }
 

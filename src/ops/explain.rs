@@ -109,7 +109,7 @@ pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) 
     };
     let progress = state.worker_status.borrow().clone();
     let sources = FactSources {
-        operator: state.operator_context.operator.as_ref(),
+        ledger: &state.operator_context.ledger,
         settings: &progress.settings,
         queue: Some(state.operator_context.queue.as_ref()),
         limiter_facts: Some(state.limiter.as_ref()),

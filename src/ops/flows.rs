@@ -130,10 +130,10 @@ pub(super) async fn show(
     let unknown = || ApiError::not_found(format!("there is no provider `{name}`"));
     let lane = ProviderName::new(name.as_str()).map_err(|_| unknown())?;
     let context = &state.operator_context;
-    if context.settings.raw_rows(Some(&lane)).await?.is_empty() {
+    if context.ledger.raw_rows(Some(&lane)).await?.is_empty() {
         return Err(unknown());
     }
-    Ok(JsonResponse(FlowsResponse::from(&context.backlog.largest_flows(&lane, at_most).await?)))
+    Ok(JsonResponse(FlowsResponse::from(&context.ledger.largest_flows(&lane, at_most).await?)))
 }
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
             let url = "https://pay.example/".to_owned();
             ProviderRow { name: name.to_owned(), url, limits: vec![limit.clone()], ..ProviderRow::default() }
         };
-        database.settings().apply(&[row("acme"), row("idle")], false).await.unwrap();
+        database.apply_settings(&[row("acme"), row("idle")], false).await.unwrap();
         let fill = "INSERT INTO flows (provider, class, account, waiting, weight, blocked_until, blocked_reason, \
                  blocked_limit) \
              VALUES ('acme', 10, 'flood', 400, 1, 4102444800000, 'limit', 'own'), ('acme', 10, '', 8, 1, NULL, NULL, \

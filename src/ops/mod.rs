@@ -25,7 +25,6 @@ pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names,
 pub use self::peek::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
 pub use self::reconciliation::ProviderReconciliation;
 use crate::domain::printable::printable;
-use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::worker::supervisor::WorkerStatus;
 
@@ -62,7 +61,6 @@ pub struct OpsState {
     pub worker_status: watch::Receiver<WorkerStatus>,
     pub limiter: Arc<dyn Limiter>,
     pub metrics: Arc<metrics::Metrics>,
-    pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
     pub wrong_tokens: Arc<WrongTokens>,
     pub collector: Arc<OverviewCollector>,
@@ -178,26 +176,20 @@ mod tests {
         let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
         let collector = overview::tests::test_collector(&database, progress.clone(), limiter.clone());
         let metrics_sources = metrics::MetricsSources {
-            settings: database.settings(),
+            settings: database.clone(),
             queue: queue.clone(),
             limiter: limiter.clone(),
             collector: Arc::clone(&collector),
         };
-        let operator_context = api::OperatorContext {
-            operator: database.operator(),
-            settings: database.settings(),
-            backlog: database.backlog(),
-            queue,
-            card_numbers: CardNumbers::Refuse,
-        };
-        let id = database.fleet().deployment().await.unwrap();
+        let operator_context =
+            api::OperatorContext { ledger: database.clone(), queue, card_numbers: CardNumbers::Refuse };
+        let id = database.deployment().await.unwrap();
         let state = OpsState {
             deployment: deployment::Deployment { id, database: "sqlite::memory:".to_owned() },
             metrics: Arc::new(metrics::Metrics::new(progress.clone(), metrics_sources)),
             collector,
             worker_status: progress,
             limiter,
-            upkeep: database.upkeep(),
             token: token.map(SecretString::from),
             wrong_tokens: Arc::default(),
             operator_context,
@@ -319,7 +311,7 @@ mod tests {
     #[tokio::test]
     async fn every_answer_names_the_deployment() {
         let (state, _progress, database) = state(Some("let-me-in")).await;
-        let id = database.fleet().deployment().await.unwrap().to_string();
+        let id = database.deployment().await.unwrap().to_string();
         let (address, stop) = spawn_server(state).await;
         for (path, token, wanted) in [
             ("/livez", None, 200),

@@ -17,7 +17,8 @@ use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::millis_up;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{Backlog, BlockedFlow, FlowStatus};
+use crate::ledger::backlog::{BlockedFlow, FlowStatus};
+use crate::ledger::database::Database;
 use crate::limiter::{LimitStatus, Limiter, LimiterError};
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_sync::LoadedSettings;
@@ -157,14 +158,14 @@ pub async fn peek(
 /// Counts what waits of an account in the backlog of the provider's lane, and finds when the next one starts.
 pub async fn peek_backlog(
     limiter: &dyn Limiter,
-    backlog: &dyn Backlog,
+    ledger: &Database,
     known: &LoadedSettings,
     provider: &ProviderName,
     account: &str,
 ) -> Result<AccountBacklog, PeekError> {
     let account = Identifier::new(account).map_err(PeekError::InvalidAccount)?;
     let Usage { row, spec, used } = usage(limiter, known, provider, Some(&account)).await?;
-    let flows = backlog.account_flows(provider, &account).await?;
+    let flows = ledger.account_flows(provider, &account).await?;
     let input = next_start_input(&spec, &account, &used, &flows);
     Ok(account_backlog(provider, &account, &NextStartInput { paused: row.paused, ..input }))
 }
@@ -282,12 +283,12 @@ pub(super) mod tests {
         let known = test_settings();
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
-        let backlog = database.backlog();
+        let ledger = database.clone();
         let look = async |provider: &str, account: Option<&str>| {
             let provider = ProviderName::new(provider).unwrap();
             let used = peek(&limiter, &known, &provider, account).await;
             if let Some(account) = account {
-                let waits = peek_backlog(&limiter, backlog.as_ref(), &known, &provider, account).await;
+                let waits = peek_backlog(&limiter, &ledger, &known, &provider, account).await;
                 let failures =
                     [used.as_ref().err().map(ToString::to_string), waits.err().map(|error| error.to_string())];
                 assert_eq!(failures[0], failures[1]);

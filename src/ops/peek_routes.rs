@@ -76,8 +76,8 @@ pub async fn account_backlog(
     let account = query?.0.account;
     let known = state.worker_status.borrow().settings.clone();
     let name = ProviderName::new(provider).map_err(|_| PeekError::NoActiveProvider)?;
-    let (limiter, backlog) = (state.limiter.as_ref(), state.operator_context.backlog.as_ref());
-    let waits = peek_backlog(limiter, backlog, &known, &name, &account).await?;
+    let (limiter, ledger) = (state.limiter.as_ref(), &state.operator_context.ledger);
+    let waits = peek_backlog(limiter, ledger, &known, &name, &account).await?;
     Ok(JsonResponse(waits).into_response())
 }
 

@@ -24,7 +24,7 @@ use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
     )
 )]
 pub(super) async fn show(State(state): State<OpsState>) -> Response {
-    match state.upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await {
+    match state.operator_context.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await {
         Ok(accounts) => {
             JsonResponse(accounts.into_iter().map(ProviderReconciliation::from).collect::<Vec<_>>()).into_response()
         }

@@ -12,7 +12,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::job::JobId;
-use crate::ledger::{LeaseToken, Ledger};
+use crate::ledger::LeaseToken;
+use crate::ledger::database::Database;
 
 /// Duration of a lease that is not renewed. A shorter one costs jobs their lease when the database is slow; a longer
 /// one keeps the jobs of a dead worker waiting.
@@ -72,7 +73,7 @@ impl ActiveJobs {
     }
 
     /// Renews all leases until the token fires.
-    pub async fn renew_leases(self: Arc<Self>, ledger: Arc<dyn Ledger>, stop: CancellationToken) {
+    pub async fn renew_leases(self: Arc<Self>, ledger: Database, stop: CancellationToken) {
         let mut tick = interval(RENEW_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

@@ -96,7 +96,7 @@ pub async fn decode_delivery(
         _ => return Ok(judged.into()),
     };
     let Ok(decoded) = decode_recorded(body, lane) else { return Ok(judged.into()) };
-    match worker.backends.upkeep.message_state(&decoded.job, decoded.hash, i64::MAX).await? {
+    match worker.backends.ledger.message_state(&decoded.job, decoded.hash, i64::MAX).await? {
         MessageState::Open | MessageState::Superseded | MessageState::Finished => {
             let rule = reason.code();
             if worker.log_throttle.admits(lane.as_str(), RECORDED_BEFORE, rule) {

@@ -25,7 +25,7 @@ use crate::fleet::report::{
     WaitHistogram, problem_with_name,
 };
 use crate::fleet::workers::ROW_RETENTION;
-use crate::ledger::fleet::{Fleet, WorkerReport};
+use crate::ledger::fleet::WorkerReport;
 use crate::limiter::gate::{BlockReason, GateView};
 use crate::worker::meter::LaneFigures;
 
@@ -69,7 +69,6 @@ pub struct BackendKinds {
 /// Sources of the reports.
 #[derive(Clone)]
 pub struct HeartbeatReporter {
-    pub fleet: Arc<dyn Fleet>,
     pub backends: Backends,
     pub status: watch::Receiver<WorkerStatus>,
     pub identity: WorkerIdentity,
@@ -130,7 +129,7 @@ impl HeartbeatReporter {
     /// Deletes the rows of processes that vanished. Readers ignore rows of that age, even where no right to delete
     /// exists.
     async fn delete_old_rows(&self) {
-        match timeout(WRITE_TIMEOUT, self.fleet.remove_silent_reports(ROW_RETENTION)).await {
+        match timeout(WRITE_TIMEOUT, self.backends.ledger.remove_silent_reports(ROW_RETENTION)).await {
             Ok(Ok(rows)) => tracing::debug!(rows, "deleted the reports of vanished workers"),
             Ok(Err(error)) => tracing::debug!(%error, "old reports not deleted"),
             Err(_) => tracing::debug!("old reports not deleted in time"),
@@ -139,7 +138,7 @@ impl HeartbeatReporter {
 
     /// Deletes the row. Without the right to delete, the row is marked as stopped instead.
     async fn deregister(&self, uptime: Duration) {
-        let Err(error) = self.fleet.remove_report(&self.identity.id).await else { return };
+        let Err(error) = self.backends.ledger.remove_report(&self.identity.id).await else { return };
         tracing::debug!(%error, "report not deleted");
         let last = ProcessReport { stopped: true, ..ProcessReport::default() };
         if let Err(error) = self.write(&last, uptime).await {
@@ -151,7 +150,7 @@ impl HeartbeatReporter {
         let WorkerIdentity { id, host, pid, version, .. } = self.identity.clone();
         let body = serde_json::to_string(report).map_err(|error| error.to_string())?;
         let row = WorkerReport { id, host, pid, version, uptime, format: REPORT_FORMAT, body };
-        self.fleet.report(&row).await.map_err(|error| error.to_string())
+        self.backends.ledger.write_report(&row).await.map_err(|error| error.to_string())
     }
 
     /// Pings all backends. One that does not answer delays the report that says so, but not long enough to look lost.

@@ -57,7 +57,7 @@ async fn start_due(lane: &Arc<LaneContext>, jobs: &TaskTracker) -> Result<(), Le
     if !apart || provider.lookup.is_none() || provider.paused || !pauses.accepts_lookups() || free == 0 {
         return Ok(());
     }
-    let due = lane.worker.backends.upkeep.due_lookups(&lane.name, &provider.retry_policy(), free).await?;
+    let due = lane.worker.backends.ledger.due_lookups(&lane.name, &provider.retry_policy(), free).await?;
     for recorded in due {
         let work = Box::pin(handle_lookup(Arc::clone(lane), recorded));
         lane.worker.jobs.spawn(jobs.track_future(work));

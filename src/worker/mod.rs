@@ -9,10 +9,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::ledger::Ledger;
-use crate::ledger::backlog::Backlog;
-use crate::ledger::settings::Settings;
-use crate::ledger::upkeep::Upkeep;
+use crate::ledger::database::Database;
 use crate::limiter::Limiter;
 use crate::provider::ProviderFactory;
 use crate::queue::Queue;
@@ -47,10 +44,7 @@ pub mod unconfirmed;
 #[derive(Clone)]
 pub struct Backends {
     pub queue: Arc<dyn Queue>,
-    pub ledger: Arc<dyn Ledger>,
-    pub backlog: Arc<dyn Backlog>,
-    pub upkeep: Arc<dyn Upkeep>,
-    pub settings: Arc<dyn Settings>,
+    pub ledger: Database,
     pub limiter: Arc<dyn Limiter>,
     pub providers: Arc<dyn ProviderFactory>,
 }

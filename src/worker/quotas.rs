@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -12,12 +13,14 @@ use tokio_util::task::TaskTracker;
 
 use super::settings_sync::{LoadedSettings, StoreVersion};
 use crate::domain::clock_attestation::QuotaAttestation;
+use crate::domain::leader_row::LeaderRow;
 use crate::domain::permit_protocol::{CostByKind, PastUse};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};
-use crate::ledger::{Ledger, RecentUses, StoredLeader};
+use crate::ledger::RecentUses;
+use crate::ledger::database::Database;
 use crate::limiter::gate::{Gate, GateContext};
-use crate::limiter::{LeaderRow, LeaderRows, Limiter, RecentAttempts, SubjectUses};
+use crate::limiter::{LeaderRows, Limiter, RecentAttempts, SubjectUses};
 
 mod accounts;
 mod combined;
@@ -56,13 +59,13 @@ struct OpenGate {
 
 impl Quotas {
     /// Starts without gates, and runs the limiter's background task. `store_version` receives newer settings versions.
-    pub fn new(limiter: Arc<dyn Limiter>, ledger: Arc<dyn Ledger>, store_version: StoreVersion) -> Self {
+    pub fn new(limiter: Arc<dyn Limiter>, ledger: Database, store_version: StoreVersion) -> Self {
         let (limiter_stop, background) = (CancellationToken::new(), TaskTracker::new());
         let (background_limiter, stop) = (Arc::clone(&limiter), limiter_stop.clone());
         background.spawn(async move { background_limiter.run_background(stop).await });
         Self {
             limiter,
-            recent: Arc::new(LedgerHistory(ledger)),
+            recent: Arc::new(ledger),
             store_version,
             open: Arc::default(),
             stop: CancellationToken::new(),
@@ -153,18 +156,15 @@ impl Quotas {
 }
 
 /// The ledger as source for rebuilding lost limiter state.
-struct LedgerHistory(Arc<dyn Ledger>);
-
 #[async_trait]
-impl RecentAttempts for LedgerHistory {
+impl RecentAttempts for Database {
     async fn recent_uses(
         &self,
         quota: &ProviderName,
         lookback: Lookback,
     ) -> Result<(Vec<PastUse>, CostByKind), String> {
-        let uses = self.0.recent_uses(quota, lookback).await.map_err(|error| error.to_string())?;
-        let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost });
-        Ok((ended.collect(), uses.open))
+        let uses = Database::recent_uses(self, quota, lookback).await.map_err(|error| error.to_string())?;
+        Ok((past_uses(uses.ended), uses.open))
     }
 
     async fn recent_subject_uses(
@@ -172,36 +172,32 @@ impl RecentAttempts for LedgerHistory {
         quota: &ProviderName,
         asked: &SubjectQuery,
     ) -> Result<Vec<SubjectUses>, String> {
-        let uses = self.0.recent_subject_uses(quota, asked).await.map_err(|error| error.to_string())?;
-        let subject_uses = |(name, RecentUses { ended, open: in_flight }): (String, RecentUses)| {
-            let ended = ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
-            SubjectUses { name, ended, in_flight }
+        let uses = Database::recent_subject_uses(self, quota, asked).await.map_err(|error| error.to_string())?;
+        let subject_uses = |(name, RecentUses { ended, open: in_flight }): (String, RecentUses)| SubjectUses {
+            name,
+            ended: past_uses(ended),
+            in_flight,
         };
         Ok(uses.into_iter().map(subject_uses).collect())
     }
 }
 
-/// The ledger as store of the leader rows.
-pub struct LedgerLeaderRows(pub Arc<dyn Ledger>);
-
-impl From<StoredLeader> for LeaderRow {
-    fn from(StoredLeader { holder, term, age, now, attestation }: StoredLeader) -> Self {
-        Self { holder, term, age, now, attestation }
-    }
+fn past_uses(ended: Vec<(Duration, CostByKind)>) -> Vec<PastUse> {
+    ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect()
 }
 
+/// The ledger as store of the leader rows.
 #[async_trait]
-impl LeaderRows for LedgerLeaderRows {
+impl LeaderRows for Database {
     async fn leader_rows(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, LeaderRow>, String> {
-        let rows = self.0.stored_leaders(quotas).await.map_err(|error| error.to_string())?;
-        Ok(rows.into_iter().map(|(quota, row)| (quota, row.into())).collect())
+        self.stored_leaders(quotas).await.map_err(|error| error.to_string())
     }
 
     async fn take_over(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<LeaderRow, String> {
-        self.0.take_leadership(quota, from, to).await.map(LeaderRow::from).map_err(|error| error.to_string())
+        self.take_leadership(quota, from, to).await.map_err(|error| error.to_string())
     }
 
     async fn record_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), String> {
-        self.0.record_clock_attestations(attestations).await.map_err(|error| error.to_string())
+        self.record_clock_attestations(attestations).await.map_err(|error| error.to_string())
     }
 }

@@ -9,14 +9,14 @@ use bytes::Bytes;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{Actor, JobResolution, Operator, ReloadedJob, ResolutionRefusal};
-use crate::ledger::settings::Settings;
+use crate::ledger::database::Database;
+use crate::ledger::operator::{Actor, JobResolution, ReloadedJob, ResolutionRefusal};
 use crate::queue::message::{CardNumbers, DecodeError, decode, encode};
 use crate::queue::{Destination, OutgoingMessage, Properties, Queue, QueueError, headers};
 
 /// Resends jobs for an operator.
 pub struct Resender<'a> {
-    pub operator: &'a dyn Operator,
+    pub ledger: &'a Database,
     pub queue: &'a dyn Queue,
     /// Providers that have a row, and so a lane.
     pub providers: &'a [ProviderName],
@@ -54,8 +54,8 @@ impl ResendError {
 }
 
 /// Names of all providers in the database that can have a lane.
-pub async fn provider_names(settings: &dyn Settings) -> Result<Vec<ProviderName>, LedgerError> {
-    let names = settings.provider_names().await?;
+pub async fn provider_names(ledger: &Database) -> Result<Vec<ProviderName>, LedgerError> {
+    let names = ledger.provider_names().await?;
     // An invalid name has no lane; `check` reports its row.
     Ok(names.into_iter().filter_map(|name| ProviderName::new(name).ok()).collect())
 }
@@ -63,7 +63,7 @@ pub async fn provider_names(settings: &dyn Settings) -> Result<Vec<ProviderName>
 impl Resender<'_> {
     /// The message that would be published; changes nothing.
     pub async fn prepare(&self, id: &JobId) -> Result<(ReloadedJob, OutgoingMessage), ResendError> {
-        let reloaded = self.operator.reload(id, &self.resolution).await??;
+        let reloaded = self.ledger.reload_job(id, &self.resolution).await??;
         let job = &reloaded.job;
         if !self.providers.contains(&job.provider) {
             return Err(ResendError::NoProvider(job.provider.clone()));
@@ -100,7 +100,7 @@ impl Resender<'_> {
     /// Why it was not sent; only [`ResendError::Unpublished`] leaves it changed.
     pub async fn send(&self, id: &JobId) -> Result<(), ResendError> {
         let (reloaded, message) = self.prepare(id).await?;
-        self.operator.resolve(id, &self.resolution, Some(reloaded.fence), &self.actor).await??;
+        self.ledger.resolve_job(id, &self.resolution, Some(reloaded.fence), &self.actor).await??;
         self.queue.publish(message).await.map_err(ResendError::Unpublished)
     }
 }

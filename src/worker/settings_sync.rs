@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
-use crate::ledger::settings::{InvalidRow, Settings, SettingsHints, SettingsSnapshot};
+use crate::ledger::database::Database;
+use crate::ledger::settings::{InvalidRow, SettingsHints, SettingsSnapshot};
 use crate::worker::meter::Meter;
 
 /// Time between two polls of the settings version: half of the time within which a change takes effect.
@@ -63,8 +64,8 @@ impl LoadedSettings {
 }
 
 /// Loads the settings once.
-pub async fn load(settings: &dyn Settings, before: &LoadedSettings) -> Result<LoadedSettings, LedgerError> {
-    let known = before.with_snapshot(settings.load().await?);
+pub async fn load(ledger: &Database, before: &LoadedSettings) -> Result<LoadedSettings, LedgerError> {
+    let known = before.with_snapshot(ledger.load_settings().await?);
     for bad in &known.invalid_rows {
         let kept = known.providers.keys().any(|name| name.as_str() == bad.provider);
         tracing::error!(
@@ -101,11 +102,11 @@ impl StoreVersion {
 /// Reads the version, and loads the settings if it changed. A database with an older version than before was restored
 /// from a backup: its version is raised above the old one, so that its limits take effect again.
 pub async fn refresh(
-    settings: &dyn Settings,
+    ledger: &Database,
     before: &LoadedSettings,
     store: i64,
 ) -> Result<Option<LoadedSettings>, LedgerError> {
-    let version = settings.version().await?;
+    let version = ledger.settings_version().await?;
     let newest = store.max(before.version);
     if version < newest {
         tracing::error!(
@@ -115,16 +116,16 @@ pub async fn refresh(
              was sent since the backup is not in it. If this repeats, two databases share one limiter store: give each \
              its own limiter.prefix"
         );
-        let raised = settings.raise_version(newest).await?;
+        let raised = ledger.raise_settings_version(newest).await?;
         tracing::warn!(version = raised, "settings version raised");
     } else if version == before.version {
         return Ok(None);
     }
-    load(settings, before).await.map(Some)
+    load(ledger, before).await.map(Some)
 }
 
 /// Forwards notifications until `stop` fires. Those that arrive during a poll become one more poll.
-pub async fn listen(mut hints: Box<dyn SettingsHints>, hinted: Arc<Notify>, stop: CancellationToken) {
+pub async fn listen(mut hints: SettingsHints, hinted: Arc<Notify>, stop: CancellationToken) {
     while let Some(()) = stop.run_until_cancelled(hints.next()).await {
         hinted.notify_one();
     }
@@ -133,7 +134,7 @@ pub async fn listen(mut hints: Box<dyn SettingsHints>, hinted: Arc<Notify>, stop
 /// Polls the settings until `stop` fires. `store`: the highest version that a limiter's store reported. `hinted`
 /// triggers a poll without waiting for the next tick.
 pub async fn poll(
-    settings: Arc<dyn Settings>,
+    ledger: Database,
     poll: Duration,
     stop: CancellationToken,
     known: watch::Sender<Arc<LoadedSettings>>,
@@ -155,7 +156,7 @@ pub async fn poll(
         // Read before the database is asked: a version that the store knows by now, the database must know when it
         // answers.
         let store_version = *store.borrow_and_update();
-        match refresh(settings.as_ref(), &before, store_version).await {
+        match refresh(&ledger, &before, store_version).await {
             Ok(None) => failing = false,
             Ok(Some(next)) => {
                 failing = false;

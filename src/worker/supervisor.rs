@@ -91,10 +91,9 @@ pub async fn run(
         abandon: CancellationToken::new(),
         jobs: TaskTracker::new(),
     };
-    let settings = Arc::clone(&worker.backends.settings);
+    let ledger = worker.backends.ledger.clone();
     let nothing = LoadedSettings::default();
-    let first =
-        retry_while_unavailable("load settings", &worker.stop, || settings_sync::load(settings.as_ref(), &nothing));
+    let first = retry_while_unavailable("load settings", &worker.stop, || settings_sync::load(&ledger, &nothing));
     let known = match first.await {
         Ok(known) => Arc::new(known),
         Err(RetryEnded::Stopped) => return Ok(DrainReport::default()),
@@ -107,12 +106,13 @@ pub async fn run(
     let (store_version, store_versions) = settings_sync::StoreVersion::channel();
     let (poll, stop, meter) = (worker.options.settings_poll, worker.stop.clone(), Arc::clone(&worker.meter));
     let hinted = Arc::new(Notify::new());
-    services.spawn(settings_sync::listen(settings.hints(), Arc::clone(&hinted), stop.clone()));
-    services.spawn(settings_sync::poll(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted, meter));
+    if let Some(hints) = ledger.settings_hints() {
+        services.spawn(settings_sync::listen(hints, Arc::clone(&hinted), stop.clone()));
+    }
+    services.spawn(settings_sync::poll(ledger.clone(), poll, stop, known_tx, store_versions, hinted, meter));
     services.spawn(outbox::run(worker.clone(), drained.clone()));
-    services.spawn(Arc::clone(&worker.active_jobs).renew_leases(Arc::clone(&worker.backends.ledger), drained.clone()));
-    let (limiter, ledger) = (Arc::clone(&worker.backends.limiter), Arc::clone(&worker.backends.ledger));
-    let quotas = Quotas::new(limiter, ledger, store_version);
+    services.spawn(Arc::clone(&worker.active_jobs).renew_leases(ledger.clone(), drained.clone()));
+    let quotas = Quotas::new(Arc::clone(&worker.backends.limiter), ledger, store_version);
 
     services.spawn(sweeper::run(worker.clone(), known_rx.clone(), progress.subscribe()));
     services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));

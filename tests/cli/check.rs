@@ -1,67 +1,10 @@
 //! `check` with recorded backends: each risk, mistake and failed backend is a finding with its level and a fix.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
 use sluicegate::cli::Exit;
-use sluicegate::domain::backoff::BackoffPolicy;
-use sluicegate::domain::job::JobField;
-use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
-use sluicegate::domain::provider::{
-    JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown,
-};
-use sluicegate::ledger::settings::InvalidRow;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::queue::TopologyProblem;
 
-use crate::fakes::Engine;
-
-/// A provider without any finding.
-pub fn provider() -> Provider {
-    let name = ProviderName::new("acme").unwrap();
-    Provider {
-        quota: name.clone(),
-        name,
-        enabled: true,
-        paused: false,
-        url: "https://pay.example.com".to_owned(),
-        mode: Mode::Blocking,
-        slot_release: SlotRelease::Response,
-        pacing: Pacing::Burst,
-        reserve_percent: 0,
-        store_down: StoreDown::Wait,
-        timeout: Duration::from_secs(10),
-        send_budget: Duration::from_millis(500),
-        connection_max_age: Duration::from_secs(60),
-        reuse_connections: None,
-        workers: 32,
-        bucket_capacity: 256,
-        leak_per_second: None,
-        max_wait: Duration::from_secs(5),
-        max_attempts: 8,
-        max_age: Duration::from_secs(259_200),
-        backoff: BackoffPolicy { base: Duration::from_millis(500), max: Duration::from_secs(60) },
-        idempotency_retention: Some(Duration::from_secs(86_400)),
-        headers: BTreeMap::new(),
-        request: RequestShape::default(),
-        statuses: BTreeMap::new(),
-        lookup: None,
-        require: Default::default(),
-        order: JobOrder::None,
-        resumed_at: 0,
-        version: 1,
-        limits: vec![Limit {
-            name: "second".to_owned(),
-            algorithm: Algorithm::SlidingLog,
-            rate: "100/1s".parse().unwrap(),
-            offset: Duration::ZERO,
-            burst: None,
-            scope: Scope::Provider,
-            applies_to: AppliesTo::All,
-            shadow: false,
-        }],
-        account_rules: Vec::new(),
-    }
-}
+use crate::fakes::{Engine, row};
 
 fn levels(json: &serde_json::Value, subject: &str) -> Vec<String> {
     let findings = json.as_array().unwrap().iter().filter(|finding| finding["subject"] == subject);
@@ -70,8 +13,8 @@ fn levels(json: &serde_json::Value, subject: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn check_without_findings_exits_with_0() {
-    let engine = Engine::default();
-    engine.state().meant = vec![provider()];
+    let engine = Engine::new().await;
+    engine.set_rows(&[row("acme")]).await;
     let ran = engine.run(&["check"]).await;
     assert_eq!(ran.result.unwrap(), Exit::Success);
     assert!(ran.err.contains("errors: 0, warnings: 0"), "{}", ran.err);
@@ -81,15 +24,12 @@ async fn check_without_findings_exits_with_0() {
 /// Rows of a quota share their limits, so the pace of one row follows from all of them.
 #[tokio::test]
 async fn check_says_the_pace_of_each_provider() {
-    let engine = Engine::default();
-    let day = Limit { name: "day".to_owned(), rate: "100000/1d".parse().unwrap(), ..provider().limits[0].clone() };
-    let other = Provider {
-        name: ProviderName::new("other").unwrap(),
-        leak_per_second: Some(20.0),
-        limits: vec![provider().limits[0].clone(), day],
-        ..provider()
-    };
-    engine.state().meant = vec![provider(), other];
+    let engine = Engine::new().await;
+    let second = row("acme").limits.remove(0);
+    let day = LimitRow { name: "day".into(), max_requests: 100_000, window_ms: 86_400_000, ..second.clone() };
+    let quota = Some("acme".to_owned());
+    let other = ProviderRow { quota, leak_per_second: Some(20.0), limits: vec![second, day], ..row("other") };
+    engine.set_rows(&[row("acme"), other]).await;
     let json = engine.run(&["check", "--json"]).await.json();
     let limits = "up to 100/s (limit second), 100000/1d over time (limit day)";
     for (subject, egress) in
@@ -103,20 +43,23 @@ async fn check_says_the_pace_of_each_provider() {
 
 #[tokio::test]
 async fn risky_settings_are_warnings_with_fixes() {
-    let engine = Engine::default();
-    let mut risky = provider();
-    risky.idempotency_retention = None;
-    risky.slot_release = SlotRelease::Grant { transit_jitter: Duration::from_millis(50) };
-    risky.store_down = StoreDown::Share { workers: 2 };
-    risky.timeout = Duration::from_secs(60);
-    risky.limits[0].algorithm = Algorithm::FixedWindow;
-    risky.limits[0].shadow = true;
-    risky.limits[0].rate = "0/1s".parse().unwrap();
+    let engine = Engine::new().await;
+    let mut risky = row("acme");
+    risky.idempotency_retention_s = None;
+    risky.slot_release = "grant".to_owned();
+    risky.transit_jitter_ms = 50;
+    risky.store_down = "share".to_owned();
+    risky.share_of = Some(2);
+    risky.timeout_ms = 60_000;
+    risky.limits.push(LimitRow { name: "shadow".into(), shadow: true, ..risky.limits[0].clone() });
+    risky.limits[0].algorithm = "fixed_window".to_owned();
+    risky.limits[0].max_requests = 0;
     risky.paused = true;
-    engine.state().meant = vec![risky];
+    engine.set_rows(&[risky]).await;
     let ran = engine.run(&["check", "--json", "--set", "worker.card_numbers=off", "--set", "ops.listen=none"]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
-    assert_eq!(levels(&ran.json(), "provider acme"), ["warning"; 8]);
+    // The last is the pace.
+    assert_eq!(levels(&ran.json(), "provider acme"), [&["warning"; 7][..], &["ok"]].concat());
     assert_eq!(levels(&ran.json(), "configuration worker.card_numbers"), ["warning"]);
     assert_eq!(levels(&ran.json(), "configuration ops.listen"), ["warning"]);
     assert!(ran.json().as_array().unwrap().iter().all(|f| f["level"] == "ok" || f["fix"].is_string()));
@@ -124,43 +67,43 @@ async fn risky_settings_are_warnings_with_fixes() {
 
 #[tokio::test]
 async fn bypassable_limit_warns_and_names_the_field() {
-    let engine = Engine::default();
-    for (scope, field) in [(Scope::Account, "account"), (Scope::Reference, "reference")] {
-        let mut counting = provider();
-        let own = Limit { name: "own".to_owned(), scope, ..counting.limits[0].clone() };
+    let engine = Engine::new().await;
+    for field in ["account", "reference"] {
+        let mut counting = row("acme");
+        let own = LimitRow { name: "own".into(), scope: field.into(), ..counting.limits[0].clone() };
         counting.limits.push(own);
-        engine.state().meant = vec![counting.clone()];
+        engine.set_rows(&[counting.clone()]).await;
         let found = finding(&engine.run(&["check", "--json"]).await.json(), "provider acme");
         let uncounted = format!("limit own counts by {field}: it does not count a message without {field}");
         assert_eq!((&found["level"], &found["what"]), (&"warning".into(), &uncounted.into()));
         assert!(found["fix"].as_str().unwrap().contains(&format!("require = [\"{field}\"]")), "{found}");
 
-        let job_field =
-            [JobField::Account, JobField::Reference].into_iter().find(|candidate| candidate.name() == field).unwrap();
-        let required = Provider { require: [job_field].into(), ..counting.clone() };
-        counting.limits[1].shadow = true;
-        engine.state().meant = vec![required, counting];
-        assert_eq!(levels(&engine.run(&["check", "--json"]).await.json(), "provider acme"), ["ok", "ok"]);
+        let required = ProviderRow { require: vec![field.into()], ..counting.clone() };
+        let mut shadow = ProviderRow { name: "bolt".to_owned(), ..counting };
+        shadow.limits[1].shadow = true;
+        engine.set_rows(&[required, shadow]).await;
+        let json = engine.run(&["check", "--json"]).await.json();
+        assert_eq!([levels(&json, "provider acme"), levels(&json, "provider bolt")], [["ok"], ["ok"]]);
     }
 }
 
 #[tokio::test]
 async fn order_of_accounts_needs_accounts() {
-    let engine = Engine::default();
-    let ordered = Provider { order: JobOrder::Account, ..provider() };
-    engine.state().meant = vec![ordered.clone()];
+    let engine = Engine::new().await;
+    let ordered = ProviderRow { order: "account".to_owned(), ..row("acme") };
+    engine.set_rows(&[ordered.clone()]).await;
     let found = finding(&engine.run(&["check", "--json"]).await.json(), "provider acme");
     assert_eq!(
         (&found["level"], &found["what"]),
         (&"warning".into(), &"order = account keeps no order of messages without account".into())
     );
-    engine.state().meant = vec![Provider { require: [JobField::Account].into(), ..ordered }];
+    engine.set_rows(&[ProviderRow { require: vec!["account".into()], ..ordered }]).await;
     assert_eq!(levels(&engine.run(&["check", "--json"]).await.json(), "provider acme"), ["ok"]);
 }
 
 #[tokio::test]
 async fn guessable_token_is_a_warning() {
-    let engine = Engine::default();
+    let engine = Engine::new().await;
     for (listen, token, wanted) in [
         ("0.0.0.0:9464", "abababababababababababababababab", vec!["warning"]),
         ("0.0.0.0:9464", "0123456789abcdef0123456789abcdef", vec![]),
@@ -202,27 +145,22 @@ fn a_short_token_off_loopback_stops_the_start() {
 /// A request that starts just before the drain must get its response before the drain ends.
 #[tokio::test]
 async fn a_drain_must_be_longer_than_any_request() {
-    let engine = Engine::default();
-    for (timeout, drain_ms, wanted) in
+    let engine = Engine::new().await;
+    for (timeout_ms, drain_ms, wanted) in
         [(30_000, 30_000, vec!["warning", "ok"]), (29_500, 30_000, vec!["warning", "ok"]), (29_499, 30_000, vec!["ok"])]
     {
-        engine.state().meant = vec![Provider { timeout: Duration::from_millis(timeout), ..provider() }];
+        engine.set_rows(&[ProviderRow { timeout_ms, ..row("acme") }]).await;
         let drain = format!("worker.drain_timeout_ms={drain_ms}");
         let ran = engine.run(&["check", "--json", "--set", &drain]).await;
-        assert_eq!(levels(&ran.json(), "provider acme"), wanted, "{timeout}");
+        assert_eq!(levels(&ran.json(), "provider acme"), wanted, "{timeout_ms}");
     }
 }
 
 #[tokio::test]
 async fn failing_backends_and_invalid_rows_are_errors() {
-    let engine = Engine::default();
-    engine.state().bad_rows = vec![InvalidRow {
-        provider: "bad".to_owned(),
-        quota: "bad".to_owned(),
-        enabled: true,
-        paused: false,
-        problems: vec!["url: is empty".to_owned()],
-    }];
+    let engine = Engine::new().await;
+    engine.set_rows(&[row("bad")]).await;
+    engine.sql("UPDATE providers SET url = ''").await;
     engine.state().broker_unavailable = true;
     let ran = engine.run(&["check", "--json"]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
@@ -238,8 +176,8 @@ async fn failing_backends_and_invalid_rows_are_errors() {
 
 #[tokio::test]
 async fn unreadable_secret_is_an_error_or_warning() {
-    let engine = Engine::default();
-    engine.state().meant = vec![provider()];
+    let engine = Engine::new().await;
+    engine.set_rows(&[row("acme")]).await;
     engine.state().secrets_missing = vec!["ACME_API_KEY".to_owned()];
     let ran = engine.run(&["check", "--json"]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
@@ -257,19 +195,19 @@ async fn unreadable_secret_is_an_error_or_warning() {
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
     assert_eq!(levels(&ran.json(), "provider acme"), ["ok", "warning"]);
 
-    engine.state().meant = vec![Provider { enabled: false, ..provider() }];
+    engine.set_rows(&[ProviderRow { enabled: false, ..row("acme") }]).await;
     assert_eq!(engine.run(&["check"]).await.result.unwrap(), Exit::Success);
 }
 
 #[tokio::test]
 async fn check_lists_secret_grants_and_unused_ones() {
-    let engine = Engine::default();
-    let named = |name: &str| Provider {
-        name: ProviderName::new(name).unwrap(),
-        headers: [("authorization".to_owned(), "${env:KEY}".to_owned())].into(),
-        ..provider()
+    let engine = Engine::new().await;
+    let sending = |name: &str| {
+        let mut sending = row(name);
+        sending.headers.insert("authorization".to_owned(), "${env:KEY}".into());
+        sending
     };
-    engine.state().meant = vec![named("bolt"), named("acme"), provider()];
+    engine.set_rows(&[sending("bolt"), sending("acme"), row("plain")]).await;
     let set = "outbound.secrets=env:KEY@pay.example.com,env:OLD@pay.example.com,env:KEY@*.example.org";
     let line = ["check", "--json", "--set", set];
     let json = engine.run(&line).await.json();
@@ -294,9 +232,8 @@ fn finding(json: &serde_json::Value, subject: &str) -> serde_json::Value {
 
 #[tokio::test]
 async fn missing_lane_queue_is_an_error_with_fix() {
-    let engine = Engine::default();
-    let named = |name: &str| Provider { name: ProviderName::new(name).unwrap(), ..provider() };
-    engine.state().meant = vec![named("there"), named("missing"), named("secret")];
+    let engine = Engine::new().await;
+    engine.set_rows(&["there", "missing", "secret"].map(row)).await;
     engine.state().lanes_missing = vec!["missing".to_owned()];
     engine.state().lanes_refused = vec!["secret".to_owned()];
     let ran = engine.run(&["check", "--json", "--set", BROKER]).await;
@@ -316,8 +253,8 @@ async fn missing_lane_queue_is_an_error_with_fix() {
 
 #[tokio::test]
 async fn unfit_topology_is_an_error() {
-    let engine = Engine::default();
-    engine.state().meant = vec![provider()];
+    let engine = Engine::new().await;
+    engine.set_rows(&[row("acme")]).await;
     engine.state().unfit = vec![TopologyProblem::Missing("queue `payments.dead` is not there".to_owned())];
     let ran = engine.run(&["check", "--json", "--set", BROKER]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
@@ -327,9 +264,8 @@ async fn unfit_topology_is_an_error() {
 
 #[tokio::test]
 async fn delivery_timeout_is_checked_against_message_time() {
-    let engine = Engine::default();
-    let slow = Provider { timeout: Duration::from_secs(90), ..provider() };
-    engine.state().meant = vec![provider(), slow];
+    let engine = Engine::new().await;
+    engine.set_rows(&[row("acme"), ProviderRow { timeout_ms: 90_000, ..row("slow") }]).await;
     let line = ["check", "--json", "--set", BROKER, "--set", "worker.drain_timeout_ms=2000000"];
     let ran = engine.run(&line).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
@@ -339,19 +275,13 @@ async fn delivery_timeout_is_checked_against_message_time() {
     // 90 s, 5 s and 0.5 s make 95.5 s.
     assert!(what.contains("AMQP cannot read it") && what.contains("above 2 minutes"), "{what}");
 
-    let long = Duration::from_secs(899);
-    engine.state().meant = vec![Provider { timeout: long, ..provider() }, provider()];
-    let found = finding(&engine.run(&line).await.json(), "broker's delivery timeout");
-    assert_eq!(found["level"], "warning");
-    assert!(found["what"].as_str().unwrap().contains("provider acme") && found["fix"].is_string(), "{found}");
-
     let embedded = engine.run(&["check", "--json"]).await.json();
     assert_eq!(levels(&embedded, "broker's delivery timeout"), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn provider_file_is_checked_without_a_database() {
-    let engine = Engine::default();
+    let engine = Engine::new().await;
     engine.state().database_unavailable = true;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("providers.toml");

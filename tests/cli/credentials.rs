@@ -74,8 +74,8 @@ async fn existing_literal_credential_is_reported_but_works() {
         "limit": [{ "name": "all", "max_requests": 5, "window_ms": 1000 }],
     }))
     .unwrap();
-    database.settings().apply(&[row], false).await.unwrap();
-    assert!(database.settings().load().await.unwrap().providers[0].is_ok());
+    database.apply_settings(&[row], false).await.unwrap();
+    assert!(database.load_settings().await.unwrap().providers[0].is_ok());
     database.close().await;
     let mut check = sluicegate(&dir);
     check.arg("check");

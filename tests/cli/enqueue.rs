@@ -21,7 +21,7 @@ fn published_ids(engine: &Engine) -> BTreeSet<String> {
 
 #[tokio::test]
 async fn enqueued_job_has_exactly_the_given_fields() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::with_providers(&["acme"]).await;
     let line = "enqueue --provider acme --amount 1299 --currency EUR --id pay-1 --account a1 --cost 2 --priority 9 \
                 --not-before 2026-01-01T00:00:00Z --idempotency-key k1 --payload {\"order\":7.10}";
     let ran = engine.run(&line.split_whitespace().collect::<Vec<_>>()).await;
@@ -40,7 +40,7 @@ async fn enqueued_job_has_exactly_the_given_fields() {
 
 #[tokio::test]
 async fn missing_id_is_generated() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::with_providers(&["acme"]).await;
     let line = ["enqueue", "--provider", "acme", "--amount", "1", "--currency", "EUR", "--json"];
     let (first, second) = (engine.run(&line).await.json(), engine.run(&line).await.json());
     assert_ne!(first["id"], second["id"]);
@@ -50,7 +50,7 @@ async fn missing_id_is_generated() {
 
 #[tokio::test]
 async fn invalid_job_is_not_published() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::with_providers(&["acme"]).await;
     for (flags, part, code) in [
         ("--provider acme --amount 0 --currency EUR", "bad_amount", Exit::Usage),
         ("--provider nobody --amount 1 --currency EUR", "no provider `nobody`", Exit::Failed),
@@ -66,7 +66,7 @@ async fn invalid_job_is_not_published() {
 
 #[tokio::test]
 async fn valid_lines_are_published_invalid_ones_reported() {
-    let engine = Engine::with_providers(&["acme", "other"]);
+    let engine = Engine::with_providers(&["acme", "other"]).await;
     let dir = tempfile::tempdir().unwrap();
     let mut text = String::new();
     text.push_str("{\"id\":\"a\",\"provider\":\"acme\",\"amount\":1,\"currency\":\"EUR\"}\n\n");
@@ -91,7 +91,7 @@ async fn valid_lines_are_published_invalid_ones_reported() {
 
 #[tokio::test]
 async fn endless_line_keeps_the_report() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::with_providers(&["acme"]).await;
     let dir = tempfile::tempdir().unwrap();
     let file = file(&dir, "{\"id\":\"a\",\"amount\":1}\n");
     // A sparse file: one line of 65 MiB of zeros.
@@ -107,7 +107,7 @@ async fn endless_line_keeps_the_report() {
 /// With and without a provider on the command line.
 #[tokio::test]
 async fn non_json_line_reports_its_position() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::with_providers(&["acme"]).await;
     let dir = tempfile::tempdir().unwrap();
     let file = file(&dir, "{\"provider\":\"acme\",\"id\":\"a\",\"amount\":01}\n{\"id\":\"b\"\n{\"provider\":7}\n");
     let ran = engine.run(&["enqueue", "--file", &file]).await;
@@ -123,7 +123,7 @@ async fn concurrent_publishes_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let text: String = (0..2_000).map(|n| format!("{{\"id\":\"job-{n}\",\"amount\":1}}\n")).collect();
     for (queue, bound) in [("queue.url=embedded:", 16), ("queue.url=amqps://broker.example.com", 256)] {
-        let engine = Engine::with_providers(&["acme"]);
+        let engine = Engine::with_providers(&["acme"]).await;
         let ran = engine.run(&["enqueue", "--set", queue, "--provider", "acme", "--file", &file(&dir, &text)]).await;
         assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, "2000 published, 0 invalid\n"));
         assert_eq!(published_ids(&engine).len(), 2_000);
@@ -134,7 +134,7 @@ async fn concurrent_publishes_are_bounded() {
 
 #[tokio::test]
 async fn a_broker_that_fails_stops_the_rest() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::with_providers(&["acme"]).await;
     engine.state().unconfirmed = vec!["job-3".to_owned()];
     let dir = tempfile::tempdir().unwrap();
     let text: String = (0..5_000).map(|n| format!("{{\"id\":\"job-{n}\",\"amount\":1}}\n")).collect();
@@ -150,7 +150,7 @@ async fn a_broker_that_fails_stops_the_rest() {
 /// A queue that would lose messages gets none; the other providers' payments are published.
 #[tokio::test]
 async fn foreign_queue_blocks_only_its_own_lines() {
-    let engine = Engine::with_providers(&["acme", "bolt", "crate"]);
+    let engine = Engine::with_providers(&["acme", "bolt", "crate"]).await;
     engine.state().lanes_different = vec!["bolt".to_owned()];
     let one = |provider| format!("enqueue --provider {provider} --id {provider}-1 --amount 1 --currency EUR");
     let (acme, bolt) = (one("acme"), one("bolt"));

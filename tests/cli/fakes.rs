@@ -1,4 +1,5 @@
-//! Fake backends in memory that record the effects of commands and return prepared data and failures.
+//! Backends in memory that record the effects of commands and return prepared failures: an SQLite database and a fake
+//! queue.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -10,41 +11,32 @@ use sluicegate::cli::console::TableShape;
 use sluicegate::cli::{Cli, CommandError, Console, Exit};
 use sluicegate::config::{self, CardNumbers, Config};
 use sluicegate::domain::job::Identifier;
-use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
-use sluicegate::ledger::backlog::Backlog;
 use sluicegate::ledger::database::Database;
-use sluicegate::ledger::fleet::Fleet;
-use sluicegate::ledger::operator::{Actor, Operator};
-use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::ledger::settings::{InvalidRow, RawRate, Settings, SettingsChange, SettingsSnapshot};
-use sluicegate::ledger::settings_audit::AuditedChange;
-use sluicegate::ledger::upkeep::Upkeep;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+use sluicegate::ledger::settings::InvalidRow;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::provider::secret_grants::{SecretReference, SecretUse};
 use sluicegate::queue::{DeadLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
+use sqlx::AssertSqlSafe;
 
-#[derive(Clone, Default)]
-pub struct Engine(Arc<Mutex<State>>);
+#[derive(Clone)]
+pub struct Engine {
+    state: Arc<Mutex<State>>,
+    /// In memory.
+    pub database: Database,
+}
 
 #[derive(Default)]
 pub struct State {
-    pub rows: Vec<ProviderRow>,
-    pub paused: Vec<(String, bool)>,
-    /// Actor of each settings change.
-    pub by: Vec<Actor>,
     pub declared: Vec<ProviderName>,
     pub published: Vec<OutgoingMessage>,
     pub in_flight: usize,
     pub in_flight_most: usize,
     /// Ids whose publish the broker does not confirm.
     pub unconfirmed: Vec<String>,
-    pub bad_rows: Vec<InvalidRow>,
-    /// Rows whose content cannot be read at all.
-    pub unreadable: Vec<InvalidRow>,
-    pub meant: Vec<Provider>,
     pub migrated: bool,
     pub broker_unavailable: bool,
     pub database_unavailable: bool,
@@ -60,9 +52,22 @@ pub struct State {
     pub lanes_refused: Vec<String>,
 }
 
-/// Builds every row, so that a new column changes only this place.
+/// A row without any finding.
 pub fn row(name: &str) -> ProviderRow {
-    serde_json::from_value(serde_json::json!({ "name": name })).unwrap()
+    let second = LimitRow { name: "second".into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
+    ProviderRow {
+        name: name.to_owned(),
+        url: "https://pay.example.com".to_owned(),
+        idempotency_retention_s: Some(86_400),
+        limits: vec![second],
+        ..ProviderRow::default()
+    }
+}
+
+/// The row that a file describes by one word; `broken` names an invalid one.
+fn file_row(name: &str) -> ProviderRow {
+    let timeout_ms = if name == "broken" { 0 } else { row(name).timeout_ms };
+    ProviderRow { timeout_ms, ..row(name) }
 }
 
 pub struct Ran {
@@ -104,14 +109,38 @@ impl Write for Page {
 }
 
 impl Engine {
-    pub fn with_providers(names: &[&str]) -> Self {
-        let engine = Self::default();
-        engine.state().rows = names.iter().map(|name| row(name)).collect();
+    /// With a migrated database without providers.
+    pub async fn new() -> Self {
+        let database = Database::open("sqlite::memory:", 1).unwrap();
+        database.migrate().await.unwrap();
+        Self { state: Arc::default(), database }
+    }
+
+    pub async fn with_providers(names: &[&str]) -> Self {
+        let engine = Self::new().await;
+        engine.set_rows(&names.iter().map(|name| row(name)).collect::<Vec<_>>()).await;
         engine
     }
 
     pub fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap()
+        self.state.lock().unwrap()
+    }
+
+    /// Replaces all provider rows of the database.
+    pub async fn set_rows(&self, rows: &[ProviderRow]) {
+        self.sql("DELETE FROM account_overrides; DELETE FROM provider_limits; DELETE FROM providers").await;
+        self.database.apply_settings(rows, false).await.unwrap();
+    }
+
+    /// The provider rows of the database, by name.
+    pub async fn rows(&self) -> Vec<ProviderRow> {
+        self.database.readable_rows(None).await.unwrap()
+    }
+
+    /// Runs SQL as an operator would, without the schema's checks.
+    pub async fn sql(&self, sql: &str) {
+        let sql = format!("PRAGMA ignore_check_constraints = 1; {sql}; PRAGMA ignore_check_constraints = 0");
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.database.sqlite_pool().unwrap()).await.unwrap();
     }
 
     /// Runs a command line, without the program's name, under the default configuration.
@@ -137,26 +166,11 @@ impl Services for Engine {
         Ok(!std::mem::replace(&mut self.state().migrated, true))
     }
 
-    async fn settings(&self, _: &Config) -> Result<Arc<dyn Settings>, CommandError> {
+    async fn ledger(&self, _: &Config) -> Result<Database, CommandError> {
         if self.state().database_unavailable {
             return Err(LedgerError::NotMigrated.into());
         }
-        Ok(Arc::new(self.clone()))
-    }
-
-    async fn operator(&self, _: &Config) -> Result<Arc<dyn Operator>, CommandError> {
-        Err(CommandError::Failed("these engines have no ledger".to_owned()))
-    }
-
-    /// An empty one.
-    async fn backlog(&self, _: &Config) -> Result<Arc<dyn Backlog>, CommandError> {
-        let database = Database::open("sqlite::memory:", 1).unwrap();
-        database.migrate().await.unwrap();
-        Ok(database.backlog())
-    }
-
-    async fn fleet(&self, _: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {
-        Err(CommandError::Failed("these engines have no ledger".to_owned()))
+        Ok(self.database.clone())
     }
 
     async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
@@ -185,7 +199,7 @@ impl Services for Engine {
     fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
         match text.split_once("bad line") {
             Some((before, _)) => Err(vec![format!("line {}: is bad", before.matches('\n').count() + 1)]),
-            None => Ok(text.split_whitespace().map(row).collect()),
+            None => Ok(text.split_whitespace().map(file_row).collect()),
         }
     }
 
@@ -209,13 +223,7 @@ impl Services for Engine {
     }
 
     fn validate(&self, row: &ProviderRow) -> Result<Provider, InvalidRow> {
-        let state = self.state();
-        if let Some(bad) = state.bad_rows.iter().find(|bad| bad.provider == row.name) {
-            return Err(bad.clone());
-        }
-        let mut provider = super::check::provider();
-        provider.name = ProviderName::new(row.name.as_str()).unwrap();
-        Ok(provider)
+        row.validate(0)
     }
 
     fn check_message(&self, body: &[u8], lane: &ProviderName, _: CardNumbers) -> Result<CheckedMessage, String> {
@@ -232,92 +240,6 @@ impl Services for Engine {
     }
 
     async fn close(&self) {}
-}
-
-#[async_trait]
-impl Settings for Engine {
-    async fn version(&self) -> Result<i64, LedgerError> {
-        Ok(1)
-    }
-
-    async fn raise_version(&self, above: i64) -> Result<i64, LedgerError> {
-        Ok(above.max(0) + 1)
-    }
-
-    async fn load(&self) -> Result<SettingsSnapshot, LedgerError> {
-        let state = self.state();
-        let good = state.meant.iter().cloned().map(Ok);
-        Ok(SettingsSnapshot { version: 1, providers: good.chain(state.bad_rows.iter().cloned().map(Err)).collect() })
-    }
-
-    async fn provider_names(&self) -> Result<Vec<String>, LedgerError> {
-        let state = self.state();
-        let unreadable = state.unreadable.iter().map(|bad| bad.provider.clone());
-        Ok(state.rows.iter().map(|row| row.name.clone()).chain(unreadable).collect())
-    }
-
-    async fn raw_rows(
-        &self,
-        provider: Option<&ProviderName>,
-    ) -> Result<Vec<Result<ProviderRow, InvalidRow>>, LedgerError> {
-        let state = self.state();
-        let wanted = |name: &str| provider.is_none_or(|provider| provider.as_str() == name);
-        let unreadable = state.unreadable.iter().filter(|bad| wanted(&bad.provider)).cloned().map(Err);
-        Ok(state.rows.iter().filter(|row| wanted(&row.name)).cloned().map(Ok).chain(unreadable).collect())
-    }
-
-    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<SettingsChange>, LedgerError> {
-        let mut state = self.state();
-        let new: Vec<ProviderRow> = rows.iter().filter(|row| !state.rows.contains(row)).cloned().collect();
-        let created =
-            |row: &ProviderRow| SettingsChange { provider: row.name.clone(), description: "created".to_owned() };
-        let changes = new.iter().map(created).collect();
-        if !dry_run {
-            state.rows.extend(new);
-        }
-        Ok(changes)
-    }
-
-    async fn set_rate_as(
-        &self,
-        provider: &ProviderName,
-        limit: &str,
-        rate: Rate,
-        by: Option<&Actor>,
-    ) -> Result<Option<RawRate>, LedgerError> {
-        let mut state = self.state();
-        state.by.extend(by.cloned());
-        let mut limits =
-            state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
-        Ok(limits.rfind(|row| row.name == limit).map(|row| {
-            let old = RawRate::from(&*row);
-            row.max_requests = rate.max_requests().into();
-            row.window_ms = rate.window().as_millis().try_into().unwrap();
-            old
-        }))
-    }
-
-    async fn set_paused_as(
-        &self,
-        provider: &ProviderName,
-        paused: bool,
-        by: Option<&Actor>,
-    ) -> Result<bool, LedgerError> {
-        let mut state = self.state();
-        state.by.extend(by.cloned());
-        state.paused.push((provider.as_str().to_owned(), paused));
-        let row = state.rows.iter_mut().find(|row| row.name == provider.as_str());
-        Ok(row.map(|row| row.paused = paused).is_some())
-    }
-
-    async fn apply_as(&self, rows: &[ProviderRow], by: &Actor) -> Result<Vec<SettingsChange>, LedgerError> {
-        self.state().by.push(by.clone());
-        self.apply(rows, false).await
-    }
-
-    async fn audit(&self, _: Option<&ProviderName>, _: u32) -> Result<Vec<AuditedChange>, LedgerError> {
-        Ok(Vec::new())
-    }
 }
 
 #[async_trait]

@@ -78,7 +78,7 @@ impl Desk {
             expires_at: None,
             payload: Some(r#"{ "token" : "tok_secret" }"#.to_owned()),
         };
-        let ledger = self.database.ledger();
+        let ledger = self.database.clone();
         let hash = decode(&encode(&job), &job.provider, CardNumbers::Off).unwrap().hash;
         let Claim::Claimed(claimed) = ledger.claim(&job, hash, "worker-a", LEASE).await.unwrap() else {
             panic!("{id} exists already")
@@ -184,7 +184,7 @@ async fn dead_payment_is_replayed_with_its_message() {
     let again = decode(body, &job.provider, CardNumbers::Refuse).unwrap();
     assert_eq!(again, decode(&encode(&job), &job.provider, CardNumbers::Refuse).unwrap());
     // The lane decodes and claims it as the original job.
-    let claim = desk.database.ledger().claim(&again.job, again.hash, "worker-b", LEASE).await.unwrap();
+    let claim = desk.database.claim(&again.job, again.hash, "worker-b", LEASE).await.unwrap();
     assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
 
     let again = desk.run(&["dlq", "replay", "p1"]).await;

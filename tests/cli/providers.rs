@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 
 use sluicegate::cli::Exit;
-use sluicegate::domain::limit::{Limit, Scope};
-use sluicegate::domain::provider::{Provider, ProviderName};
-use sluicegate::ledger::provider_row::LimitRow;
-use sluicegate::ledger::settings::InvalidRow;
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 
-use crate::fakes::Engine;
+use crate::fakes::{Engine, row};
 
 fn file(dir: &tempfile::TempDir, text: &str) -> String {
     let path: PathBuf = dir.path().join("providers.toml");
@@ -18,17 +16,18 @@ fn file(dir: &tempfile::TempDir, text: &str) -> String {
 
 #[tokio::test]
 async fn apply_prints_what_changed_and_declares_the_lanes() {
-    let engine = Engine::with_providers(&["old"]);
+    let engine = Engine::with_providers(&["old"]).await;
     let dir = tempfile::tempdir().unwrap();
     let file = file(&dir, "acme other");
     let dry = engine.run(&["provider", "apply", &file, "--dry-run"]).await;
-    assert_eq!((dry.out.as_str(), engine.state().rows.len()), ("acme: created\nother: created\n", 1));
+    let created = "acme: created\nacme: limit second added 100/1s\nother: created\nother: limit second added 100/1s\n";
+    assert_eq!((dry.out.as_str(), engine.rows().await.len()), (created, 1));
     assert!(dry.err.contains("nothing was applied") && engine.state().declared.is_empty(), "{}", dry.err);
 
     let ran = engine.run(&["provider", "apply", &file]).await;
-    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, "acme: created\nother: created\n"));
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, created));
     let declared: Vec<String> = engine.state().declared.iter().map(ProviderName::to_string).collect();
-    assert_eq!(declared, ["old", "acme", "other"]);
+    assert_eq!(declared, ["acme", "old", "other"]);
 
     let again = engine.run(&["provider", "apply", &file, "--json"]).await;
     assert_eq!(again.json(), serde_json::json!({ "dry_run": false, "changes": [] }));
@@ -36,18 +35,10 @@ async fn apply_prints_what_changed_and_declares_the_lanes() {
 
 #[tokio::test]
 async fn invalid_row_rejects_the_file_with_78() {
-    let engine = Engine::default();
-    let problems = vec!["window_ms: must lie between 1 ms and 31 days".to_owned()];
-    engine.state().bad_rows = vec![InvalidRow {
-        provider: "broken".to_owned(),
-        quota: "broken".to_owned(),
-        enabled: true,
-        paused: false,
-        problems,
-    }];
+    let engine = Engine::new().await;
     let dir = tempfile::tempdir().unwrap();
     for (text, part) in [
-        ("good broken", "provider `broken`: window_ms: must lie"),
+        ("good broken", "provider `broken`: timeout_ms is 0"),
         ("good\nbad line", "line 2: is bad"),
         ("twice twice", "provider `twice`: is in the file twice"),
         ("", "has no provider"),
@@ -55,23 +46,23 @@ async fn invalid_row_rejects_the_file_with_78() {
         let ran = engine.run(&["provider", "apply", &file(&dir, text)]).await;
         let (error, exit) = ran.failure();
         assert!(error.contains(part) && error.contains("nothing was applied"), "{text}: {error}");
-        assert_eq!((exit, engine.state().rows.len()), (Exit::BadConfiguration, 0), "{text}");
+        assert_eq!((exit, engine.rows().await.len()), (Exit::BadConfiguration, 0), "{text}");
     }
 }
 
 #[tokio::test]
 async fn apply_reports_undeclared_lanes() {
-    let engine = Engine::default();
+    let engine = Engine::new().await;
     engine.state().broker_unavailable = true;
     let dir = tempfile::tempdir().unwrap();
     let (error, exit) = engine.run(&["provider", "apply", &file(&dir, "acme")]).await.failure();
     assert!(error.contains("the rows are applied") && error.contains("broker unavailable"), "{error}");
-    assert_eq!((exit, engine.state().rows.len()), (Exit::Failed, 1));
+    assert_eq!((exit, engine.rows().await.len()), (Exit::Failed, 1));
 }
 
 #[tokio::test]
 async fn list_and_show_print_rows() {
-    let engine = Engine::with_providers(&["acme", "other"]);
+    let engine = Engine::with_providers(&["acme", "other"]).await;
     let list = engine.run(&["provider", "list"]).await;
     let lines: Vec<Vec<&str>> = list.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0][..2], ["provider", "state"]);
@@ -79,32 +70,34 @@ async fn list_and_show_print_rows() {
     assert_eq!(engine.run(&["provider", "list", "--json"]).await.json()[1]["name"], "other");
 
     let show = engine.run(&["provider", "show", "acme"]).await.out;
-    assert!(show.starts_with("[[provider]]\n") && show.contains("name = \"acme\"\n"), "{show}");
+    let pace = "# pace: up to 100/s (limit second); egress 100/s per process\n";
+    assert!(show.starts_with(&format!("{pace}[[provider]]\nname = \"acme\"\n")), "{show}");
     assert_eq!(engine.run(&["provider", "show", "acme", "--json"]).await.json()["name"], "acme");
     let (error, exit) = engine.run(&["provider", "show", "nobody"]).await.failure();
     assert!(error.contains("no provider `nobody`") && exit == Exit::Failed, "{error}");
 
-    let none = Engine::default().run(&["provider", "list"]).await;
+    let none = Engine::new().await.run(&["provider", "list"]).await;
     assert!(none.out.is_empty() && none.err.contains("provider apply"), "{}", none.err);
 }
 
 #[tokio::test]
 async fn pause_and_resume_reach_the_database() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::with_providers(&["acme"]).await;
     assert!(engine.run(&["provider", "pause", "acme"]).await.err.contains("acme is paused"));
     let json = engine.run(&["provider", "pause", "acme", "--json"]).await.json();
     assert_eq!(json, serde_json::json!({ "provider": "acme", "paused": true, "changed": false }));
     assert!(engine.run(&["provider", "resume", "acme"]).await.err.contains("acme is resumed"));
-    assert_eq!(engine.state().paused, [("acme".to_owned(), true), ("acme".to_owned(), false)]);
+    let changes = engine.database.settings_audit(None, 2).await.unwrap();
+    let changes: Vec<&str> = changes.iter().rev().map(|change| change.what.split(',').next().unwrap()).collect();
+    assert_eq!(changes, ["paused false → true", "paused true → false"]);
+    assert!(!engine.rows().await[0].paused);
     let (error, _) = engine.run(&["provider", "pause", "nobody"]).await.failure();
     assert!(error.contains("no provider `nobody`"), "{error}");
 }
 
 #[tokio::test]
 async fn limits_set_prints_old_and_new() {
-    let engine = Engine::with_providers(&["acme"]);
-    let second = LimitRow { name: "second".into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
-    engine.state().rows[0].limits = vec![second];
+    let engine = Engine::with_providers(&["acme"]).await;
     let ran = engine.run(&["limits", "set", "acme", "second", "200/1s"]).await;
     assert_eq!(ran.out, "acme second: 100/1s → 200/1s\n");
     let json = engine.run(&["limits", "set", "acme", "second", "5/1m", "--json"]).await.json();
@@ -117,12 +110,13 @@ async fn limits_set_prints_old_and_new() {
 
 #[tokio::test]
 async fn limits_list_shows_non_default_values() {
-    let engine = Engine::with_providers(&["acme"]);
+    let engine = Engine::new().await;
     let limit = |name: &str| LimitRow { name: name.into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
     let bucket = LimitRow { algorithm: "token_bucket".into(), burst: Some(7), ..limit("bucket") };
     let daily = LimitRow { algorithm: "fixed_window".into(), offset_ms: 500, shadow: true, ..limit("daily") };
     let each = LimitRow { scope: "account".into(), applies_to: "charge".into(), ..limit("each") };
-    engine.state().rows[0].limits = vec![limit("all"), bucket, daily, each];
+    let limits = vec![limit("all"), bucket, daily, each];
+    engine.set_rows(&[ProviderRow { limits, ..row("acme") }]).await;
     let list = engine.run(&["limits", "list"]).await.out;
     let lines: Vec<String> = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     assert_eq!(
@@ -152,14 +146,10 @@ async fn limits_list_shows_non_default_values() {
 
 #[tokio::test]
 async fn peek_reads_the_shared_store() {
-    let engine = Engine::default();
-    let mut scoped = crate::check::provider();
-    scoped.name = ProviderName::new("scoped").unwrap();
-    scoped.quota = scoped.name.clone();
-    scoped.limits.push(Limit { name: "each".into(), scope: Scope::Account, ..scoped.limits[0].clone() });
-    let name = ProviderName::new("off").unwrap();
-    let off = Provider { enabled: false, quota: name.clone(), name, ..crate::check::provider() };
-    engine.state().meant = vec![crate::check::provider(), scoped, off];
+    let engine = Engine::new().await;
+    let mut scoped = row("scoped");
+    scoped.limits.push(LimitRow { name: "each".into(), scope: "account".into(), ..scoped.limits[0].clone() });
+    engine.set_rows(&[row("acme"), scoped, ProviderRow { enabled: false, ..row("off") }]).await;
     let peek = async |rest: &[&str]| {
         let line = [&["--set", "limiter.url=redis://localhost:6379", "limits", "peek"], rest].concat();
         engine.run(&line).await
@@ -188,7 +178,7 @@ async fn peek_reads_the_shared_store() {
 
 #[tokio::test]
 async fn migrate_reports_whether_it_changed_anything() {
-    let engine = Engine::default();
+    let engine = Engine::new().await;
     let first = engine.run(&["migrate"]).await;
     assert_eq!((first.out.as_str(), first.err.as_str()), ("", "sqlite://sluicegate.db is up to date now\n"));
     assert_eq!(engine.run(&["migrate"]).await.err, "sqlite://sluicegate.db was already up to date\n");
@@ -198,7 +188,7 @@ async fn migrate_reports_whether_it_changed_anything() {
 
 #[tokio::test]
 async fn unmigrated_database_error_names_migrate() {
-    let engine = Engine::default();
+    let engine = Engine::new().await;
     engine.state().database_unavailable = true;
     let (error, exit) = engine.run(&["provider", "list"]).await.failure();
     assert!(error.contains("run `sluicegate migrate`") && exit == Exit::Failed, "{error}");
@@ -207,14 +197,8 @@ async fn unmigrated_database_error_names_migrate() {
 /// An unreadable row does not prevent operators from listing the others, or from paying with them.
 #[tokio::test]
 async fn unreadable_row_is_listed_beside_others() {
-    let engine = Engine::with_providers(&["acme"]);
-    engine.state().unreadable = vec![InvalidRow {
-        provider: "bolt".to_owned(),
-        quota: "bolt".to_owned(),
-        enabled: true,
-        paused: false,
-        problems: vec!["column `statuses` is not a JSON object".to_owned()],
-    }];
+    let engine = Engine::with_providers(&["acme", "bolt"]).await;
+    engine.sql("UPDATE providers SET statuses = '7' WHERE name = 'bolt'").await;
     for line in [["provider", "list"], ["limits", "list"]] {
         let ran = engine.run(&line).await;
         assert_eq!(ran.result.as_ref().unwrap(), &Exit::Failed, "{line:?}");

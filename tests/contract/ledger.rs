@@ -8,8 +8,7 @@ use sluicegate::domain::job::{ContentHash, Identifier, Job};
 use sluicegate::domain::provider::{JobOrder, ProviderName};
 use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::database::Database;
-use sluicegate::ledger::settings::Settings;
-use sluicegate::ledger::{Claim, Claimed, LeaseToken, Ledger};
+use sluicegate::ledger::{Claim, Claimed, LeaseToken};
 use sluicegate::provider::FrozenRequest;
 use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::OnceCell;
@@ -97,14 +96,6 @@ impl Fixture {
         Self { database: Database::open(&url, 16).unwrap(), url, postgres, _dir: dir }
     }
 
-    fn ledger(&self) -> Arc<dyn Ledger> {
-        self.database.ledger()
-    }
-
-    fn settings(&self) -> Arc<dyn Settings> {
-        self.database.settings()
-    }
-
     /// Runs SQL as an operator would.
     async fn sql(&self, sql: &str) -> Result<(), String> {
         let sql = AssertSqlSafe(sql.to_owned());
@@ -149,7 +140,7 @@ impl Fixture {
 
     /// Claims with the usual owner and lease, and expects to get the lease.
     async fn take(&self, job: &Job) -> Claimed {
-        match self.ledger().claim(job, hash(1), "worker-a", LEASE).await.unwrap() {
+        match self.database.claim(job, hash(1), "worker-a", LEASE).await.unwrap() {
             Claim::Claimed(claimed) => *claimed,
             other => panic!("{other:?}"),
         }

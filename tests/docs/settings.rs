@@ -109,17 +109,17 @@ async fn example_provider_files_and_sql_apply() {
     let first_steps = Page::read("docs/getting-started.md");
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
-    let settings = database.settings();
+    let settings = database.clone();
     for (page, changes) in [(&Page::read("README.md"), 2), (&first_steps, 0)] {
         let files: Vec<String> = page.blocks_of("toml");
         assert_eq!(files.len(), 1, "{}", page.path);
         let rows = parse_provider_file(&files[0]).unwrap();
         rows.iter().for_each(|row| drop(row.validate(0).unwrap()));
-        let changed = settings.apply(&rows, false).await.unwrap();
+        let changed = settings.apply_settings(&rows, false).await.unwrap();
         assert_eq!(changed.len(), changes, "{}: {changed:?}", page.path);
     }
     let rate = async || {
-        let snapshot = settings.load().await.unwrap();
+        let snapshot = settings.load_settings().await.unwrap();
         snapshot.providers[0].as_ref().unwrap().limits[0].rate
     };
     assert_eq!(rate().await, "100/1s".parse::<Rate>().unwrap());

@@ -179,7 +179,7 @@ fn applied(run: impl Fn(&[&str]) -> String) {
 /// The rows in the database equal the validated files.
 async fn loaded(url: &str) {
     let database = Database::open(url, 2).unwrap();
-    let snapshot = database.settings().load().await.unwrap();
+    let snapshot = database.load_settings().await.unwrap();
     let loaded: BTreeMap<String, Provider> = snapshot
         .providers
         .into_iter()

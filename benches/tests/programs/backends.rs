@@ -133,7 +133,7 @@ fn benches_clean_up_real_backends() {
     let left =
         rabbit.ctl(&["list_queues", "-p", "bench", "name"]) + &rabbit.ctl(&["list_exchanges", "-p", "bench", "name"]);
     assert!(!left.contains("sluicegate-bench"), "{left}");
-    let rows = runtime.block_on(database.settings().readable_rows(None)).unwrap();
+    let rows = runtime.block_on(database.readable_rows(None)).unwrap();
     assert!(rows.len() == 3 && rows.iter().all(|row| !row.enabled), "{rows:?}");
 }
 
@@ -149,7 +149,7 @@ async fn apply_a_provider(file: &Path) {
     let url = "https://pay.example.com/charges".to_owned();
     let row = ProviderRow { name: "acme".to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
     let database = migrated(&format!("sqlite://{}", file.display())).await;
-    database.settings().apply(&[row], false).await.unwrap();
+    database.apply_settings(&[row], false).await.unwrap();
     database.close().await;
 }
 

@@ -172,12 +172,12 @@ async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Findin
     let subject = format!("database {}", config.database.url);
     let reached = async {
         let started = tokio::time::Instant::now();
-        let settings = services.settings(config).await?;
-        settings.version().await?;
+        let ledger = services.ledger(config).await?;
+        ledger.settings_version().await?;
         let answered = started.elapsed();
-        let snapshot = settings.load().await?;
+        let snapshot = ledger.load_settings().await?;
         // The snapshot names unreadable rows.
-        let rows: Vec<ProviderRow> = settings.raw_rows(None).await?.into_iter().flatten().collect();
+        let rows: Vec<ProviderRow> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
         Ok::<_, CommandError>((answered, snapshot, rows))
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {

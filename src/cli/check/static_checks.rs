@@ -250,3 +250,40 @@ pub fn check_delivery_timeout(providers: &[&Provider], config: &Config) -> Optio
 fn unacknowledged_max(provider: &Provider) -> Duration {
     max_local_wait(provider) + provider.hold_max()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::FindingLevel;
+    use super::*;
+    use crate::config;
+    use crate::ledger::provider_row::LimitRow;
+
+    fn provider(name: &str) -> Provider {
+        let limit = LimitRow { name: "second".into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
+        let url = "https://pay.example.com".to_owned();
+        let row = ProviderRow { name: name.to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
+        row.validate(1).unwrap()
+    }
+
+    /// Validation rejects such a row first; so does the next test's.
+    #[test]
+    fn only_shadow_limits_warn() {
+        let mut provider = provider("acme");
+        provider.limits[0].shadow = true;
+        let config = config::load(None, [], &[]).unwrap();
+        let findings = check_provider(&provider, &[&provider], &config);
+        let found = findings.iter().find(|found| found.what == "has only shadow limits: no limit is enforced").unwrap();
+        assert!(found.level == FindingLevel::Warning && found.fix.is_some());
+    }
+
+    #[test]
+    fn long_requests_warn_of_the_delivery_timeout() {
+        let quick = provider("other");
+        let slow = Provider { timeout: Duration::from_secs(899), ..provider("acme") };
+        let config = config::load(None, [], &["queue.url=amqps://broker.example.com".to_owned()]).unwrap();
+        let found = check_delivery_timeout(&[&slow, &quick], &config).unwrap();
+        assert_eq!(found.level, FindingLevel::Warning);
+        assert!(found.what.contains("provider acme") && found.fix.is_some(), "{}", found.what);
+        assert_eq!(check_delivery_timeout(&[&quick], &config).unwrap().level, FindingLevel::Ok);
+    }
+}

@@ -103,7 +103,7 @@ pub async fn run(args: &Args, services: &dyn Services, console: &mut Console) ->
     let rows = services
         .parse_provider_file(&provider_file(args, &url))
         .map_err(|problems| CommandError::Failed(problems.join("; ")))?;
-    worker.settings.apply(&rows, false).await?;
+    worker.ledger.apply_settings(&rows, false).await?;
     let name = ProviderName::new(PROVIDER).map_err(CommandError::Failed)?;
     worker.queue.declare(std::slice::from_ref(&name)).await?;
     let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));

@@ -70,10 +70,10 @@ pub async fn run(
         Action::Replay(args) => replay::run(args, config, services, console).await,
         Action::Discard { id, because, json, .. } => {
             let by = actor(because.as_deref());
-            let operator = services.operator(config).await?;
+            let ledger = services.ledger(config).await?;
             let discard = |id: JobId| {
-                let (operator, by) = (operator.as_ref(), &by);
-                async move { JobActionResult::from(operator.resolve(&id, &JobResolution::Discard, None, by).await) }
+                let (ledger, by) = (&ledger, &by);
+                async move { JobActionResult::from(ledger.resolve_job(&id, &JobResolution::Discard, None, by).await) }
             };
             let mut source = ids::IdSource::Argument(Some(id.clone()));
             BulkReport::new(&JobResolution::Discard, false, *json).run_on_all(&mut source, discard, console).await

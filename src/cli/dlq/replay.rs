@@ -16,8 +16,9 @@ use super::DEAD;
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
+use crate::ledger::database::Database;
 use crate::ledger::decision_input;
-use crate::ledger::operator::{JobFilter, JobResolution, Operator};
+use crate::ledger::operator::{JobFilter, JobResolution};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -47,12 +48,11 @@ pub async fn run(
     services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let operator = services.operator(config).await?;
-    let operator = operator.as_ref();
+    let ledger = &services.ledger(config).await?;
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     let source = match &args.id {
         Some(id) => {
-            let actual = operator.show(id).await?.map(|details| details.line.provider);
+            let actual = ledger.job_details(id).await?.map(|details| details.line.provider);
             if let (Some(actual), Some(wanted)) = (actual, &provider)
                 && actual != wanted.as_str()
             {
@@ -63,7 +63,7 @@ pub async fn run(
             IdSource::Argument(Some(id.clone()))
         }
         None => {
-            let dead = count_dead(operator, provider.as_ref()).await?;
+            let dead = count_dead(ledger, provider.as_ref()).await?;
             if dead.is_empty() {
                 return report_no_dead_jobs(args, provider.as_ref(), config, services, console).await;
             }
@@ -73,20 +73,17 @@ pub async fn run(
                 return Ok(Exit::Failed);
             }
             let filter = JobFilter { state: Some(DEAD), provider, ..JobFilter::default() };
-            IdSource::Ledger { operator, filter, page: VecDeque::new(), after: None, has_more: true }
+            IdSource::Ledger { ledger, filter, page: VecDeque::new(), after: None, has_more: true }
         }
     };
     let by = actor(args.because.as_deref());
     let request = ResendRequest { resolution: JobResolution::Replay, actor: by, args: &args.resend, json: args.json };
-    resend::run(request, source, operator, config, services, console).await
+    resend::run(request, source, ledger, config, services, console).await
 }
 
 /// Dead payments, by provider.
-async fn count_dead(
-    operator: &dyn Operator,
-    provider: Option<&ProviderName>,
-) -> Result<BTreeMap<String, i64>, CommandError> {
-    let counts = operator.job_counts(DEAD).await?.into_iter();
+async fn count_dead(ledger: &Database, provider: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
+    let counts = ledger.job_counts(DEAD).await?.into_iter();
     let dead = counts.filter(|count| provider.is_none_or(|name| name.as_str() == count.provider));
     Ok(dead.map(|count| (count.provider, count.jobs)).collect())
 }

@@ -111,8 +111,8 @@ pub async fn run(
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let lane = args.provider.as_deref().map(parse_name).transpose()?;
-    let settings = services.settings(config).await?;
-    let known = names(settings.as_ref()).await?;
+    let ledger = services.ledger(config).await?;
+    let known = names(&ledger).await?;
     if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
         return Err(unknown_provider(lane.as_str()));
     }

@@ -50,16 +50,16 @@ pub async fn run(
     let by = actor(args.because.as_deref());
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     list::check_provider_exists(provider.as_ref(), config, services).await?;
-    let operator = services.operator(config).await?;
+    let ledger = services.ledger(config).await?;
     let mut source = IdSource::from_args(&args.ids).await?;
     let cancel = |id: JobId| {
-        let (operator, by, provider) = (operator.as_ref(), &by, &provider);
+        let (ledger, by, provider) = (&ledger, &by, &provider);
         async move {
             match provider {
-                Some(provider) => JobActionResult::from(operator.precancel(&id, provider, by).await),
-                None => match operator.resolve(&id, &JobResolution::Cancel, None, by).await {
+                Some(provider) => JobActionResult::from(ledger.precancel(&id, provider, by).await),
+                None => match ledger.resolve_job(&id, &JobResolution::Cancel, None, by).await {
                     Ok(Err(ResolutionRefusal::NoSuchJob)) => match find_in_queue(&id, config, services).await {
-                        Some(provider) => JobActionResult::from(operator.precancel(&id, &provider, by).await),
+                        Some(provider) => JobActionResult::from(ledger.precancel(&id, &provider, by).await),
                         None => JobActionResult::Refused(UNKNOWN_JOB.to_owned()),
                     },
                     result => JobActionResult::from(result),

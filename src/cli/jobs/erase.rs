@@ -11,8 +11,9 @@ use super::{actor, parse_id};
 use crate::config::Config;
 use crate::domain::explain::format::count;
 use crate::domain::job::Identifier;
+use crate::ledger::database::Database;
 use crate::ledger::decision_input;
-use crate::ledger::operator::{Actor, ErasureCounts, ErasureResult, Operator};
+use crate::ledger::operator::{Actor, ErasureCounts, ErasureResult};
 
 /// Payments per statement: short statements, so that no worker waits for them.
 const ERASE_BATCH: u32 = 500;
@@ -55,16 +56,16 @@ pub async fn run(
     services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let operator = services.operator(config).await?;
+    let ledger = services.ledger(config).await?;
     let by = actor(Some(&args.because));
     if by.reason.is_none() {
         return Err(CommandError::Usage("--because: is empty: write a reason for the audit".to_owned()));
     }
     let mut done = match args.dry_run {
         true => ErasureResult::default(),
-        false => erase_all(operator.as_ref(), &args.account, &by).await?,
+        false => erase_all(&ledger, &args.account, &by).await?,
     };
-    let mut left = operator.erasure_counts(&args.account).await?;
+    let mut left = ledger.erasure_counts(&args.account).await?;
     if args.dry_run {
         done.jobs = std::mem::take(&mut left.finished);
     }
@@ -84,10 +85,10 @@ pub async fn run(
 }
 
 /// Erases in batches until nothing is left to erase.
-async fn erase_all(operator: &dyn Operator, account: &Identifier, by: &Actor) -> Result<ErasureResult, CommandError> {
+async fn erase_all(ledger: &Database, account: &Identifier, by: &Actor) -> Result<ErasureResult, CommandError> {
     let mut done = ErasureResult::default();
     loop {
-        let erased = operator.erase(account, ERASE_BATCH, by).await?;
+        let erased = ledger.erase_account(account, ERASE_BATCH, by).await?;
         if erased == ErasureResult::default() {
             return Ok(done);
         }

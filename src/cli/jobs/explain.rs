@@ -60,9 +60,8 @@ async fn explain_without_process(
     config: &Config,
     services: &dyn Services,
 ) -> Result<ExplainResponse, CommandError> {
-    let settings = services.settings(config).await?;
-    let known = LoadedSettings::default().with_snapshot(settings.load().await?);
-    let operator = services.operator(config).await?;
+    let ledger = services.ledger(config).await?;
+    let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
     let queue = services.queue(config).await?;
     // An embedded limiter exists only in its process.
     let limiter = match config.limiter.url {
@@ -70,7 +69,7 @@ async fn explain_without_process(
         LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => Some(services.limiter(config).await?),
     };
     let sources = FactSources {
-        operator: operator.as_ref(),
+        ledger: &ledger,
         settings: &known,
         queue: Some(queue.as_ref()),
         limiter_facts: limiter.as_deref(),

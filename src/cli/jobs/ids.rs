@@ -11,7 +11,8 @@ use super::super::enqueue::lines::{InputLine, LineReader};
 use super::super::input;
 use super::{IdArgs, parse_id};
 use crate::domain::job::JobId;
-use crate::ledger::operator::{JobFilter, JobPage, LIST_MAX, Operator};
+use crate::ledger::database::Database;
+use crate::ledger::operator::{JobFilter, JobPage, LIST_MAX};
 
 /// Longest line with an id, in bytes; longer lines are invalid.
 const LINE_BYTES_MAX: usize = 1_024;
@@ -26,17 +27,8 @@ type FileLines = LineReader<Box<dyn AsyncBufRead + Send + Unpin>>;
 
 pub enum IdSource<'a> {
     Argument(Option<JobId>),
-    File {
-        lines: Box<FileLines>,
-        name: String,
-    },
-    Ledger {
-        operator: &'a dyn Operator,
-        filter: JobFilter,
-        page: VecDeque<IdEntry>,
-        after: Option<JobId>,
-        has_more: bool,
-    },
+    File { lines: Box<FileLines>, name: String },
+    Ledger { ledger: &'a Database, filter: JobFilter, page: VecDeque<IdEntry>, after: Option<JobId>, has_more: bool },
 }
 
 impl IdSource<'_> {
@@ -64,9 +56,9 @@ impl IdSource<'_> {
                     None => return Ok(None),
                 }
             },
-            Self::Ledger { operator, filter, page, after, has_more: more } => {
+            Self::Ledger { ledger, filter, page, after, has_more: more } => {
                 if page.is_empty() && *more {
-                    let JobPage { jobs, unreadable, next } = operator.list(filter, after.as_ref(), LIST_MAX).await?;
+                    let JobPage { jobs, unreadable, next } = ledger.list_jobs(filter, after.as_ref(), LIST_MAX).await?;
                     *after = next.map(JobId::new).transpose().map_err(CommandError::Failed)?;
                     *more = after.is_some();
                     let ids = jobs.into_iter().map(|job| JobId::new(job.id));

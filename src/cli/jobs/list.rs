@@ -62,7 +62,7 @@ pub async fn print_page(
 ) -> Result<Exit, CommandError> {
     let provider = page.provider.as_deref().map(parse_name).transpose()?;
     let filter = JobFilter { state, provider: provider.clone(), account: page.account.clone(), id: None };
-    let listed = services.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
+    let listed = services.ledger(config).await?.list_jobs(&filter, page.after.as_ref(), page.limit).await?;
     if listed.jobs.is_empty() && listed.unreadable.is_empty() {
         check_provider_exists(provider.as_ref(), config, services).await?;
     }
@@ -99,7 +99,7 @@ pub async fn check_provider_exists(
     services: &dyn Services,
 ) -> Result<(), CommandError> {
     let Some(name) = provider else { return Ok(()) };
-    match services.settings(config).await?.raw_rows(Some(name)).await?.is_empty() {
+    match services.ledger(config).await?.raw_rows(Some(name)).await?.is_empty() {
         true => Err(unknown_provider(name.as_str())),
         false => Ok(()),
     }

@@ -15,7 +15,8 @@ use super::bulk::{BulkReport, JobActionResult};
 use super::ids::IdSource;
 use crate::config::Config;
 use crate::domain::job::JobId;
-use crate::ledger::operator::{Actor, JobResolution, Operator};
+use crate::ledger::database::Database;
+use crate::ledger::operator::{Actor, JobResolution};
 use crate::worker::resend::Resender;
 
 /// The rate, and whether it is a dry run.
@@ -49,13 +50,13 @@ pub struct ResendRequest<'a> {
 pub async fn run(
     request: ResendRequest<'_>,
     mut source: IdSource<'_>,
-    operator: &dyn Operator,
+    ledger: &Database,
     config: &Config,
     services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let ResendRequest { resolution, actor, args, json } = request;
-    let providers = provider::names(services.settings(config).await?.as_ref()).await?;
+    let providers = provider::names(&services.ledger(config).await?).await?;
     let queue = services.queue(config).await?;
     if args.dry_run {
         queue.ping().await?;
@@ -67,7 +68,7 @@ pub async fn run(
     }
     let report = BulkReport::new(&resolution, args.dry_run, json);
     let card_numbers = config.worker.card_numbers;
-    let sender = Resender { operator, queue: queue.as_ref(), providers: &providers, card_numbers, resolution, actor };
+    let sender = Resender { ledger, queue: queue.as_ref(), providers: &providers, card_numbers, resolution, actor };
     let (ticks, ended) = (Mutex::new(send_interval(args.rate)), AtomicBool::new(false));
     let resend = |id: JobId| {
         let (sender, ticks, ended) = (&sender, &ticks, &ended);

@@ -61,21 +61,20 @@ pub async fn run(
         decision_input::with_provider_reference(resolution, args.reference.clone(), config.worker.card_numbers)
             .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
     let by = actor(args.because.as_deref());
-    let operator = services.operator(config).await?;
-    let operator = operator.as_ref();
+    let ledger = &services.ledger(config).await?;
     let mut source = IdSource::from_args(&args.ids).await?;
     if resolution.needs_resend() {
         let request = ResendRequest { resolution, actor: by, args: &args.resend, json: args.json };
-        return resend::run(request, source, operator, config, services, console).await;
+        return resend::run(request, source, ledger, config, services, console).await;
     }
     let report = BulkReport::new(&resolution, args.resend.dry_run, args.json);
     let resolve = |id: JobId| {
         let (resolution, by) = (&resolution, &by);
         async move {
             if !args.resend.dry_run {
-                return JobActionResult::from(operator.resolve(&id, resolution, None, by).await);
+                return JobActionResult::from(ledger.resolve_job(&id, resolution, None, by).await);
             }
-            match operator.reload(&id, resolution).await {
+            match ledger.reload_job(&id, resolution).await {
                 Ok(Ok(reloaded)) => JobActionResult::WouldChange(reloaded.job.provider.to_string()),
                 Ok(Err(refusal)) => JobActionResult::from(Ok(Err(refusal))),
                 Err(error) => JobActionResult::from(Err(error)),

@@ -23,7 +23,7 @@ pub async fn run(
     services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let Some(details) = services.operator(config).await?.show(id).await? else {
+    let Some(details) = services.ledger(config).await?.job_details(id).await? else {
         return Err(CommandError::Failed(format!("{id}: the ledger has no such job")));
     };
     if let Some(state) = state.filter(|state| *state != details.line.state) {

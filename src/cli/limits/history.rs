@@ -5,7 +5,7 @@
 
 use super::super::provider::{parse_name, unknown_provider};
 use super::super::{CommandError, Console, Exit};
-use crate::ledger::settings::Settings;
+use crate::ledger::database::Database;
 use crate::ledger::settings_audit::AuditedChange;
 
 #[derive(Debug, clap::Args)]
@@ -23,9 +23,9 @@ pub struct Args {
 ///
 /// # Errors
 /// When the database fails, or the provider has no row and no history.
-pub async fn run(args: &Args, settings: &dyn Settings, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(args: &Args, ledger: &Database, console: &mut Console) -> Result<Exit, CommandError> {
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
-    let changes = settings.audit(provider.as_ref(), args.limit).await?;
+    let changes = ledger.settings_audit(provider.as_ref(), args.limit).await?;
     // A deleted provider has a history.
     if let (Some(name), true) = (&args.provider, changes.is_empty()) {
         return Err(unknown_provider(name));

@@ -11,8 +11,8 @@ use crate::cli::input::{self, PROVIDER_FILE_BYTES_MAX};
 use crate::cli::{CommandError, Exit};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
+use crate::ledger::database::Database;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::Settings;
 
 pub(super) async fn read_file(file: &Path) -> Result<String, CommandError> {
     input::read_text(file, PROVIDER_FILE_BYTES_MAX).await
@@ -41,12 +41,12 @@ pub fn checked_rows(text: &str, file: &Path, services: &dyn Services) -> Result<
 /// Paused providers for which the file does not set `paused`.
 pub(super) async fn unmentioned_pauses(
     rows: &[ProviderRow],
-    settings: &dyn Settings,
+    ledger: &Database,
 ) -> Result<Vec<ProviderName>, CommandError> {
     let mut paused = Vec::new();
     for row in rows.iter().filter(|row| row.pause_unmentioned) {
         let name = parse_name(&row.name)?;
-        if settings.readable_rows(Some(&name)).await?.iter().any(|there| there.paused) {
+        if ledger.readable_rows(Some(&name)).await?.iter().any(|there| there.paused) {
             paused.push(name);
         }
     }

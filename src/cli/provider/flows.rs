@@ -7,7 +7,8 @@ use crate::cli::{CommandError, Console, Exit};
 use crate::domain::explain::format::{count, instant};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
-use crate::ledger::backlog::{Backlog, BlockedReason, FlowReport, LaneFlows};
+use crate::ledger::backlog::{BlockedReason, FlowReport, LaneFlows};
+use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
 use crate::ops::flows::{FLOWS_DEFAULT, FlowsResponse};
 
@@ -26,12 +27,12 @@ pub struct FlowsArgs {
 
 /// Lists the flows of a provider that have waiting payments.
 pub(super) async fn list(
-    backlog: &dyn Backlog,
+    ledger: &Database,
     name: &ProviderName,
     FlowsArgs { limit, json, .. }: &FlowsArgs,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let lane = backlog.largest_flows(name, *limit).await?;
+    let lane = ledger.largest_flows(name, *limit).await?;
     if *json {
         console.json(&FlowsResponse::from(&lane))?;
     } else if lane.largest.is_empty() {

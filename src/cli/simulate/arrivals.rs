@@ -75,8 +75,8 @@ pub(super) async fn gather(
     check_expected_jobs(requested)?;
     if let Some((from, to)) = requested.history {
         let name = parse_name(setup.provider_name())?;
-        let operator = services.operator(config).await?;
-        let past = operator
+        let ledger = services.ledger(config).await?;
+        let past = ledger
             .arrivals(&name, DatabaseTime(from.as_millisecond()), DatabaseTime(to.as_millisecond()), JOBS_MAX)
             .await?;
         return Ok(GatheredArrivals { arrivals: from_history(from, &past), recorded_from: Some(from) });

@@ -27,7 +27,7 @@ pub(super) async fn load(
             };
             services.parse_provider_file(&text).map_err(file_error)?
         }
-        None => services.settings(config).await?.readable_rows(None).await?,
+        None => services.ledger(config).await?.readable_rows(None).await?,
     };
     let index = match (&args.provider, rows.len()) {
         (Some(name), _) => rows

@@ -202,12 +202,11 @@ impl OverviewReader<'_> {
 
     /// The contents of the database: rows, jobs, and the workers' heartbeats.
     async fn overview_input(&self) -> Result<OverviewInput, CommandError> {
-        let settings = self.services.settings(self.config).await?;
-        let (fleet, upkeep) = self.services.fleet(self.config).await?;
-        let known = LoadedSettings::default().with_snapshot(settings.load().await?);
+        let ledger = self.services.ledger(self.config).await?;
+        let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
         let at_ms = unix_ms();
-        let accounts = upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await?;
-        let rows: Vec<_> = settings.raw_rows(None).await?.into_iter().flatten().collect();
+        let accounts = ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await?;
+        let rows: Vec<_> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
         let row_names =
             rows.iter().map(|row| row.name.as_str()).chain(known.invalid_rows.iter().map(|row| row.provider.as_str()));
         let names =
@@ -217,14 +216,14 @@ impl OverviewReader<'_> {
             at_ms,
             counted_at_ms: Some(at_ms),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            paused_by: pause_authors(settings.as_ref(), &rows).await,
+            paused_by: pause_authors(&ledger, &rows).await,
             rows,
             depths,
             missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },
             backend_problems: problems,
-            workers: visible_workers(&fleet.reports().await?, Duration::ZERO, None),
+            workers: visible_workers(&ledger.worker_reports().await?, Duration::ZERO, None),
             reconciliation: Some(by_provider(accounts.into_iter().map(ProviderReconciliation::from))),
-            oldest_ms: Some(fleet.oldest_open(&names).await?.into_iter().collect()),
+            oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
             providers: known.providers,
             invalid_rows: known.invalid_rows,
             ..OverviewInput::default()

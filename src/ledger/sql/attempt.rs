@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::batcher::Batcher;
 use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
 use super::dialect::{Dialect, JobWriteText, Returning};
-use super::engine::{Args, Engine, Sql, Value};
+use super::engine::{Args, Sql, Value};
 use super::outbox::{EVENT_COLUMNS, event};
 use super::row::SqlRow;
 use super::storable;
@@ -18,6 +18,7 @@ use super::wait::{WaitParameters, wait_args};
 use crate::domain::delay::copy_step;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::ledger::copies::ReturnPlan;
+use crate::ledger::database::Database;
 use crate::ledger::{
     AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, OutcomeEvent,
 };
@@ -160,10 +161,18 @@ impl AttemptStatements {
             })),
         }
     }
+}
 
-    pub async fn begin(
+impl Database {
+    /// Commits `sending` with the request, before the first byte is sent. A later attempt must bring the frozen request
+    /// of the first.
+    pub async fn begin_attempt(&self, lease: &LeaseToken, request: &FrozenRequest) -> Result<BeginResult, LedgerError> {
+        self.begin_attempt_batched(lease, request, Duration::ZERO).await
+    }
+
+    /// Begins like [`Database::begin_attempt`]; the write may wait this long for others to be committed with.
+    pub async fn begin_attempt_batched(
         &self,
-        engine: &Arc<dyn Engine>,
         lease: &LeaseToken,
         request: &FrozenRequest,
         max_batch_delay: Duration,
@@ -179,19 +188,31 @@ impl AttemptStatements {
             request.account.as_deref().into(),
             request.credential_fingerprint.as_str().into(),
         ];
-        if let Some(row) = self.begin.write(engine, Arc::from(args), max_batch_delay).await? {
+        if let Some(row) = self.sql.attempt.begin.write(&self.engine, Arc::from(args), max_batch_delay).await? {
             return Ok(BeginResult::Attempt(row.count("last_attempt")?));
         }
         let held: Args = Arc::from([lease.id.as_str().into(), lease.fence.into()]);
-        if engine.query(&self.look, held).await?.is_empty() {
+        if self.engine.query(&self.sql.attempt.look, held).await?.is_empty() {
             return Ok(BeginResult::Stale);
         }
         Err(LedgerError::StatementFailed("the request differs from the frozen request of the first attempt".to_owned()))
     }
 
-    pub async fn finish(
+    /// Commits the result of an attempt and the job's next state, with an outcome event if that is final. If another
+    /// payment of the provider succeeded by the same charge, the job becomes `review` and names that payment.
+    pub async fn finish_attempt(
         &self,
-        engine: &Arc<dyn Engine>,
+        lease: &LeaseToken,
+        end: &AttemptEnd,
+        next: &JobState,
+    ) -> Result<FencedWrite, LedgerError> {
+        Ok(self.finish_attempt_batched(lease, end, next, BatchOptions::immediate(Duration::ZERO)).await?.0)
+    }
+
+    /// Finishes like [`Database::finish_attempt`], and leases the event for the writer, which publishes it. The write may
+    /// wait for others to be committed with. Returns the return plan of a waiting job.
+    pub async fn finish_attempt_batched(
+        &self,
         token: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
@@ -212,15 +233,15 @@ impl AttemptStatements {
                 let [detail, code, limit] = wait_args(reason);
                 let unknown = matches!(next, JobState::Unknown { .. });
                 args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &self.wait
+                &self.sql.attempt.wait
             }
             JobState::Final { state, reason, reference } => {
                 let reference = reference.as_deref().map(storable);
                 args.extend([state.name().into(), reference.into(), storable(reason).into(), lease.into()]);
-                &self.finalize
+                &self.sql.attempt.finalize
             }
         };
-        let written = batcher.write(engine, Arc::from(args), max_batch_delay).await?;
+        let written = batcher.write(&self.engine, Arc::from(args), max_batch_delay).await?;
         let Some(row) = written else { return Ok((FencedWrite::Stale, None, None)) };
         log_shared_charge(token, next, Some(&row))?;
         match next {

@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use super::dialect::Dialect;
-use super::engine::{Args, Engine, Sql, Step};
+use super::engine::{Args, Sql, Step};
 use super::row::{SqlRow, corrupt, read_or_log};
 use super::storable;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, DatabaseTime};
 use crate::ledger::provider_row::Object;
 use crate::ledger::settings_audit::{AuditRow, AuditedChange};
@@ -56,15 +57,18 @@ impl AuditStatements {
         let forget = self.forget.iter().map(|forget| step(forget, Arc::from([])));
         std::iter::once(name).chain(steps).chain(forget).collect()
     }
+}
 
-    pub async fn read(
+impl Database {
+    /// The last changes of a provider's rows (row, limits, account rules), or of all settings; newest first, at most
+    /// `at_most`. Changes by SQL are listed like those by commands.
+    pub async fn settings_audit(
         &self,
-        engine: &dyn Engine,
         provider: Option<&ProviderName>,
         at_most: u32,
     ) -> Result<Vec<AuditedChange>, LedgerError> {
         let args: Args = Arc::from([provider.map(ProviderName::as_str).into(), at_most.into()]);
-        let rows = engine.query(&self.read, args).await?;
+        let rows = self.engine.query(&self.sql.settings.audit.read, args).await?;
         Ok(read_or_log(&rows, "settings_audit", "row_key", |row| audit_row(row).map(AuditedChange::from)))
     }
 }

@@ -16,7 +16,8 @@ use super::row::{SqlRow, corrupt};
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, InvalidMessage, InvalidReason, Job};
 use crate::domain::wait_reason::WaitReason;
-use crate::ledger::copies::Claimant;
+use crate::ledger::copies::{Claimant, DeliveredCopy};
+use crate::ledger::database::Database;
 use crate::ledger::{BatchOptions, Claim, Claimed, LeaseToken, LedgerError};
 use crate::provider::FrozenRequest;
 
@@ -45,15 +46,6 @@ pub(super) const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_c
 /// Releases a job whose row cannot be read. Nothing else of the row changes: an operator repairs it by SQL.
 pub(super) const ABANDON: &str = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL \
      WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id";
-
-/// A claim's parameters.
-#[derive(Clone, Copy)]
-pub struct ClaimRequest<'a> {
-    pub job: &'a Job,
-    pub hash: ContentHash,
-    pub claimant: Claimant<'a>,
-    pub options: BatchOptions,
-}
 
 pub struct ClaimStatements {
     record: Batcher,
@@ -136,40 +128,6 @@ impl ClaimStatements {
         }
     }
 
-    pub async fn claim(&self, engine: &Arc<dyn Engine>, request: ClaimRequest<'_>) -> Result<Claim, LedgerError> {
-        let ClaimRequest {
-            job,
-            hash,
-            claimant: Claimant { owner, delivered: arrived },
-            options: BatchOptions { lease, max_batch_delay },
-        } = request;
-        let record: Args = Arc::from(record_args(job, hash, owner, lease));
-        let take: Args = Arc::from([
-            job.id.as_str().into(),
-            job.provider.as_str().into(),
-            hash.0.as_slice().into(),
-            owner.into(),
-            lease.into(),
-            WaitReason::WorkerLost.code().into(),
-            arrived.copy.into(),
-            arrived.redelivered.into(),
-            arrived.stays_queued.into(),
-        ]);
-        for _ in 0..LOOKS_MAX {
-            if let Some(row) = self.record.write(engine, record.clone(), max_batch_delay).await? {
-                return recorded(job, &row);
-            }
-            if let Some(row) = self.take.write(engine, take.clone(), max_batch_delay).await? {
-                return self.claimed(&**engine, job, &row).await;
-            }
-            if let Some(refusal) = self.refusal(&**engine, &request).await? {
-                return Ok(refusal);
-            }
-        }
-        // Each lease was released, and another worker was faster: the job is leased, for an unknown time.
-        Ok(Claim::LeasedElsewhere { lease_left: Duration::ZERO })
-    }
-
     async fn claimed(&self, engine: &dyn Engine, job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
         let mut claimed = match claimed(job, row) {
             Ok(claimed) => claimed,
@@ -188,8 +146,13 @@ impl ClaimStatements {
     }
 
     /// Why the job could be neither recorded nor claimed; `None` when it could be by now.
-    async fn refusal(&self, engine: &dyn Engine, request: &ClaimRequest<'_>) -> Result<Option<Claim>, LedgerError> {
-        let ClaimRequest { job, hash, claimant: Claimant { delivered: arrived, .. }, .. } = *request;
+    async fn refusal(
+        &self,
+        engine: &dyn Engine,
+        job: &Job,
+        hash: ContentHash,
+        arrived: DeliveredCopy,
+    ) -> Result<Option<Claim>, LedgerError> {
         let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
         let Some(row) = rows.first() else {
             let key = job.effective_key().as_str();
@@ -219,6 +182,58 @@ impl ClaimStatements {
             return Ok(Some(Claim::Superseded));
         }
         Ok(lease_left.map(|lease_left| Claim::LeasedElsewhere { lease_left }))
+    }
+}
+
+impl Database {
+    /// Records the job if it is new, and claims it for `owner` if no other worker holds its lease.
+    pub async fn claim(
+        &self,
+        job: &Job,
+        hash: ContentHash,
+        owner: &str,
+        lease: Duration,
+    ) -> Result<Claim, LedgerError> {
+        let claimant = Claimant { owner, delivered: DeliveredCopy::ALWAYS_CURRENT };
+        self.claim_batched(job, hash, claimant, BatchOptions::immediate(lease)).await
+    }
+
+    /// Claims like [`Database::claim`]; the write may wait for others to be committed with.
+    pub async fn claim_batched(
+        &self,
+        job: &Job,
+        hash: ContentHash,
+        claimant: Claimant<'_>,
+        options: BatchOptions,
+    ) -> Result<Claim, LedgerError> {
+        let Claimant { owner, delivered: arrived } = claimant;
+        let BatchOptions { lease, max_batch_delay } = options;
+        let sql = &self.sql.claim;
+        let record: Args = Arc::from(record_args(job, hash, owner, lease));
+        let take: Args = Arc::from([
+            job.id.as_str().into(),
+            job.provider.as_str().into(),
+            hash.0.as_slice().into(),
+            owner.into(),
+            lease.into(),
+            WaitReason::WorkerLost.code().into(),
+            arrived.copy.into(),
+            arrived.redelivered.into(),
+            arrived.stays_queued.into(),
+        ]);
+        for _ in 0..LOOKS_MAX {
+            if let Some(row) = sql.record.write(&self.engine, record.clone(), max_batch_delay).await? {
+                return recorded(job, &row);
+            }
+            if let Some(row) = sql.take.write(&self.engine, take.clone(), max_batch_delay).await? {
+                return sql.claimed(&*self.engine, job, &row).await;
+            }
+            if let Some(refusal) = sql.refusal(&*self.engine, job, hash, arrived).await? {
+                return Ok(refusal);
+            }
+        }
+        // Each lease was released, and another worker was faster: the job is leased, for an unknown time.
+        Ok(Claim::LeasedElsewhere { lease_left: Duration::ZERO })
     }
 }
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::dialect::{Dialect, JobWrite};
+use super::hints::SettingsHints;
 use super::row::SqlRow;
 use crate::ledger::LedgerError;
-use crate::ledger::settings::{NoHints, SettingsHints};
 
 /// How long a caller waits for the database. It is longer than acquiring a connection plus the server's own statement
 /// timeout, so it ends a wait only when the network loses responses. The task goes on.
@@ -178,8 +178,8 @@ pub trait Engine: Send + Sync {
     async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError>;
 
     /// Hints that settings changed, if the database sends any.
-    fn hints(&self) -> Box<dyn SettingsHints> {
-        Box::new(NoHints)
+    fn settings_hints(&self) -> Option<SettingsHints> {
+        None
     }
 }
 

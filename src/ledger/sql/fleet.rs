@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-
-use super::SqlLedger;
 use super::dialect::Dialect;
 use super::engine::{Args, Sql};
 use super::row::{SqlRow, corrupt, read_or_log};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::deployment::DeploymentId;
-use crate::ledger::fleet::{Fleet, StoredReport, WORKERS_MAX, WorkerReport};
+use crate::ledger::fleet::{StoredReport, WORKERS_MAX, WorkerReport};
 
 pub struct FleetStatements {
     deployment: Sql,
@@ -54,10 +52,10 @@ impl FleetStatements {
     }
 }
 
-#[async_trait]
-impl Fleet for SqlLedger {
-    async fn deployment(&self) -> Result<DeploymentId, LedgerError> {
-        let rows = self.engine.query(&self.fleet.deployment, Arc::from([])).await?;
+impl Database {
+    /// The id of the deployment whose database this is.
+    pub async fn deployment(&self) -> Result<DeploymentId, LedgerError> {
+        let rows = self.engine.query(&self.sql.fleet.deployment, Arc::from([])).await?;
         let row = rows.first().ok_or_else(|| {
             LedgerError::StatementFailed(
                 "table `deployment` has no row: insert one with a new UUID as its `id`".to_owned(),
@@ -66,7 +64,8 @@ impl Fleet for SqlLedger {
         DeploymentId::parse(&row.text("id")?).map_err(|problem| corrupt("id", &problem))
     }
 
-    async fn report(&self, report: &WorkerReport) -> Result<(), LedgerError> {
+    /// Inserts or replaces the row of a process.
+    pub async fn write_report(&self, report: &WorkerReport) -> Result<(), LedgerError> {
         let WorkerReport { id, host, pid, version, uptime, format, body } = report;
         let args: Args = Arc::from([
             id.as_str().into(),
@@ -77,33 +76,39 @@ impl Fleet for SqlLedger {
             (*format).into(),
             body.as_str().into(),
         ]);
-        self.engine.query(&self.fleet.report, args).await?;
+        self.engine.query(&self.sql.fleet.report, args).await?;
         Ok(())
     }
 
-    async fn reports(&self) -> Result<Vec<StoredReport>, LedgerError> {
-        let rows = self.engine.query(&self.fleet.reports, Arc::from([])).await?;
+    /// The rows of all processes, by id; at most [`WORKERS_MAX`].
+    pub async fn worker_reports(&self) -> Result<Vec<StoredReport>, LedgerError> {
+        let rows = self.engine.query(&self.sql.fleet.reports, Arc::from([])).await?;
         Ok(read_or_log(&rows, "worker_reports", "id", reported))
     }
 
-    async fn remove_report(&self, id: &str) -> Result<(), LedgerError> {
-        self.engine.query(&self.fleet.leave, Arc::from([id.into()])).await?;
+    /// Deletes the row of a process that ends regularly.
+    pub async fn remove_report(&self, id: &str) -> Result<(), LedgerError> {
+        self.engine.query(&self.sql.fleet.leave, Arc::from([id.into()])).await?;
         Ok(())
     }
 
-    async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError> {
-        let removed = self.engine.query(&self.fleet.forget, Arc::from([silent_for.into()])).await?;
+    /// Deletes the rows of processes that have not reported for this long; returns how many.
+    pub async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError> {
+        let removed = self.engine.query(&self.sql.fleet.forget, Arc::from([silent_for.into()])).await?;
         Ok(u64::try_from(removed.len()).unwrap_or(u64::MAX))
     }
 
-    async fn oldest_open(&self, providers: &[ProviderName]) -> Result<Vec<(String, i64)>, LedgerError> {
+    /// Start of the longest wait of each provider, in milliseconds since the Unix epoch: since when its oldest due job
+    /// could be processed. Providers without an open job are left out. Reads only the first hundred open jobs of each
+    /// provider by an index, so a job that is delayed again and again may be older.
+    pub async fn oldest_open(&self, providers: &[ProviderName]) -> Result<Vec<(String, i64)>, LedgerError> {
         if providers.is_empty() {
             return Ok(Vec::new());
         }
         let names: Vec<&str> = providers.iter().map(ProviderName::as_str).collect();
         let args: Args = Arc::from([serde_json::Value::from(names).to_string().into()]);
         let mut oldest = Vec::new();
-        for row in self.engine.query(&self.fleet.oldest, args).await? {
+        for row in self.engine.query(&self.sql.fleet.oldest, args).await? {
             if let Some(since_ms) = row.opt_int("since_ms")? {
                 oldest.push((row.text("provider")?, since_ms));
             }

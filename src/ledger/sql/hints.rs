@@ -5,12 +5,10 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 
 use super::connections::Connections;
 use super::session::with_statement_timeout;
-use crate::ledger::settings::SettingsHints;
 
 /// Named in `migrations/postgres/0001_settings.sql`.
 const CHANNEL: &str = "sluicegate_settings";
@@ -21,14 +19,16 @@ const RENEW: Duration = Duration::from_secs(300);
 /// Time limit of one connect.
 const CONNECT: Duration = Duration::from_secs(3);
 
-pub struct PostgresHints {
+/// Hints that settings may have changed. They are not reliable: one may come without a change, and a change may come
+/// without one.
+pub struct SettingsHints {
     connections: Connections,
     listener: Option<PgListener>,
     /// Set after a loss, so that it is logged once while the database is unavailable.
     is_disconnected: bool,
 }
 
-impl PostgresHints {
+impl SettingsHints {
     pub fn new(connections: Connections) -> Self {
         Self { connections, listener: None, is_disconnected: false }
     }
@@ -46,11 +46,9 @@ impl PostgresHints {
     async fn wait_notification(listener: &mut PgListener) -> bool {
         matches!(tokio::time::timeout(RENEW, listener.try_recv()).await, Ok(Ok(Some(_))))
     }
-}
 
-#[async_trait]
-impl SettingsHints for PostgresHints {
-    async fn next(&mut self) {
+    /// Returns when settings may have changed. Never fails; a lost connection is replaced meanwhile.
+    pub async fn next(&mut self) {
         let mut short = self.connections.short();
         loop {
             // When connections are short, payments need them more than hints do.

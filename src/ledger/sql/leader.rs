@@ -2,18 +2,21 @@
 //!
 //! `limiter::leader_election` decides who the leader should be. See `docs/decisions/0014-leader-row-in-sql.md`.
 
-use serde_json::json;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::dialect::Dialect;
-use super::engine::{Args, Engine, Sql};
+use super::engine::{Args, Sql};
 use super::row::{SqlRow, corrupt};
 use crate::domain::clock_attestation::{ClockAttestation, ClockOffset, QuotaAttestation};
+use crate::domain::leader_row::LeaderRow;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::Micros;
-use crate::ledger::{LedgerError, StoredLeader};
+use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 
 const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms, {now_ms} AS now_ms, \
      clock_ahead_least_us, clock_ahead_most_us, clock_since_us, {since:clock_said_at} AS clock_age_ms";
@@ -51,18 +54,20 @@ impl LeaderStatements {
             ),
         }
     }
+}
 
+impl Database {
+    /// The limiter leaders of these quotas; a quota that never had a leader has no entry. Cheap enough for polling.
     pub async fn stored_leaders(
         &self,
-        engine: &dyn Engine,
         quotas: &[ProviderName],
-    ) -> Result<HashMap<ProviderName, StoredLeader>, LedgerError> {
+    ) -> Result<HashMap<ProviderName, LeaderRow>, LedgerError> {
         if quotas.is_empty() {
             return Ok(HashMap::new());
         }
         let names: Vec<&str> = quotas.iter().map(ProviderName::as_str).collect();
         let args: Args = Arc::from([serde_json::Value::from(names).to_string().into()]);
-        let rows = engine.query_urgent(&self.stored, args).await?;
+        let rows = self.engine.query_urgent(&self.sql.leaders.stored, args).await?;
         let entry = |row: &SqlRow| {
             let quota =
                 ProviderName::new(&row.text("quota")?).map_err(|_| corrupt("quota", "is not a provider name"))?;
@@ -71,7 +76,26 @@ impl LeaderStatements {
         rows.iter().map(entry).collect()
     }
 
-    pub async fn attest(&self, engine: &dyn Engine, attestations: &[QuotaAttestation]) -> Result<(), LedgerError> {
+    /// Makes `to` the leader if `from` is it now, or if there is none. The term rises, and the age restarts at zero.
+    /// Returns the leader row afterwards.
+    pub async fn take_leadership(
+        &self,
+        quota: &ProviderName,
+        from: Option<&str>,
+        to: &str,
+    ) -> Result<LeaderRow, LedgerError> {
+        let args: Args = Arc::from([quota.as_str().into(), from.into(), to.into()]);
+        if let Some(row) = self.engine.query(&self.sql.leaders.take, args).await?.first() {
+            return stored_leader(row);
+        }
+        // Another worker was faster. The row exists, because only an operator deletes it.
+        let mut held = self.stored_leaders(std::slice::from_ref(quota)).await?;
+        held.remove(quota)
+            .ok_or_else(|| LedgerError::Unavailable("the limiter's leader row was deleted: retrying".to_owned()))
+    }
+
+    /// Stores each clock attestation, unless the quota's row has another term, or one of a later clock step.
+    pub async fn record_clock_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), LedgerError> {
         if attestations.is_empty() {
             return Ok(());
         }
@@ -82,28 +106,11 @@ impl LeaderStatements {
         };
         let rows: Vec<serde_json::Value> = attestations.iter().map(row).collect();
         let args: Args = Arc::from([json!(rows).to_string().into()]);
-        engine.query(&self.attest, args).await.map(drop)
-    }
-
-    pub async fn take(
-        &self,
-        engine: &dyn Engine,
-        quota: &ProviderName,
-        from: Option<&str>,
-        to: &str,
-    ) -> Result<StoredLeader, LedgerError> {
-        let args: Args = Arc::from([quota.as_str().into(), from.into(), to.into()]);
-        if let Some(row) = engine.query(&self.take, args).await?.first() {
-            return stored_leader(row);
-        }
-        // Another worker was faster. The row exists, because only an operator deletes it.
-        let mut held = self.stored_leaders(engine, std::slice::from_ref(quota)).await?;
-        held.remove(quota)
-            .ok_or_else(|| LedgerError::Unavailable("the limiter's leader row was deleted: retrying".to_owned()))
+        self.engine.query(&self.sql.leaders.attest, args).await.map(drop)
     }
 }
 
-fn stored_leader(row: &SqlRow) -> Result<StoredLeader, LedgerError> {
+fn stored_leader(row: &SqlRow) -> Result<LeaderRow, LedgerError> {
     let micros = |us: i64, column| u64::try_from(us).map(Micros).map_err(|_| corrupt(column, "is negative"));
     let now = micros(row.int("now_ms")?.saturating_mul(1_000), "now_ms")?;
     let attestation = match row.opt_int("clock_since_us")? {
@@ -119,5 +126,5 @@ fn stored_leader(row: &SqlRow) -> Result<StoredLeader, LedgerError> {
             ))
         }
     };
-    Ok(StoredLeader { holder: row.text("holder")?, term: row.int("term")?, age: row.ms("age_ms")?, now, attestation })
+    Ok(LeaderRow { holder: row.text("holder")?, term: row.int("term")?, age: row.ms("age_ms")?, now, attestation })
 }

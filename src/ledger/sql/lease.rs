@@ -11,12 +11,13 @@ use super::attempt::{CLOSE_LEFT_OPEN, WRITE_EVENT, WRITTEN_COLUMNS};
 use super::batcher::Batcher;
 use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
 use super::dialect::{Dialect, JobWriteText, Returning};
-use super::engine::{Engine, Sql, Value};
+use super::engine::{Sql, Value};
 use super::wait::{WaitParameters, wait_args};
 use super::{fenced_write, storable};
 use crate::domain::delay::copy_step;
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::copies::ReturnPlan;
+use crate::ledger::database::Database;
 use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
 
 /// Leases prolonged by one statement. Their rows stay locked as long as it runs, and the end of one of those jobs waits
@@ -98,15 +99,12 @@ impl LeaseStatements {
             })),
         }
     }
+}
 
-    /// Rows that another statement is writing at this moment are left out and returned as lost: most of those
-    /// statements finish the job.
-    pub async fn renew(
-        &self,
-        engine: &dyn Engine,
-        leases: &[LeaseToken],
-        lease: Duration,
-    ) -> Result<Vec<LeaseToken>, LedgerError> {
+impl Database {
+    /// Prolongs the leases of active jobs. Returns the leases that are lost, and those whose row is being written at
+    /// this moment: most often that write finishes the job.
+    pub async fn renew(&self, leases: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError> {
         // Ordered, so that two renewals cannot deadlock on each other's rows.
         let mut ordered: Vec<&LeaseToken> = leases.iter().collect();
         ordered.sort_by(|a, b| a.id.cmp(&b.id));
@@ -116,7 +114,7 @@ impl LeaseStatements {
             let list: Vec<_> =
                 some.iter().map(|token| serde_json::json!({"id": token.id.as_str(), "fence": token.fence})).collect();
             let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
-            match engine.query_by_index(&self.renew, Arc::from(args)).await {
+            match self.engine.query_by_index(&self.sql.lease.renew, Arc::from(args)).await {
                 Ok(rows) => {
                     for row in rows {
                         kept.insert((row.text("id")?, row.int("fence")?));
@@ -131,9 +129,14 @@ impl LeaseStatements {
         Ok(leases.iter().filter(lost).cloned().collect())
     }
 
-    pub async fn transition(
+    /// Commits a state change without an attempt: delayed, expired, or moved to review.
+    pub async fn transition(&self, lease: &LeaseToken, next: &JobState) -> Result<FencedWrite, LedgerError> {
+        Ok(self.transition_with_copy(lease, next).await?.0)
+    }
+
+    /// Changes the state like [`Database::transition`]; returns the return plan of a waiting job.
+    pub async fn transition_with_copy(
         &self,
-        engine: &Arc<dyn Engine>,
         lease: &LeaseToken,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
@@ -143,33 +146,39 @@ impl LeaseStatements {
                 let [detail, code, limit] = wait_args(reason);
                 let unknown = matches!(next, JobState::Unknown { .. });
                 args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &self.wait
+                &self.sql.lease.wait
             }
             JobState::Final { state, reason, reference } => {
                 let reference = reference.as_deref().map(storable);
                 args.extend([state.name().into(), reference.into(), storable(reason).into()]);
-                &self.finalize
+                &self.sql.lease.finalize
             }
         };
         let wait = next.wait();
-        let row = batcher.write(engine, Arc::from(args), Duration::ZERO).await?;
+        let row = batcher.write(&self.engine, Arc::from(args), Duration::ZERO).await?;
         let back = row.as_ref().filter(|_| wait.is_some()).map(return_plan).transpose()?;
         Ok((fenced_write(row.is_some()), back))
     }
 
-    pub async fn release(&self, engine: &Arc<dyn Engine>, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+    /// Releases the lease; the job stays as it is and is due at once.
+    pub async fn release(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
         let args: [Value; 2] = [lease.id.as_str().into(), lease.fence.into()];
-        Ok(fenced_write(self.release.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+        Ok(fenced_write(self.sql.lease.release.write(&self.engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
 
-    pub async fn wait_on(
+    /// Releases the lease of a job that came before it is due: its reason and `wake_at` stay.
+    pub async fn release_waiting(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        Ok(self.release_waiting_with_copy(lease, Duration::ZERO).await?.0)
+    }
+
+    /// Releases the lease; the job is looked at again after `wait` at the latest. Returns its return plan.
+    pub async fn release_waiting_with_copy(
         &self,
-        engine: &Arc<dyn Engine>,
         lease: &LeaseToken,
         wait: Duration,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
         let args: [Value; 3] = [lease.id.as_str().into(), lease.fence.into(), copy_step(wait).into()];
-        let row = self.wait_on.write(engine, Arc::from(args), Duration::ZERO).await?;
+        let row = self.sql.lease.wait_on.write(&self.engine, Arc::from(args), Duration::ZERO).await?;
         Ok((fenced_write(row.is_some()), row.as_ref().map(return_plan).transpose()?))
     }
 }

@@ -10,13 +10,14 @@ use super::attempt::{
 };
 use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
 use super::dialect::{Dialect, JobWrite, JobWriteText, Returning};
-use super::engine::{Engine, Value};
+use super::engine::Value;
 use super::outbox::final_state;
 use super::wait::{WaitParameters, wait_args};
 use super::{fenced_write, storable};
 use crate::domain::delay::copy_step;
 use crate::domain::outcome::FinalState;
 use crate::ledger::copies::ReturnPlan;
+use crate::ledger::database::Database;
 use crate::ledger::{BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd};
 
 /// A look-up of this job that has not ended.
@@ -76,19 +77,23 @@ impl LookupStatements {
             }),
         }
     }
+}
 
-    pub async fn begin(&self, engine: &dyn Engine, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
+impl Database {
+    /// Commits that a look-up of an `unknown` job begins, before the first byte is sent. The job stays `unknown`.
+    pub async fn begin_lookup(&self, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
         let args: [Value; 2] = [lease.id.as_str().into(), lease.fence.into()];
-        match engine.execute_one(&self.begin, &Arc::from(args)).await? {
+        match self.engine.execute_one(&self.sql.lookup.begin, &Arc::from(args)).await? {
             Some(row) => Ok(BeginResult::Attempt(row.count("last_attempt")?)),
             None => Ok(BeginResult::Stale),
         }
     }
 
-    /// Here, [`JobState::Waiting`] becomes `unknown`.
-    pub async fn finish(
+    /// Commits the result of a look-up and the job's next state, like [`Database::finish_attempt`]. Returns the final
+    /// state, if one was written (`review` for another payment's charge), and the return plan of a waiting job. Here,
+    /// [`JobState::Waiting`] becomes `unknown`.
+    pub async fn finish_lookup(
         &self,
-        engine: &dyn Engine,
         lease: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
@@ -108,14 +113,14 @@ impl LookupStatements {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
                 let [detail, code, limit] = wait_args(reason);
                 args.extend([(*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &self.wait
+                &self.sql.lookup.wait
             }
             JobState::Final { state, reason, reference } => {
                 args.extend([state.name().into(), reference.as_deref().map(storable).into(), storable(reason).into()]);
-                &self.finalize
+                &self.sql.lookup.finalize
             }
         };
-        let row = engine.execute_one(write, &Arc::from(args)).await?;
+        let row = self.engine.execute_one(write, &Arc::from(args)).await?;
         log_shared_charge(lease, next, row.as_ref())?;
         let is_final = matches!(next, JobState::Final { .. });
         let state = row.as_ref().filter(|_| is_final).map(final_state).transpose()?;

@@ -4,25 +4,7 @@
 //! task; each keeps its statements beside the code that reads their rows. See
 //! `docs/decisions/0024-one-sql-for-two-databases.md`.
 
-use crate::ledger::copies::RejectedMessage;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
-use std::time::Duration;
-
-use async_trait::async_trait;
-
-use super::copies::{Claimant, ReturnPlan};
-use super::outcomes::{EventSelection, UnpublishedEvents};
-use super::{
-    AttemptEnd, BatchOptions, BeginResult, Claim, FencedWrite, JobState, LeaseToken, Ledger, LedgerError, LookupEnd,
-    NewJobAttempt, OutcomeEvent, RecentUses, StateCount, StoredLeader,
-};
-use crate::domain::clock_attestation::QuotaAttestation;
-use crate::domain::job::{ContentHash, Job, JobId};
-use crate::domain::outcome::FinalState;
-use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, SubjectQuery};
-use crate::provider::FrozenRequest;
+use super::FencedWrite;
 
 mod apply;
 mod attempt;
@@ -40,7 +22,7 @@ mod dialect;
 pub(super) mod engine;
 pub(super) mod error;
 mod fleet;
-mod hints;
+pub(super) mod hints;
 mod leader;
 mod lease;
 mod lookup;
@@ -59,13 +41,10 @@ pub(super) mod sqlite;
 mod upkeep;
 mod wait;
 
-use engine::Engine;
-pub use operator::SqlOperator;
-pub use settings::SqlSettings;
+use dialect::Dialect;
 
-/// The ledger over any engine.
-pub struct SqlLedger {
-    engine: Arc<dyn Engine>,
+/// The statements of all methods, rendered for one database.
+pub(super) struct Statements {
     claim: claim::ClaimStatements,
     new_job: new_job::NewJobStatements,
     attempt: attempt::AttemptStatements,
@@ -78,13 +57,13 @@ pub struct SqlLedger {
     reports: reports::ReportStatements,
     upkeep: upkeep::UpkeepStatements,
     backlog: backlog::BacklogStatements,
+    settings: settings::SettingsStatements,
+    operator: operator::OperatorStatements,
 }
 
-impl SqlLedger {
-    pub(super) fn new(engine: Arc<dyn Engine>) -> Self {
-        let dialect = engine.dialect();
+impl Statements {
+    pub(super) fn new(dialect: Dialect) -> Self {
         Self {
-            engine,
             claim: claim::ClaimStatements::new(dialect),
             new_job: new_job::NewJobStatements::new(dialect),
             attempt: attempt::AttemptStatements::new(dialect),
@@ -97,154 +76,9 @@ impl SqlLedger {
             reports: reports::ReportStatements::new(dialect),
             upkeep: upkeep::UpkeepStatements::new(dialect),
             backlog: backlog::BacklogStatements::new(dialect),
+            settings: settings::SettingsStatements::new(dialect),
+            operator: operator::OperatorStatements::new(dialect),
         }
-    }
-}
-
-#[async_trait]
-impl Ledger for SqlLedger {
-    async fn claim_batched(
-        &self,
-        job: &Job,
-        hash: ContentHash,
-        claimant: Claimant<'_>,
-        options: BatchOptions,
-    ) -> Result<Claim, LedgerError> {
-        let request = claim::ClaimRequest { job, hash, claimant, options };
-        self.claim.claim(&self.engine, request).await
-    }
-
-    async fn record_and_begin(&self, attempt: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
-        self.new_job.write(&self.engine, attempt).await
-    }
-
-    async fn renew(&self, leases: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError> {
-        self.lease.renew(&*self.engine, leases, lease).await
-    }
-
-    async fn begin_attempt_batched(
-        &self,
-        lease: &LeaseToken,
-        request: &FrozenRequest,
-        max_batch_delay: Duration,
-    ) -> Result<BeginResult, LedgerError> {
-        self.attempt.begin(&self.engine, lease, request, max_batch_delay).await
-    }
-
-    async fn finish_attempt_batched(
-        &self,
-        lease: &LeaseToken,
-        end: &AttemptEnd,
-        next: &JobState,
-        options: BatchOptions,
-    ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError> {
-        self.attempt.finish(&self.engine, lease, end, next, options).await
-    }
-
-    async fn begin_lookup(&self, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
-        self.lookup.begin(&*self.engine, lease).await
-    }
-
-    async fn finish_lookup(
-        &self,
-        lease: &LeaseToken,
-        end: &LookupEnd,
-        next: &JobState,
-    ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
-        self.lookup.finish(&*self.engine, lease, end, next).await
-    }
-
-    async fn transition_with_copy(
-        &self,
-        lease: &LeaseToken,
-        next: &JobState,
-    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        self.lease.transition(&self.engine, lease, next).await
-    }
-
-    async fn release(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        self.lease.release(&self.engine, lease).await
-    }
-
-    async fn release_waiting_with_copy(
-        &self,
-        lease: &LeaseToken,
-        wait: Duration,
-    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        self.lease.wait_on(&self.engine, lease, wait).await
-    }
-
-    async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
-        self.outbox.reject(&*self.engine, message).await
-    }
-
-    async fn lease_selected_events(
-        &self,
-        which: EventSelection,
-        at_most: u32,
-        lease: Duration,
-    ) -> Result<Vec<OutcomeEvent>, LedgerError> {
-        self.outbox.take(&*self.engine, which, at_most, lease).await
-    }
-
-    async fn renew_event_leases(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
-        self.outbox.renewed(&*self.engine, sequences, lease).await
-    }
-
-    async fn mark_events_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError> {
-        self.outbox.rejected(&*self.engine, sequences).await
-    }
-
-    async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError> {
-        self.outbox.waiting(&*self.engine).await
-    }
-
-    async fn mark_events_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {
-        self.outbox.published(&*self.engine, sequences).await
-    }
-
-    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
-        self.recent.uses(&*self.engine, quota, lookback).await
-    }
-
-    async fn recent_subject_uses(
-        &self,
-        quota: &ProviderName,
-        asked: &SubjectQuery,
-    ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
-        self.recent.uses_of(&*self.engine, quota, asked).await
-    }
-
-    async fn stored_leaders(
-        &self,
-        quotas: &[ProviderName],
-    ) -> Result<HashMap<ProviderName, StoredLeader>, LedgerError> {
-        self.leaders.stored_leaders(&*self.engine, quotas).await
-    }
-
-    async fn take_leadership(
-        &self,
-        quota: &ProviderName,
-        from: Option<&str>,
-        to: &str,
-    ) -> Result<StoredLeader, LedgerError> {
-        self.leaders.take(&*self.engine, quota, from, to).await
-    }
-
-    async fn record_clock_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), LedgerError> {
-        self.leaders.attest(&*self.engine, attestations).await
-    }
-
-    async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
-        self.reports.outcome_of(&*self.engine, job, number).await
-    }
-
-    async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {
-        self.reports.state_counts(&*self.engine).await
-    }
-
-    async fn ping(&self) -> Result<String, LedgerError> {
-        self.reports.ping(&*self.engine).await
     }
 }
 

@@ -3,14 +3,13 @@
 //! If the id or the key exists, it writes nothing, and the caller asks [`super::claim`] instead. See
 //! `docs/decisions/0029-fast-path-for-new-payments.md`.
 
-use std::sync::Arc;
-
 use super::attempt::{OPEN_ATTEMPT, WRITTEN_COLUMNS};
 use super::batcher::Batcher;
 use super::claim::record_args;
 use super::dialect::{Dialect, JobWriteText, Returning};
-use super::engine::{Engine, Value};
+use super::engine::Value;
 use super::fenced_write;
+use crate::ledger::database::Database;
 use crate::ledger::{FencedWrite, LedgerError, NewJobAttempt};
 
 pub struct NewJobStatements {
@@ -37,8 +36,12 @@ impl NewJobStatements {
             })),
         }
     }
+}
 
-    pub async fn write(&self, engine: &Arc<dyn Engine>, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
+impl Database {
+    /// Records a new job and begins its first attempt in one commit, as `sending`, before the first byte is sent.
+    /// [`FencedWrite::Stale`]: the id or the key exists; nothing was written. [`Database::claim`] tells what exists.
+    pub async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
         let NewJobAttempt { job, hash, lease, owner, options, request } = first;
         let request: [Value; 8] = [
             lease.fence.into(),
@@ -51,6 +54,6 @@ impl NewJobStatements {
             request.credential_fingerprint.as_str().into(),
         ];
         let args = record_args(job, hash, owner, options.lease).into_iter().chain(request).collect();
-        Ok(fenced_write(self.first.write(engine, args, options.max_batch_delay).await?.is_some()))
+        Ok(fenced_write(self.sql.new_job.first.write(&self.engine, args, options.max_batch_delay).await?.is_some()))
     }
 }

@@ -12,6 +12,7 @@ use super::storable;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::ledger::copies::RejectedMessage;
+use crate::ledger::database::Database;
 use crate::ledger::outcomes::{EventSelection, UnpublishedEvents};
 use crate::ledger::{LedgerError, OutcomeEvent};
 
@@ -80,46 +81,54 @@ impl OutboxStatements {
             ),
         }
     }
+}
 
-    pub async fn take(
+impl Database {
+    /// Leases the oldest unpublished events that were never rejected: no other worker gets them while the lease lasts.
+    pub async fn lease_events(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
+        self.lease_selected_events(EventSelection::NeverRejected, at_most, lease).await
+    }
+
+    pub async fn lease_selected_events(
         &self,
-        engine: &dyn Engine,
         which: EventSelection,
         at_most: u32,
         lease: Duration,
     ) -> Result<Vec<OutcomeEvent>, LedgerError> {
         let sql = match which {
-            EventSelection::NeverRejected => &self.unpublished,
-            EventSelection::RejectedBefore => &self.retry,
+            EventSelection::NeverRejected => &self.sql.outbox.unpublished,
+            EventSelection::RejectedBefore => &self.sql.outbox.retry,
         };
-        let rows = engine.query(sql, Arc::from([at_most.into(), lease.into()])).await?;
+        let rows = self.engine.query(sql, Arc::from([at_most.into(), lease.into()])).await?;
         let mut events = read_or_log(&rows, "outcome_events", "sequence", event);
         if events.len() < rows.len() {
             // Otherwise they would stay first in the order and be leased before all others forever.
             let unread = |row: &SqlRow| {
                 row.int("sequence").ok().filter(|sequence| events.iter().all(|event| event.sequence != *sequence))
             };
-            self.rejected(engine, &rows.iter().filter_map(unread).collect::<Vec<_>>()).await?;
+            self.mark_events_rejected(&rows.iter().filter_map(unread).collect::<Vec<_>>()).await?;
         }
         // RETURNING promises no order.
         events.sort_by_key(|event| event.sequence);
         Ok(events)
     }
 
-    pub async fn published(&self, engine: &dyn Engine, sequences: &[i64]) -> Result<(), LedgerError> {
-        update_events(engine, &self.published, sequences, None).await
+    /// Prolongs the leases of events whose confirms are late.
+    pub async fn renew_event_leases(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
+        update_events(&*self.engine, &self.sql.outbox.renewed, sequences, Some(lease)).await
     }
 
-    pub async fn rejected(&self, engine: &dyn Engine, sequences: &[i64]) -> Result<(), LedgerError> {
-        update_events(engine, &self.rejected, sequences, None).await
+    /// Records that a queue rejected these events. The retry delay grows to ten minutes at most.
+    pub async fn mark_events_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError> {
+        update_events(&*self.engine, &self.sql.outbox.rejected, sequences, None).await
     }
 
-    pub async fn renewed(&self, engine: &dyn Engine, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
-        update_events(engine, &self.renewed, sequences, Some(lease)).await
+    pub async fn mark_events_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {
+        update_events(&*self.engine, &self.sql.outbox.published, sequences, None).await
     }
 
-    pub async fn waiting(&self, engine: &dyn Engine) -> Result<UnpublishedEvents, LedgerError> {
-        let rows = engine.query(&self.waiting, Arc::from([])).await?;
+    pub async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError> {
+        let rows = self.engine.query(&self.sql.outbox.waiting, Arc::from([])).await?;
         let row = rows.first().ok_or_else(|| corrupt("count", "is missing"))?;
         let count = |column| Ok::<_, LedgerError>(u64::try_from(row.int(column)?).unwrap_or(0));
         Ok(UnpublishedEvents {
@@ -129,7 +138,7 @@ impl OutboxStatements {
         })
     }
 
-    pub async fn reject(&self, engine: &dyn Engine, message: &RejectedMessage) -> Result<(), LedgerError> {
+    pub async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
         let id = message.job_id.as_deref().map(storable);
         let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
         let args: [Value; 6] = [
@@ -140,7 +149,7 @@ impl OutboxStatements {
             message.body_sha256.as_slice().into(),
             i64::try_from(message.body_bytes).unwrap_or(i64::MAX).into(),
         ];
-        engine.query(&self.reject, Arc::from(args)).await?;
+        self.engine.query(&self.sql.outbox.reject, Arc::from(args)).await?;
         Ok(())
     }
 }

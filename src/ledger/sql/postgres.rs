@@ -16,12 +16,11 @@ use super::connections::Connections;
 use super::dialect::{Dialect, JobWrite};
 use super::engine::{Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, run_to_completion};
 use super::error::{from_postgres, is_rolled_back_for_sure, lock_not_available, rolled_back};
-use super::hints::PostgresHints;
+use super::hints::SettingsHints;
 use super::row::{Names, SqlRow, SqlValue};
 use super::session::{STATEMENT_MAX, URGENT_MAX, with_client_timeout, with_statement_timeout, with_timeout_after};
 use super::slots::ConnectionPurpose;
 use crate::ledger::LedgerError;
-use crate::ledger::settings::SettingsHints;
 use crate::tls::Authorities;
 
 pub struct PostgresEngine {
@@ -148,8 +147,8 @@ impl Engine for PostgresEngine {
         .await
     }
 
-    fn hints(&self) -> Box<dyn SettingsHints> {
-        Box::new(PostgresHints::new(self.connections.clone()))
+    fn settings_hints(&self) -> Option<SettingsHints> {
+        Some(SettingsHints::new(self.connections.clone()))
     }
 }
 

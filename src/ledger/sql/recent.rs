@@ -17,6 +17,7 @@ use crate::domain::permit_protocol::{BATCH_MAX, CostByKind};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, SEND_BUDGET_MAX, TIMEOUT_MAX};
 use crate::domain::quota_spec::{Lookback, SubjectQuery};
 use crate::domain::time::millis_up;
+use crate::ledger::database::Database;
 use crate::ledger::{LedgerError, RecentUses};
 
 /// Most age buckets. Their ends add two entries, older uses one, and the limiter takes no more in one call.
@@ -142,63 +143,6 @@ impl RecentUseStatements {
         Ok(UseLookback::new(now_ms, lookback, entries))
     }
 
-    /// Accounts or references without uses are left out.
-    pub async fn uses_of(
-        &self,
-        engine: &dyn Engine,
-        quota: &ProviderName,
-        asked: &SubjectQuery,
-    ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
-        let lookback = Lookback::all(asked.within);
-        let since = self.since(engine, lookback, ENTRIES_OF_SUBJECT).await?;
-        let sql = if asked.scope == Scope::Account { &self.of_accounts } else { &self.of_references };
-        let names = serde_json::Value::from(asked.names.clone()).to_string();
-        let mut by_name: BTreeMap<String, Uses> = BTreeMap::new();
-        for provider in self.sharing(engine, quota, &since).await? {
-            let began_ms = since.counted_ms.saturating_sub(ON_WIRE_MS).max(0);
-            let numbers = [began_ms, since.on_wire_ms(), since.bucket_ms].map(Value::from);
-            let args: Vec<Value> =
-                [provider.as_str().into()].into_iter().chain(numbers).chain([names.as_str().into()]).collect();
-            for row in engine.query_by_index(sql, Arc::from(args)).await? {
-                add(by_name.entry(row.text("name")?).or_default(), std::slice::from_ref(&row))?;
-            }
-        }
-        let uses = |mut uses: Uses| {
-            let open = uses.remove(&None).unwrap_or_default();
-            let ended = uses.into_iter().filter_map(|(age, cost)| Some((age?, cost)));
-            RecentUses { ended: ended.filter(|(age, _)| *age <= lookback.count_within).collect(), open }
-        };
-        Ok(by_name.into_iter().map(|(name, of)| (name, uses(of))).collect())
-    }
-
-    pub async fn uses(
-        &self,
-        engine: &dyn Engine,
-        quota: &ProviderName,
-        lookback: Lookback,
-    ) -> Result<RecentUses, LedgerError> {
-        let since = self.since(engine, lookback, ENTRIES).await?;
-        let (mut uses, mut noticed) = (Uses::new(), false);
-        for provider in self.sharing(engine, quota, &since).await? {
-            // Before the ended ones: a request that ends meanwhile is counted twice rather than never.
-            self.add_open(engine, &provider, &since, &mut uses).await?;
-            self.add_ended(engine, &provider, &since, &mut uses).await?;
-            let before = bounds(&provider, since.noticed_ms, since.counted_ms);
-            noticed = noticed || !engine.query_by_index(&self.noticed, before).await?.is_empty();
-        }
-        let open = uses.remove(&None).unwrap_or_default();
-        // An age beyond the lookback is capped to it, and added to the others of that age.
-        let mut by_age = Uses::new();
-        for (age, cost) in uses {
-            add_to(&mut by_age, age.map(|age| age.min(lookback.count_within)), cost);
-        }
-        let mut ended: Vec<_> = by_age.into_iter().filter_map(|(age, cost)| Some((age?, cost))).collect();
-        if noticed {
-            ended.push((lookback.count_within, CostByKind::charges(1)));
-        }
-        Ok(RecentUses { ended, open })
-    }
-
     async fn add_open(
         &self,
         engine: &dyn Engine,
@@ -229,6 +173,69 @@ impl RecentUseStatements {
             until_ms = from_ms;
         }
         Ok(())
+    }
+}
+
+impl Database {
+    /// Recent requests of a quota: those that ended lately, and those that may not have ended. Includes all providers
+    /// that share the quota or did so lately, deleted ones too. At most 1,000 entries; those older than `count_within`
+    /// are one entry.
+    ///
+    /// Reads at least as far back as booking horizon, longest hold and longest padded window together. A request that
+    /// began earlier and has no end counts as over. A database whose version was raised lately
+    /// ([`Database::raise_settings_version`]) misses requests, so it returns an error. Takes some seconds for a
+    /// million requests.
+    pub async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
+        let since = self.sql.recent.since(&*self.engine, lookback, ENTRIES).await?;
+        let (mut uses, mut noticed) = (Uses::new(), false);
+        for provider in self.sql.recent.sharing(&*self.engine, quota, &since).await? {
+            // Before the ended ones: a request that ends meanwhile is counted twice rather than never.
+            self.sql.recent.add_open(&*self.engine, &provider, &since, &mut uses).await?;
+            self.sql.recent.add_ended(&*self.engine, &provider, &since, &mut uses).await?;
+            let before = bounds(&provider, since.noticed_ms, since.counted_ms);
+            noticed = noticed || !self.engine.query_by_index(&self.sql.recent.noticed, before).await?.is_empty();
+        }
+        let open = uses.remove(&None).unwrap_or_default();
+        // An age beyond the lookback is capped to it, and added to the others of that age.
+        let mut by_age = Uses::new();
+        for (age, cost) in uses {
+            add_to(&mut by_age, age.map(|age| age.min(lookback.count_within)), cost);
+        }
+        let mut ended: Vec<_> = by_age.into_iter().filter_map(|(age, cost)| Some((age?, cost))).collect();
+        if noticed {
+            ended.push((lookback.count_within, CostByKind::charges(1)));
+        }
+        Ok(RecentUses { ended, open })
+    }
+
+    /// Recent requests of accounts or references, one result for each; those without requests are left out. At most 256
+    /// entries for each. The cost depends on their own requests alone.
+    pub async fn recent_subject_uses(
+        &self,
+        quota: &ProviderName,
+        asked: &SubjectQuery,
+    ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
+        let lookback = Lookback::all(asked.within);
+        let since = self.sql.recent.since(&*self.engine, lookback, ENTRIES_OF_SUBJECT).await?;
+        let sql =
+            if asked.scope == Scope::Account { &self.sql.recent.of_accounts } else { &self.sql.recent.of_references };
+        let names = serde_json::Value::from(asked.names.clone()).to_string();
+        let mut by_name: BTreeMap<String, Uses> = BTreeMap::new();
+        for provider in self.sql.recent.sharing(&*self.engine, quota, &since).await? {
+            let began_ms = since.counted_ms.saturating_sub(ON_WIRE_MS).max(0);
+            let numbers = [began_ms, since.on_wire_ms(), since.bucket_ms].map(Value::from);
+            let args: Vec<Value> =
+                [provider.as_str().into()].into_iter().chain(numbers).chain([names.as_str().into()]).collect();
+            for row in self.engine.query_by_index(sql, Arc::from(args)).await? {
+                add(by_name.entry(row.text("name")?).or_default(), std::slice::from_ref(&row))?;
+            }
+        }
+        let uses = |mut uses: Uses| {
+            let open = uses.remove(&None).unwrap_or_default();
+            let ended = uses.into_iter().filter_map(|(age, cost)| Some((age?, cost)));
+            RecentUses { ended: ended.filter(|(age, _)| *age <= lookback.count_within).collect(), open }
+        };
+        Ok(by_name.into_iter().map(|(name, of)| (name, uses(of))).collect())
     }
 }
 

@@ -2,14 +2,15 @@
 //!
 //! They take no locks: their counts may be outdated when they are read.
 
-use crate::domain::provider::ProviderName;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::dialect::Dialect;
-use super::engine::{Engine, Sql};
+use super::engine::Sql;
 use super::row::SqlRow;
 use crate::domain::job::JobId;
+use crate::domain::provider::ProviderName;
+use crate::ledger::database::Database;
 use crate::ledger::{LedgerError, StateCount};
 
 /// All providers that have a job: steps from one to the next instead of reading all entries of the index.
@@ -54,35 +55,43 @@ impl ReportStatements {
             outcome: dialect.render("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2"),
         }
     }
+}
 
-    pub async fn open_lanes(&self, engine: &dyn Engine) -> Result<BTreeSet<ProviderName>, LedgerError> {
-        providers(&engine.query_by_index(&self.open_lanes, Arc::from([])).await?)
+impl Database {
+    /// The lanes with a job that waits, is being sent, or has an unknown outcome. The others need no sweep of their own.
+    pub async fn lanes_with_open_jobs(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        providers(&self.engine.query_by_index(&self.sql.reports.open_lanes, Arc::from([])).await?)
     }
 
-    pub async fn flow_lanes(&self, engine: &dyn Engine) -> Result<BTreeSet<ProviderName>, LedgerError> {
-        providers(&engine.query_by_index(&self.flow_lanes, Arc::from([])).await?)
+    /// The lanes that have flows, with or without jobs. One statement for all lanes, since most have none.
+    pub async fn lanes_with_flows(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        providers(&self.engine.query_by_index(&self.sql.reports.flow_lanes, Arc::from([])).await?)
     }
 
-    pub async fn state_counts(&self, engine: &dyn Engine) -> Result<Vec<StateCount>, LedgerError> {
-        engine.query(&self.counts, Arc::from([])).await?.iter().map(count).collect()
+    pub async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {
+        self.engine.query(&self.sql.reports.counts, Arc::from([])).await?.iter().map(count).collect()
     }
 
-    pub async fn counts_of(&self, engine: &dyn Engine, state: &str) -> Result<Vec<StateCount>, LedgerError> {
-        engine.query_by_index(&self.counts_of, Arc::from([state.into()])).await?.iter().map(count).collect()
+    /// Number of jobs in a state, by provider, without reading the other states.
+    pub async fn job_counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError> {
+        self.engine
+            .query_by_index(&self.sql.reports.counts_of, Arc::from([state.into()]))
+            .await?
+            .iter()
+            .map(count)
+            .collect()
     }
 
-    pub async fn outcome_of(
-        &self,
-        engine: &dyn Engine,
-        job: &JobId,
-        number: u32,
-    ) -> Result<Option<String>, LedgerError> {
-        let rows = engine.query(&self.outcome, Arc::from([job.as_str().into(), number.into()])).await?;
+    /// The outcome of a request, as its row says: `None` while it is open, and when no request has this number.
+    pub async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
+        let rows =
+            self.engine.query(&self.sql.reports.outcome, Arc::from([job.as_str().into(), number.into()])).await?;
         rows.first().map_or(Ok(None), |row| row.opt_text("outcome"))
     }
 
-    pub async fn ping(&self, engine: &dyn Engine) -> Result<String, LedgerError> {
-        let rows = engine.query(&self.ping, Arc::from([])).await?;
+    /// Asks the database for a sign of life; returns its version.
+    pub async fn ping(&self) -> Result<String, LedgerError> {
+        let rows = self.engine.query(&self.sql.reports.ping, Arc::from([])).await?;
         rows.first().map(|row| row.text("version")).transpose().map(Option::unwrap_or_default)
     }
 }

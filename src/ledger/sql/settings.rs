@@ -6,27 +6,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use async_trait::async_trait;
-
 use super::apply;
 use super::audit::{self, LEADING_STEPS};
 use super::dialect::Dialect;
-use super::engine::{Args, Engine, Sql, Step};
+use super::engine::{Args, Sql, Step};
+use super::hints::SettingsHints;
 use super::row::{SqlRow, corrupt};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::{AccountRow, LimitRow, MISSING, Object, ProviderRow};
-use crate::ledger::settings::{InvalidRow, RawRate, Settings, SettingsChange, SettingsHints, SettingsSnapshot};
-use crate::ledger::settings_audit::AuditedChange;
+use crate::ledger::settings::{InvalidRow, RawRate, SettingsChange, SettingsSnapshot};
 
 /// How often a read or an apply restarts because settings changed meanwhile.
 const TRIES_MAX: u32 = 10;
 
-/// The settings over any engine.
-pub struct SqlSettings {
-    engine: Arc<dyn Engine>,
+pub struct SettingsStatements {
     version: Sql,
     raise: Sql,
     audit_raise: Option<Sql>,
@@ -39,17 +36,15 @@ pub struct SqlSettings {
     set_paused: Sql,
     resume: Sql,
     writes: apply::ApplyStatements,
-    audit: audit::AuditStatements,
+    pub(super) audit: audit::AuditStatements,
 }
 
 /// A provider's rows with the version that stamped them; or why they cannot be read.
 type Stamped = (String, Result<(ProviderRow, i64), InvalidRow>);
 
-impl SqlSettings {
-    pub(in crate::ledger) fn new(engine: Arc<dyn Engine>) -> Self {
-        let dialect: Dialect = engine.dialect();
+impl SettingsStatements {
+    pub fn new(dialect: Dialect) -> Self {
         Self {
-            engine,
             version: dialect.render("SELECT version FROM settings_version"),
             raise: dialect.render(match dialect {
                 Dialect::Postgres => "SELECT settings_raise_version($1, $2) AS version",
@@ -95,34 +90,20 @@ impl SqlSettings {
             audit: audit::AuditStatements::new(dialect),
         }
     }
-
-    async fn read(&self, provider: Option<&ProviderName>) -> Result<(i64, Vec<Stamped>), LedgerError> {
-        let args: Args = Arc::from([provider.map(ProviderName::as_str).into()]);
-        let mut before = self.version().await?;
-        for _ in 0..TRIES_MAX {
-            let providers = self.engine.query(&self.providers, args.clone()).await?;
-            let limits = self.engine.query(&self.limits, args.clone()).await?;
-            let accounts = self.engine.query(&self.accounts, args.clone()).await?;
-            let after = self.version().await?;
-            if before == after {
-                return Ok((after, assemble(&providers, &limits, &accounts)?));
-            }
-            before = after;
-        }
-        Err(LedgerError::Unavailable("settings change faster than they can be read".to_owned()))
-    }
 }
 
-#[async_trait]
-impl Settings for SqlSettings {
-    async fn version(&self) -> Result<i64, LedgerError> {
-        let rows = self.engine.query_urgent(&self.version, Arc::from([])).await?;
+impl Database {
+    /// The current settings version; cheap, for polling.
+    pub async fn settings_version(&self) -> Result<i64, LedgerError> {
+        let rows = self.engine.query_urgent(&self.sql.settings.version, Arc::from([])).await?;
         rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.int("version")
     }
 
-    async fn raise_version(&self, above: i64) -> Result<i64, LedgerError> {
+    /// Makes the version at least one higher than `above`, with an audit row; returns the version. For a database that
+    /// was restored from a backup: until then, stores with a newer version reject its limits.
+    pub async fn raise_settings_version(&self, above: i64) -> Result<i64, LedgerError> {
         for _ in 0..TRIES_MAX {
-            let was = self.version().await?;
+            let was = self.settings_version().await?;
             if was > above {
                 return Ok(was);
             }
@@ -130,8 +111,8 @@ impl Settings for SqlSettings {
             let row = |version: i64| serde_json::json!({ "version": version }).to_string();
             let rows: Args = Arc::from([row(was).into(), row(raised).into()]);
             let both: Args = Arc::from([was.into(), raised.into()]);
-            let audit = self.audit_raise.clone().map(|sql| Step { sql, args: rows, must_affect: true });
-            let raise = Step { sql: self.raise.clone(), args: both, must_affect: true };
+            let audit = self.sql.settings.audit_raise.clone().map(|sql| Step { sql, args: rows, must_affect: true });
+            let raise = Step { sql: self.sql.settings.raise.clone(), args: both, must_affect: true };
             let steps = [raise].into_iter().chain(audit).collect();
             if self.engine.atomically(steps).await?.is_some() {
                 return Ok(raised);
@@ -140,34 +121,68 @@ impl Settings for SqlSettings {
         Err(LedgerError::Unavailable("settings change faster than their version can be raised".to_owned()))
     }
 
-    async fn load(&self) -> Result<SettingsSnapshot, LedgerError> {
-        let (version, rows) = self.read(None).await?;
+    pub async fn load_settings(&self) -> Result<SettingsSnapshot, LedgerError> {
+        let (version, rows) = self.read_settings(None).await?;
         let meant = |(_, row): Stamped| row.and_then(|(row, version)| row.validate(version));
         Ok(SettingsSnapshot { version, providers: rows.into_iter().map(meant).collect() })
     }
 
-    async fn provider_names(&self) -> Result<Vec<String>, LedgerError> {
-        let rows = self.engine.query(&self.names, Arc::from([])).await?;
+    /// The names of all provider rows, readable or not.
+    pub async fn provider_names(&self) -> Result<Vec<String>, LedgerError> {
+        let rows = self.engine.query(&self.sql.settings.names, Arc::from([])).await?;
         rows.iter().map(|row| row.text("name")).collect()
     }
 
-    async fn raw_rows(
+    /// Raw rows for `list`, `show` and diffs; of one provider, or all. A row that cannot be read is an [`InvalidRow`].
+    pub async fn raw_rows(
         &self,
         provider: Option<&ProviderName>,
     ) -> Result<Vec<Result<ProviderRow, InvalidRow>>, LedgerError> {
-        let (_, rows) = self.read(provider).await?;
+        let (_, rows) = self.read_settings(provider).await?;
         Ok(rows.into_iter().map(|(_, row)| row.map(|(row, _)| row)).collect())
     }
 
-    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<SettingsChange>, LedgerError> {
+    /// Raw rows for callers that need all of them.
+    ///
+    /// # Errors
+    /// [`LedgerError::Corrupt`] names the first row that cannot be read.
+    pub async fn readable_rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
+        let (_, rows) = self.read_settings(provider).await?;
+        rows.into_iter().map(|(_, row)| readable(row)).collect()
+    }
+
+    /// Applies the rows in one transaction: inserts, updates, and deletes limits and account rules that a row no longer
+    /// lists. Providers that are not named stay. So does a pause that a row does not mention (`pause_unmentioned`).
+    /// Returns the changes, also in a dry run.
+    pub async fn apply_settings(
+        &self,
+        rows: &[ProviderRow],
+        dry_run: bool,
+    ) -> Result<Vec<SettingsChange>, LedgerError> {
         self.apply_rows(rows, dry_run, None).await
     }
 
-    async fn apply_as(&self, rows: &[ProviderRow], by: &Actor) -> Result<Vec<SettingsChange>, LedgerError> {
+    /// Applies rows like [`Database::apply_settings`], with author and reason in the audit.
+    pub async fn apply_settings_as(
+        &self,
+        rows: &[ProviderRow],
+        by: &Actor,
+    ) -> Result<Vec<SettingsChange>, LedgerError> {
         self.apply_rows(rows, false, Some(by)).await
     }
 
-    async fn set_rate_as(
+    /// Changes a limit's rate and nothing else; returns the former rate. `None` when the limit does not exist.
+    pub async fn set_rate(
+        &self,
+        provider: &ProviderName,
+        limit: &str,
+        rate: Rate,
+    ) -> Result<Option<RawRate>, LedgerError> {
+        self.set_rate_as(provider, limit, rate, None).await
+    }
+
+    /// Changes the rate; with `by`, the audit names the author and the reason in the same transaction.
+    pub async fn set_rate_as(
         &self,
         provider: &ProviderName,
         limit: &str,
@@ -177,45 +192,66 @@ impl Settings for SqlSettings {
         let key = [provider.as_str().into(), limit.into()];
         let [name, limit] = key.clone();
         let steps = vec![
-            Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
+            Step { sql: self.sql.settings.rate.clone(), args: Arc::from(key), must_affect: false },
             Step {
-                sql: self.set_rate.clone(),
+                sql: self.sql.settings.set_rate.clone(),
                 args: Arc::from([name, limit, rate.max_requests().into(), rate.window_ms().into()]),
                 must_affect: true,
             },
         ];
-        let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
+        let Some(rows) = self.atomically_by(steps, by).await? else { return Ok(None) };
         let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
         // The row has the new rate by now; this is the former one.
         Ok(Some(RawRate { max_requests: row.int("max_requests")?, window_ms: row.opt_int("window_ms")? }))
     }
 
-    async fn set_paused_as(
+    /// Returns whether the provider exists.
+    pub async fn set_paused(&self, provider: &ProviderName, paused: bool) -> Result<bool, LedgerError> {
+        self.set_paused_as(provider, paused, None).await
+    }
+
+    /// Sets the pause; with `by`, the audit names the author and the reason in the same transaction.
+    pub async fn set_paused_as(
         &self,
         provider: &ProviderName,
         paused: bool,
         by: Option<&Actor>,
     ) -> Result<bool, LedgerError> {
         let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
-        let sql = if paused { &self.set_paused } else { &self.resume };
+        let sql = if paused { &self.sql.settings.set_paused } else { &self.sql.settings.resume };
         let steps = vec![Step { sql: sql.clone(), args, must_affect: true }];
-        Ok(self.atomically(steps, by).await?.is_some())
+        Ok(self.atomically_by(steps, by).await?.is_some())
     }
 
-    async fn audit(&self, provider: Option<&ProviderName>, at_most: u32) -> Result<Vec<AuditedChange>, LedgerError> {
-        self.audit.read(&*self.engine, provider, at_most).await
+    /// Hints that settings may have changed, for one follower; `None` for a database that sends none: callers poll.
+    pub fn settings_hints(&self) -> Option<SettingsHints> {
+        self.engine.settings_hints()
     }
 
-    fn hints(&self) -> Box<dyn SettingsHints> {
-        self.engine.hints()
+    async fn read_settings(&self, provider: Option<&ProviderName>) -> Result<(i64, Vec<Stamped>), LedgerError> {
+        let args: Args = Arc::from([provider.map(ProviderName::as_str).into()]);
+        let mut before = self.settings_version().await?;
+        for _ in 0..TRIES_MAX {
+            let providers = self.engine.query(&self.sql.settings.providers, args.clone()).await?;
+            let limits = self.engine.query(&self.sql.settings.limits, args.clone()).await?;
+            let accounts = self.engine.query(&self.sql.settings.accounts, args.clone()).await?;
+            let after = self.settings_version().await?;
+            if before == after {
+                return Ok((after, assemble(&providers, &limits, &accounts)?));
+            }
+            before = after;
+        }
+        Err(LedgerError::Unavailable("settings change faster than they can be read".to_owned()))
     }
-}
 
-impl SqlSettings {
     /// Runs the steps in one transaction, with an author if there is one; returns the rows of each.
-    async fn atomically(&self, steps: Vec<Step>, by: Option<&Actor>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
+    async fn atomically_by(
+        &self,
+        steps: Vec<Step>,
+        by: Option<&Actor>,
+    ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let Some(by) = by else { return self.engine.atomically(steps).await };
-        let rows = self.engine.atomically(self.audit.with_actor(by, steps)).await?;
+        let rows = self.engine.atomically(self.sql.settings.audit.with_actor(by, steps)).await?;
         Ok(rows.map(|rows| rows.into_iter().skip(LEADING_STEPS).collect()))
     }
 
@@ -227,7 +263,7 @@ impl SqlSettings {
     ) -> Result<Vec<SettingsChange>, LedgerError> {
         apply::check(rows)?;
         for _ in 0..TRIES_MAX {
-            let (version, present) = self.read(None).await?;
+            let (version, present) = self.read_settings(None).await?;
             let named = |name: &str| rows.iter().any(|row| row.name == name);
             let present: Vec<ProviderRow> = present
                 .into_iter()
@@ -237,12 +273,12 @@ impl SqlSettings {
             let over =
                 |row: &ProviderRow| row.keep_unmentioned_pause(present.iter().find(|there| there.name == row.name));
             let wanted: Vec<ProviderRow> = rows.iter().map(over).collect();
-            let (changes, mut writes) = self.writes.difference(&present, &wanted);
+            let (changes, mut writes) = self.sql.settings.writes.difference(&present, &wanted);
             if dry_run || changes.is_empty() {
                 return Ok(changes);
             }
-            writes.insert(0, self.writes.unless_changed_since(version));
-            if self.atomically(writes, by).await?.is_some() {
+            writes.insert(0, self.sql.settings.writes.unless_changed_since(version));
+            if self.atomically_by(writes, by).await?.is_some() {
                 return Ok(changes);
             }
         }

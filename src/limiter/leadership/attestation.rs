@@ -11,8 +11,9 @@ use crate::domain::clock_attestation::{
     ATTESTATION_RENEW_AFTER, AttestationCheck, ClockAttestation, ClockOffset, check,
 };
 use crate::domain::clock_comparison::DRIFT_PPM;
+use crate::domain::leader_row::LeaderRow;
 use crate::domain::time::Micros;
-use crate::limiter::{LeaderRow, StoreClockReading};
+use crate::limiter::StoreClockReading;
 
 /// The database cuts its clock to milliseconds.
 const TRUNCATION_NS: i128 = 1_000_000;

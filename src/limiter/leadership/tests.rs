@@ -5,10 +5,11 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::domain::clock_attestation::QuotaAttestation;
+use crate::domain::leader_row::LeaderRow;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{CallKind, CostByKind, PermitRequest, RebuildData, RefusalReason, SubjectLimit};
 use crate::domain::quota_spec::LimitSpec;
-use crate::limiter::{LeaderRow, StoreConnection};
+use crate::limiter::StoreConnection;
 
 mod share;
 mod single_process;

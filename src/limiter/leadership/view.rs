@@ -7,11 +7,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::attestation::AttestationTracker;
+use crate::domain::leader_row::LeaderRow;
 use crate::domain::provider::StoreDown;
 use crate::limiter::leader_election::{
     LeadershipDecision, LeadershipTiming, ObservedLeader, ObservedStore, PollResult, SHARE_HOLDER, decide,
 };
-use crate::limiter::{LeaderRow, LimiterError, StoreConnection};
+use crate::limiter::{LimiterError, StoreConnection};
 
 pub(super) struct LeadershipView {
     policy: StoreDown,

@@ -111,7 +111,7 @@ pub async fn list(
 
 async fn list_page(ops: &OpsState, which: JobQuery) -> Result<JsonResponse<JobPage>, ApiError> {
     let (filter, after, at_most) = which.validate()?;
-    Ok(JsonResponse(ops.operator_context.operator.list(&filter, after.as_ref(), at_most).await?))
+    Ok(JsonResponse(ops.operator_context.ledger.list_jobs(&filter, after.as_ref(), at_most).await?))
 }
 
 /// One payment: its state, its requests, its events, and its changes by operators.
@@ -127,7 +127,7 @@ async fn list_page(ops: &OpsState, which: JobQuery) -> Result<JsonResponse<JobPa
     )
 )]
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
-    let details = ops.operator_context.operator.show(&parse_job_id(id)?).await?;
+    let details = ops.operator_context.ledger.job_details(&parse_job_id(id)?).await?;
     details.map(JsonResponse).ok_or_else(|| ResolutionRefusal::NoSuchJob.into())
 }
 

@@ -10,9 +10,8 @@ use axum::routing::{get, post};
 
 use super::OpsState;
 use super::guard::ApiCaller;
-use crate::ledger::backlog::Backlog;
-use crate::ledger::operator::{Actor, Operator};
-use crate::ledger::settings::Settings;
+use crate::ledger::database::Database;
+use crate::ledger::operator::Actor;
 use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
@@ -35,9 +34,7 @@ const PROGRAM: &str = "sluicegate ops";
 /// The services that an operator's decisions need.
 #[derive(Clone)]
 pub struct OperatorContext {
-    pub operator: Arc<dyn Operator>,
-    pub settings: Arc<dyn Settings>,
-    pub backlog: Arc<dyn Backlog>,
+    pub ledger: Database,
     pub queue: Arc<dyn Queue>,
     pub card_numbers: CardNumbers,
 }

@@ -187,7 +187,7 @@ async fn apply_resolution(
             (status, done) = (StatusCode::ACCEPTED, missing);
         }
     } else {
-        context.operator.resolve(&id, &resolution, None, &by).await??;
+        context.ledger.resolve_job(&id, &resolution, None, &by).await??;
     }
     Ok((status, JsonResponse(ActionResult { id: id.to_string(), state, done })).into_response())
 }
@@ -200,12 +200,11 @@ async fn resend(
     resolution: JobResolution,
     by: Actor,
 ) -> Result<Option<String>, ApiError> {
-    let OperatorContext { operator, settings, queue, card_numbers, .. } = context;
-    let providers = provider_names(settings.as_ref()).await?;
+    let OperatorContext { ledger, queue, card_numbers } = context;
+    let providers = provider_names(ledger).await?;
     queue.ping().await?;
-    let (operator, queue) = (operator.as_ref(), queue.as_ref());
-    let sender =
-        Resender { operator, queue, providers: &providers, card_numbers: *card_numbers, resolution, actor: by };
+    let queue = queue.as_ref();
+    let sender = Resender { ledger, queue, providers: &providers, card_numbers: *card_numbers, resolution, actor: by };
     match sender.send(id).await {
         Ok(()) => Ok(None),
         Err(unpublished @ ResendError::Unpublished(_)) => Ok(Some(unpublished.to_string())),

@@ -95,7 +95,7 @@ pub struct ClearTimeChange {
 )]
 pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<LimitList>, ApiError> {
     let mut list = LimitList { limits: Vec::new(), left_out: Vec::new() };
-    for row in ops.operator_context.settings.raw_rows(None).await? {
+    for row in ops.operator_context.ledger.raw_rows(None).await? {
         match row {
             Ok(row) => list.limits.extend(row.limits.iter().map(|limit| LimitSummary::from_row(&row.name, limit))),
             Err(InvalidRow { provider, problems, .. }) => list.left_out.push(UnreadableLimits { provider, problems }),
@@ -160,8 +160,7 @@ async fn pause_or_resume(
     asked: PauseReason,
 ) -> Result<JsonResponse<PauseResult>, ApiError> {
     let by = actor(caller, validate_reason(asked.because)?);
-    let changed =
-        set_paused(ops.operator_context.settings.as_ref(), &parse_provider_name(name)?, paused, Some(&by)).await?;
+    let changed = set_paused(&ops.operator_context.ledger, &parse_provider_name(name)?, paused, Some(&by)).await?;
     Ok(JsonResponse(PauseResult { changed }))
 }
 
@@ -192,9 +191,9 @@ pub async fn set_limit(
     let by = actor(&caller, validate_reason(asked.because)?);
     let rate = Rate::parse_limit(&asked.rate).map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
     let name = parse_provider_name(name)?;
-    let settings = ops.operator_context.settings.as_ref();
+    let ledger = &ops.operator_context.ledger;
     let input = ops.collector.input().await;
-    let change = set_rate(settings, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
+    let change = set_rate(ledger, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
     let clears = |row: &ProviderRow| match row.validate(0) {
         Ok(provider) => clear_time(&input, &provider).into(),
         Err(_) => ClearTimeOverview::Unknown { missing: MissingSource::Row },

@@ -49,7 +49,7 @@ impl TestApi {
             limits: vec![limit("second", 100, 1_000), limit("minute", 600, 60_000)],
             ..ProviderRow::default()
         };
-        database.settings().apply(&[row], false).await.unwrap();
+        database.apply_settings(&[row], false).await.unwrap();
         let queue = state.operator_context.queue.clone();
         queue.declare(&[acme()]).await.unwrap();
         let (address, stop) = spawn_server(state).await;
@@ -80,7 +80,7 @@ impl TestApi {
 
     /// Adds a job in a state.
     pub(super) async fn add_job(&self, id: &str, account: &str, state: &str) {
-        let ledger = self.database.ledger();
+        let ledger = self.database.clone();
         let job = Job {
             id: Identifier::new(id).unwrap(),
             provider: acme(),
@@ -123,7 +123,7 @@ impl TestApi {
             account: None,
             credential_fingerprint: "0123456789abcdef".to_owned(),
         };
-        match self.database.ledger().begin_attempt(hold, &request).await.unwrap() {
+        match self.database.begin_attempt(hold, &request).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("lost"),
         }
@@ -362,7 +362,7 @@ async fn limit_change_honours_dry_run() {
         format: 1,
         body: json!({"ready": true, "lanes": {"acme": {"does": "running"}}}).to_string(),
     };
-    stand.database.fleet().report(&report).await.unwrap();
+    stand.database.write_report(&report).await.unwrap();
     let clears_in = |ms: u64| json!({"kind": "clears_in", "ms": ms});
     // Three jobs wait, and leave their lane at what the limits allow in a second.
     let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "2/1m", "changed": false,
@@ -377,7 +377,7 @@ async fn limit_change_honours_dry_run() {
     let mut done = rehearsed;
     done["changed"] = true.into();
     assert_eq!(stand.post(minute, json!({"rate": "2/1m", "because": "too fast"})).await, (200, done));
-    let rows = stand.database.settings().readable_rows(Some(&acme())).await.unwrap();
+    let rows = stand.database.readable_rows(Some(&acme())).await.unwrap();
     assert_eq!((rows[0].limits[0].max_requests, rows[0].limits[0].window_ms), (2, 60_000));
     let audit: String = stand
         .query_one(
@@ -417,7 +417,7 @@ async fn pause_and_resume_report_changes() {
     for (action, changed) in [("pause", true), ("pause", false), ("resume", true), ("resume", true)] {
         let path = format!("/api/v1/providers/acme/{action}");
         assert_eq!(stand.post(&path, json!({"because": "calm"})).await, (200, json!({"changed": changed})));
-        let paused = stand.database.settings().readable_rows(Some(&acme())).await.unwrap()[0].paused;
+        let paused = stand.database.readable_rows(Some(&acme())).await.unwrap()[0].paused;
         assert_eq!(paused, action == "pause");
     }
     let signed = "SELECT count(*) FROM settings_audit WHERE table_name = 'providers' AND program = 'sluicegate ops' \

@@ -23,7 +23,8 @@ use crate::domain::quota_spec::{QuotaSpec, SubjectQuery};
 use crate::domain::time::EpochMs;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{DatabaseTime, JobDetails, Operator};
+use crate::ledger::database::Database;
+use crate::ledger::operator::{DatabaseTime, JobDetails};
 use crate::ledger::queue_position::{BacklogPosition, LedgerQueuePosition};
 use crate::limiter::Limiter;
 use crate::limiter::gate::BlockReason;
@@ -39,7 +40,7 @@ pub(super) const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The sources of the facts. Without a process, lanes and gates are unknown.
 pub struct FactSources<'a> {
-    pub operator: &'a dyn Operator,
+    pub ledger: &'a Database,
     pub settings: &'a LoadedSettings,
     pub queue: Option<&'a dyn Queue>,
     /// `None` if the limiter is in another process.
@@ -51,7 +52,7 @@ pub struct FactSources<'a> {
 
 /// Gathers the current facts about one id.
 pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
-    let details = sources.operator.show(id).await?;
+    let details = sources.ledger.job_details(id).await?;
     let search = match &details {
         Some(_) => UnrecordedJob::default(),
         None => unrecorded::find_unrecorded(sources, id).await,
@@ -67,7 +68,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         }
         None => name.iter().cloned().collect(),
     };
-    let position = sources.operator.queue_position(id, &sharing).await?;
+    let position = sources.ledger.queue_position(id, &sharing).await?;
     let claim = match search.claim {
         Some(claim) => claim,
         None => claim_state(sources.process, name.as_ref(), details.as_ref(), &position, id).await,
@@ -226,7 +227,7 @@ async fn limiter(
             Err(_) => facts.unavailable = Some("no answer in time".to_owned()),
         }
     }
-    match timeout(QUERY_TIMEOUT, sources.operator.recent_uses(&spec.quota, spec.lookback())).await {
+    match timeout(QUERY_TIMEOUT, sources.ledger.recent_uses(&spec.quota, spec.lookback())).await {
         Err(_) => tracing::debug!("no estimated start: the ledger did not return the recent usage in time"),
         Ok(Ok(uses)) => {
             let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
@@ -273,7 +274,7 @@ async fn account_usage(
     let within = counters.iter().filter(|counter| !counter.shadow).map(|counter| counter.window_us).max()?;
     let (scope, within) = (Scope::Account, Duration::from_micros(within));
     let asked = SubjectQuery { scope, names: vec![name.to_owned()], within };
-    match timeout(QUERY_TIMEOUT, sources.operator.recent_subject_uses(&spec.quota, &asked)).await {
+    match timeout(QUERY_TIMEOUT, sources.ledger.recent_subject_uses(&spec.quota, &asked)).await {
         Ok(Ok(mut uses)) => {
             let uses = uses.remove(name).unwrap_or_default();
             let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();

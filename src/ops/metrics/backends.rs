@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::write::{Labels, MetricsWriter, float};
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::provider::ProviderName;
-use crate::ledger::settings::Settings;
+use crate::ledger::database::Database;
 use crate::limiter::{LimitStatus, Limiter};
 use crate::queue::Queue;
 use crate::worker::quotas::{QuotaRows, quota_specs};
@@ -28,7 +28,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(2);
 const UNAVAILABLE_TTL: Duration = Duration::from_secs(1);
 
 pub(super) struct BackendMonitor {
-    settings: Arc<dyn Settings>,
+    settings: Database,
     queue: Arc<dyn Queue>,
     limiter: Arc<dyn Limiter>,
     last: Mutex<Option<(Instant, Arc<BackendHealth>)>>,
@@ -58,7 +58,7 @@ struct LimitMetrics {
 }
 
 impl BackendMonitor {
-    pub fn new(settings: Arc<dyn Settings>, queue: Arc<dyn Queue>, limiter: Arc<dyn Limiter>) -> Self {
+    pub fn new(settings: Database, queue: Arc<dyn Queue>, limiter: Arc<dyn Limiter>) -> Self {
         Self { settings, queue, limiter, last: Mutex::default() }
     }
 
@@ -82,7 +82,7 @@ impl BackendMonitor {
     async fn check_health(&self) -> BackendHealth {
         let until = Instant::now() + PING_TIMEOUT;
         let (database, queue, limiter) = tokio::join!(
-            round_trip(until, async { self.settings.version().await.is_ok() }),
+            round_trip(until, async { self.settings.settings_version().await.is_ok() }),
             round_trip(until, async { self.queue.ping().await.is_ok() }),
             round_trip(until, async { self.limiter.ping().await.is_ok() }),
         );
@@ -231,7 +231,7 @@ mod tests {
         database.migrate().await.unwrap();
         let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
         let limiter = Arc::new(SilentLimiter::default());
-        let monitor = BackendMonitor::new(database.settings(), queue, limiter.clone());
+        let monitor = BackendMonitor::new(database.clone(), queue, limiter.clone());
         let (one, other) = tokio::join!(monitor.health(), monitor.health());
         assert!(Arc::ptr_eq(&one, &other), "two scrapes at once are one look");
         let up: Vec<bool> = one.dependencies.iter().map(|(_, took)| took.is_some()).collect();

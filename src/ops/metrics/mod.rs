@@ -16,7 +16,7 @@ use self::backends::{BackendHealth, BackendMonitor};
 use super::OpsState;
 use super::guard::AuthenticationFailures;
 use super::overview::{OverviewCollector, OverviewSnapshot};
-use crate::ledger::settings::Settings;
+use crate::ledger::database::Database;
 use crate::limiter::Limiter;
 use crate::queue::Queue;
 use crate::worker::supervisor::WorkerStatus;
@@ -36,7 +36,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// The backends that a scrape reads.
 pub struct MetricsSources {
-    pub settings: Arc<dyn Settings>,
+    pub settings: Database,
     pub queue: Arc<dyn Queue>,
     pub limiter: Arc<dyn Limiter>,
     pub collector: Arc<OverviewCollector>,

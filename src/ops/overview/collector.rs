@@ -26,10 +26,9 @@ use crate::fleet::backlog::PaymentCount;
 use crate::fleet::report::problem_with_name;
 use crate::fleet::workers::visible_workers;
 use crate::fleet::{Overview, OverviewInput, ProviderReconciliation, by_provider, overview};
-use crate::ledger::fleet::{Fleet, StoredReport};
+use crate::ledger::database::Database;
+use crate::ledger::fleet::StoredReport;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::Settings;
-use crate::ledger::upkeep::Upkeep;
 use crate::limiter::{LimitStatus, Limiter};
 use crate::queue::Queue;
 use crate::worker::quotas::quota_specs;
@@ -50,9 +49,7 @@ const CLOCK_SKEW_MAX_MS: u64 = 5_000;
 #[derive(Clone)]
 pub struct OverviewSources {
     pub worker_status: watch::Receiver<WorkerStatus>,
-    pub settings: Arc<dyn Settings>,
-    pub fleet: Arc<dyn Fleet>,
-    pub upkeep: Arc<dyn Upkeep>,
+    pub ledger: Database,
     pub queue: Arc<dyn Queue>,
     pub limiter: Arc<dyn Limiter>,
     /// Id of this worker process.
@@ -306,15 +303,15 @@ impl OverviewCollector {
     }
 
     async fn query_rows(&self) -> Result<RowsWithPauseAuthors, String> {
-        let written = self.sources.settings.raw_rows(None).await.map_err(|error| error.to_string())?;
+        let written = self.sources.ledger.raw_rows(None).await.map_err(|error| error.to_string())?;
         // Unreadable rows are among the invalid rows that the worker knows.
         let rows: Vec<ProviderRow> = written.into_iter().flatten().collect();
-        let paused_by = pause_authors(self.sources.settings.as_ref(), &rows).await;
+        let paused_by = pause_authors(&self.sources.ledger, &rows).await;
         Ok((rows, paused_by))
     }
 
     async fn query_reports(&self) -> Result<ReportsWithSkew, String> {
-        let reports = self.sources.fleet.reports().await.map_err(|error| error.to_string())?;
+        let reports = self.sources.ledger.worker_reports().await.map_err(|error| error.to_string())?;
         let now_ms = |row: &StoredReport| row.reported_at_ms + i64::try_from(row.age.as_millis()).unwrap_or(0);
         let skew_ms = reports.iter().map(now_ms).max().map_or(0, |now_ms| now_ms - unix_ms());
         Ok((reports, skew_ms))
@@ -322,7 +319,7 @@ impl OverviewCollector {
 
     /// The oldest job by provider, in the ledger or in a queue that reports ages.
     async fn query_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
-        let oldest = self.sources.fleet.oldest_open(names).await.map_err(|error| error.to_string())?;
+        let oldest = self.sources.ledger.oldest_open(names).await.map_err(|error| error.to_string())?;
         let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
         let each =
             names.iter().map(|name| async move { Some((name, self.sources.queue.oldest_ready(name).await.ok()??)) });
@@ -335,7 +332,7 @@ impl OverviewCollector {
     }
 
     async fn query_jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {
-        let accounts = self.sources.upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
+        let accounts = self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
         accounts
             .map(|all| all.into_iter().map(ProviderReconciliation::from).collect())
             .map_err(|error| error.to_string())

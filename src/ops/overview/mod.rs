@@ -122,7 +122,7 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
         return Err(no_such_provider());
     };
     let audit = match ProviderName::new(name.as_str()) {
-        Ok(name) => state.operator_context.settings.audit(Some(&name), AUDIT_MAX).await.ok(),
+        Ok(name) => state.operator_context.ledger.settings_audit(Some(&name), AUDIT_MAX).await.ok(),
         Err(_) => None,
     };
     let page = ProviderPage {

@@ -22,9 +22,7 @@ pub(in crate::ops) fn test_collector(
 ) -> Arc<OverviewCollector> {
     Arc::new(OverviewCollector::new(OverviewSources {
         worker_status: progress,
-        settings: database.settings(),
-        fleet: database.fleet(),
-        upkeep: database.upkeep(),
+        ledger: database.clone(),
         queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
         limiter,
         worker: "this-one".to_owned(),
@@ -66,11 +64,11 @@ fn report(id: &str, rate_10s: u64, at_ms: i64) -> WorkerReport {
 async fn reports_of_all_workers_are_merged() {
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
-    database.settings().apply(&[row("acme")], false).await.unwrap();
+    database.apply_settings(&[row("acme")], false).await.unwrap();
     for (id, rate_10s, at_ms) in [("one", 300, 1_000), ("two", 100, 2_000)] {
-        database.fleet().report(&report(id, rate_10s, at_ms)).await.unwrap();
+        database.write_report(&report(id, rate_10s, at_ms)).await.unwrap();
     }
-    let known = LoadedSettings::default().with_snapshot(database.settings().load().await.unwrap());
+    let known = LoadedSettings::default().with_snapshot(database.load_settings().await.unwrap());
     let progress = WorkerStatus { settings: Arc::new(known), ..WorkerStatus::default() };
     let (_progress, progress) = watch::channel(progress);
     let limiter = Arc::new(crate::limiter::embedded::EmbeddedLimiter::new());
@@ -121,7 +119,7 @@ async fn reports_of_all_workers_are_merged() {
 async fn snapshot_is_one_point_of_the_history() {
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
-    database.settings().apply(&[row("acme")], false).await.unwrap();
+    database.apply_settings(&[row("acme")], false).await.unwrap();
     let (_progress, progress) = watch::channel(WorkerStatus::default());
     let collector = test_collector(&database, progress, Arc::new(crate::limiter::embedded::EmbeddedLimiter::new()));
 

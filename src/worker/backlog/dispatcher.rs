@@ -20,7 +20,8 @@ use crate::domain::job::Identifier;
 use crate::domain::provider::ProviderName;
 use crate::faults::{self, CrashPoint};
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{Backlog, BacklogClaim, BacklogClaimRequest, BacklogJob, FlowStatus};
+use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowStatus};
+use crate::ledger::database::Database;
 use crate::ledger::upkeep::JobToRepublish;
 use crate::queue::Properties;
 use crate::queue::message::Decoded;
@@ -48,12 +49,12 @@ struct ReadLanes {
 
 impl FlowLanes {
     /// When the ledger was read last, if it had no flow of this lane. One query runs at a time.
-    async fn read_without(&self, lane: &ProviderName, backlog: &dyn Backlog) -> Result<Option<Instant>, LedgerError> {
+    async fn read_without(&self, lane: &ProviderName, ledger: &Database) -> Result<Option<Instant>, LedgerError> {
         let mut last = self.0.lock().await;
         let now = Instant::now();
         let read = match last.take().filter(|read| now < read.read_at + FLOW_LANES_AGE_MAX) {
             Some(fresh) => fresh,
-            None => ReadLanes { read_at: now, lanes: backlog.lanes_with_flows().await? },
+            None => ReadLanes { read_at: now, lanes: ledger.lanes_with_flows().await? },
         };
         let read = last.insert(read);
         Ok((!read.lanes.contains(lane)).then_some(read.read_at))
@@ -82,7 +83,7 @@ pub async fn run(lane: Arc<LaneContext>) {
 
 async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Result<(), LedgerError> {
     match step {
-        DispatchStep::EndBlocks => drop(lane.worker.backends.backlog.unblock_flows(&lane.name).await?),
+        DispatchStep::EndBlocks => drop(lane.worker.backends.ledger.unblock_flows(&lane.name).await?),
         DispatchStep::Look => tokio::select! {
             looked = look(lane) => looked?,
             () = lane.stop.cancelled() => {}
@@ -94,15 +95,15 @@ async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Re
 }
 
 async fn look(lane: &LaneContext) -> Result<(), LedgerError> {
-    let backlog = &*lane.worker.backends.backlog;
+    let ledger = &lane.worker.backends.ledger;
     if lane.backlog.core().is_idle()
-        && let Some(read_at) = lane.worker.flow_lanes.read_without(&lane.name, backlog).await?
+        && let Some(read_at) = lane.worker.flow_lanes.read_without(&lane.name, ledger).await?
     {
         lane.backlog.core().found_no_flow(read_at);
         return Ok(());
     }
     let began = Instant::now();
-    let flows = backlog.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
+    let flows = ledger.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
     lane.backlog.core().looked(began, flows.into_iter().map(seen_flow).collect(), Instant::now());
     Ok(())
 }
@@ -115,7 +116,7 @@ fn seen_flow(status: FlowStatus) -> SeenFlow<Identifier> {
 async fn claim_jobs(lane: &Arc<LaneContext>, claim: &FairClaim<Identifier>) -> Result<(), LedgerError> {
     let request =
         BacklogClaimRequest { lane: &lane.name, owner: &lane.worker.options.owner, lease: LEASE, bounds: claim };
-    let claimed = lane.worker.backends.backlog.claim_backlog(&request).await;
+    let claimed = lane.worker.backends.ledger.claim_backlog(&request).await;
     faults::crash(CrashPoint::AfterBacklogClaim);
     let now = Instant::now();
     match claimed? {

@@ -124,9 +124,9 @@ pub(super) async fn record_if_it_must_wait(
     if decoded.job.not_before.is_some() || !must_wait() {
         return None;
     }
-    let backlog = &lane.worker.backends.backlog;
+    let ledger = &lane.worker.backends.ledger;
     let recorded = retry_while_unavailable("record a job in the backlog", &lane.stop, || {
-        backlog.record_backlog(&decoded.job, decoded.hash, MAX_DELAY)
+        ledger.record_backlog(&decoded.job, decoded.hash, MAX_DELAY)
     });
     let recorded = recorded.instrument(spans::step("record in the backlog")).await;
     if matches!(recorded, Ok(BacklogRecord::Recorded)) {

@@ -126,7 +126,7 @@ impl JobRun<'_> {
     /// Returns the job to the backlog, and blocks its flow in the same commit.
     pub(super) async fn return_to_backlog(&self, how: BacklogReturnReason) -> DeliveryAction {
         let BacklogReturnReason { label, reason, block } = how;
-        let backlog = &self.lane.worker.backends.backlog;
+        let ledger = &self.lane.worker.backends.ledger;
         let came_from_backlog = self.ahead.is_some();
         let returned = retry_while_unavailable("return a job to the backlog", &self.lane.worker.abandon, || {
             // The write may be repeated after an outage, and the block ends at the same instant.
@@ -138,7 +138,7 @@ impl JobRun<'_> {
             let reason = reason.as_ref();
             async move {
                 let how = BacklogReturn { reason, came_from_backlog, block };
-                backlog.return_to_backlog(&self.active.lease, &how).await
+                ledger.return_to_backlog(&self.active.lease, &how).await
             }
         });
         match returned.await {

@@ -105,7 +105,7 @@ impl JobRun<'_> {
 
     /// Whether the ledger has recorded that no queue has this job. If not, it is delayed like any other.
     async fn keep_in_ledger_only(&self) -> bool {
-        match self.lane.worker.backends.upkeep.keep_unqueued(&self.active.lease).await {
+        match self.lane.worker.backends.ledger.keep_unqueued(&self.active.lease).await {
             Ok(written) => written == FencedWrite::Applied,
             Err(error) => {
                 tracing::debug!(job = %self.job.id, %error, "failed to keep a job in the ledger alone; delaying it");

@@ -138,7 +138,7 @@ async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLe
     let id = &decoded.job.id;
     let state = {
         let copy = headers::copy_number(&letter.properties);
-        worker.backends.upkeep.message_state(&decoded.job, decoded.hash, copy).await?
+        worker.backends.ledger.message_state(&decoded.job, decoded.hash, copy).await?
     };
     let death = DeadLetterFacts { cause: letter.cause, rounds, has_row: known.providers.contains_key(lane.as_str()) };
     match decide(state, death) {
@@ -165,7 +165,7 @@ async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLe
         }
         DeadLetterAction::Review => {
             tracing::error!(job = %id, provider = %lane, DELIVERY_LIMIT_REASON);
-            let written = worker.backends.upkeep.move_to_review(id, DELIVERY_LIMIT_REASON).await?;
+            let written = worker.backends.ledger.move_to_review(id, DELIVERY_LIMIT_REASON).await?;
             worker.outbox.notify_unleased();
             // If a worker has it active or has just finished it, the next sweep judges the letter again.
             Ok(written == FencedWrite::Applied)

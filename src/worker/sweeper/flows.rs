@@ -17,26 +17,24 @@ const COMPARE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 pub async fn keep(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
     let compared = compare(worker, known).await;
-    if !worker.backends.upkeep.lease_duty("flows", REMOVE_INTERVAL).await? {
+    if !worker.backends.ledger.lease_duty("flows", REMOVE_INTERVAL).await? {
         return compared;
     }
-    let with_flows = worker.backends.backlog.lanes_with_flows().await?;
+    let with_flows = worker.backends.ledger.lanes_with_flows().await?;
     let mut lanes = RoundRobin::new(worker, known.providers.keys().filter(|lane| with_flows.contains(*lane)));
     while let Some((lane, batches)) = lanes.next().await {
-        let removed = worker.backends.backlog.remove_idle_flows(lane, BATCH).await?;
+        let removed = worker.backends.ledger.remove_idle_flows(lane, BATCH).await?;
         lanes.requeue(lane, batches, removed);
     }
     compared
 }
 
 async fn compare(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
-    if !worker.backends.upkeep.lease_duty("flows_compare", COMPARE_INTERVAL).await? {
+    if !worker.backends.ledger.lease_duty("flows_compare", COMPARE_INTERVAL).await? {
         return Ok(());
     }
-    let mut in_use = worker.backends.backlog.lanes_with_flows().await?;
-    in_use.extend(worker.backends.upkeep.lanes_with_open_jobs().await?);
-    for lane in known.providers.keys().filter(|lane| in_use.contains(*lane)) {
-        let repaired = worker.backends.backlog.repair_flows(lane, BATCH).await?;
+    for lane in known.providers.keys() {
+        let repaired = worker.backends.ledger.repair_flows(lane, BATCH).await?;
         if repaired != RepairedFlows::default() {
             let RepairedFlows { recreated, corrected } = repaired;
             tracing::error!(provider = %lane, recreated, corrected, "flows differed from their jobs; repaired");

@@ -154,7 +154,7 @@ pub async fn wake_jobs(
         if by == WaitCause::Limit {
             // The lanes' dispatchers see it within a second. A flow that is still at its limit is blocked again by its
             // first jobs.
-            let unblocked = worker.backends.backlog.unblock_flows(&lane).await;
+            let unblocked = worker.backends.ledger.unblock_flows(&lane).await;
             result = result.and(unblocked.map(drop).map_err(SweepError::Ledger));
         }
         // Twice the time: a job refused by the new limits may be woken once more, one refused by the former must be.
@@ -165,7 +165,7 @@ pub async fn wake_jobs(
             due_within: SWEEP_INTERVAL,
             at_most: BATCH,
         };
-        match worker.backends.upkeep.wake_waiting(&lane, &which).await {
+        match worker.backends.ledger.wake_waiting(&lane, &which).await {
             Ok(batch) => {
                 *woken.entry(lane).or_default() += batch;
                 if batch < BATCH {

@@ -90,9 +90,9 @@ async fn sweep(
     known: &LoadedSettings,
     changes: &mut SettingsChanges,
 ) -> Result<(), SweepError> {
-    let upkeep = &worker.backends.upkeep;
+    let ledger = &worker.backends.ledger;
     // A little shorter than the pause between two sweeps, so that a single worker gets every sweep.
-    if !upkeep.lease_duty("sweep", worker.options.sweep_every * 3 / 4).await? {
+    if !ledger.lease_duty("sweep", worker.options.sweep_every * 3 / 4).await? {
         return Ok(());
     }
     let weighted = weights::sync(worker, &mut changes.weights, known).await;
@@ -109,10 +109,10 @@ async fn sweep(
 /// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is
 /// near.
 async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
-    let upkeep = &worker.backends.upkeep;
+    let ledger = &worker.backends.ledger;
     let mut batches = SweepBatches::for_worker(worker);
     while batches.next().await {
-        let expired = upkeep.expire("expires_at has passed", BATCH).await?;
+        let expired = ledger.expire("expires_at has passed", BATCH).await?;
         batches.finish_batch(expired);
         if expired > 0 {
             worker.outbox.notify_unleased();
@@ -124,7 +124,7 @@ async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
         let Some(after) = after else { continue };
         let mut batches = SweepBatches::for_worker(worker);
         while batches.next().await {
-            let scrubbed = upkeep.scrub(which, after, BATCH).await?;
+            let scrubbed = ledger.scrub(which, after, BATCH).await?;
             batches.finish_batch(scrubbed);
             if scrubbed > 0 {
                 tracing::debug!(scrubbed, "payloads, references and requests emptied");
@@ -133,7 +133,7 @@ async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
     }
     let mut batches = SweepBatches::for_worker(worker);
     while batches.next().await {
-        batches.finish_batch(upkeep.forget_references(BATCH).await?);
+        batches.finish_batch(ledger.forget_references(BATCH).await?);
     }
     Ok(())
 }

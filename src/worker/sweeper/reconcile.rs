@@ -19,15 +19,15 @@ pub const CHECKED_JOBS: CheckScope = CheckScope::Since(Duration::from_secs(10 * 
 pub const OVERDUE_ALARM_AFTER: Duration = Duration::from_secs(2 * 60 * 60);
 
 pub async fn check(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
-    let upkeep = &worker.backends.upkeep;
-    if !upkeep.lease_duty("account", CHECK_INTERVAL).await? {
+    let ledger = &worker.backends.ledger;
+    if !ledger.lease_duty("account", CHECK_INTERVAL).await? {
         return Ok(());
     }
     // The reconciliation is right without it, and only takes longer.
-    if let Err(error) = upkeep.update_finished_totals().await {
+    if let Err(error) = ledger.update_finished_totals().await {
         tracing::warn!(%error, "failed to update the totals of finished jobs; reconciliation continues without them");
     }
-    for account in upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await? {
+    for account in ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await? {
         for fault in account.discrepancies() {
             tracing::error!(provider = account.provider, fault, "jobs are not accounted for");
         }

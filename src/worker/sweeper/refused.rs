@@ -15,7 +15,7 @@ pub async fn decline(worker: &WorkerContext, known: &LoadedSettings) -> Result<(
     let refusing = known.providers.iter().filter(|(_, row)| refuses(row)).map(|(lane, _)| lane);
     let mut lanes = RoundRobin::new(worker, refusing);
     while let Some((lane, batches)) = lanes.next().await {
-        let declined = worker.backends.backlog.decline_refused(lane, BATCH).await?;
+        let declined = worker.backends.ledger.decline_refused(lane, BATCH).await?;
         lanes.requeue(lane, batches, declined);
         if declined > 0 {
             worker.outbox.notify_unleased();

@@ -34,7 +34,7 @@ pub(super) async fn republish_all(
     known: &LoadedSettings,
 ) -> Result<(), SweepError> {
     let refused = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_queue_refused());
-    let open = worker.backends.upkeep.lanes_with_open_jobs().await?;
+    let open = worker.backends.ledger.lanes_with_open_jobs().await?;
     let takes = |row: &&Arc<Provider>| {
         let is_open = open.contains(&row.name) && row.enabled && !row.paused;
         is_open && !refused(row) && !worker.unconfirmed.blocks(&row.name)
@@ -65,12 +65,12 @@ async fn republish_overdue(
     provider: &Provider,
     healthy_for: Option<Duration>,
 ) -> Result<u32, SweepError> {
-    let (lane, upkeep) = (&provider.name, &worker.backends.upkeep);
+    let (lane, ledger) = (&provider.name, &worker.backends.ledger);
     // Without a queue, the message would be unroutable; the lane declares the queue when it opens.
     let Some(ready) = worker.backends.queue.depth(lane).await? else { return Ok(0) };
     let view = LaneView { ready, jobs_per_second: provider.least_per_second(), healthy_for };
     let back = match overdue_query(view, worker.options.sweep_every) {
-        Some(which) => upkeep.take_overdue(lane, &which).await?,
+        Some(which) => ledger.take_overdue(lane, &which).await?,
         None => Vec::new(),
     };
     if !back.is_empty() {
@@ -83,7 +83,7 @@ async fn republish_overdue(
 
 /// Publishes a batch of jobs without a message: all payments of a day may be due at midnight.
 async fn publish_unqueued(worker: &WorkerContext, lane: &ProviderName) -> Result<u32, SweepError> {
-    let due = worker.backends.upkeep.take_unqueued(lane, PUBLISH_AHEAD, GRACE_BUSY, BATCH).await?;
+    let due = worker.backends.ledger.take_unqueued(lane, PUBLISH_AHEAD, GRACE_BUSY, BATCH).await?;
     let taken = u32::try_from(due.len()).unwrap_or(u32::MAX);
     publish_all(worker, lane, due).await?;
     Ok(taken)
@@ -124,7 +124,7 @@ pub(in crate::worker) async fn rebuild_or_review(
     if message.is_none() {
         let reason = "its message cannot be made from the ledger: content and hash differ";
         tracing::error!(job = %recorded.job.id, reason);
-        if worker.backends.upkeep.move_to_review(&recorded.job.id, reason).await? == FencedWrite::Applied {
+        if worker.backends.ledger.move_to_review(&recorded.job.id, reason).await? == FencedWrite::Applied {
             worker.outbox.notify_unleased();
         }
     }

@@ -59,11 +59,11 @@ pub async fn sync(
     if due.is_empty() {
         return Ok(());
     }
-    let with_flows = worker.backends.backlog.lanes_with_flows().await?;
+    let with_flows = worker.backends.ledger.lanes_with_flows().await?;
     let mut result = Ok(());
-    for lane in due {
+    for lane in changes.due(known) {
         // A flow that comes later has the weight that its account has then.
-        let synced = if with_flows.contains(&lane) { worker.backends.backlog.sync_weights(&lane).await } else { Ok(0) };
+        let synced = if with_flows.contains(&lane) { worker.backends.ledger.sync_weights(&lane).await } else { Ok(0) };
         match synced {
             Ok(flows) => {
                 changes.record_sweep(&lane);

@@ -30,19 +30,19 @@ impl Fixture {
     /// Runs one whole attempt of a job without a lease; returns the attempt's number.
     async fn attempt(&self, job: &Job, outcome: &'static str, next: &JobState) -> u32 {
         let hold = self.take(job).await.lease;
-        let number = match self.ledger().begin_attempt(&hold, &request(job.id.as_str())).await.unwrap() {
+        let number = match self.database.begin_attempt(&hold, &request(job.id.as_str())).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("the lease is stale"),
         };
         let end = end(number, outcome, outcome != "throttled");
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
         number
     }
 }
 
 async fn an_attempt_freezes_its_request(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     assert_eq!(fixture.attempt(&job, "throttled", &waiting()).await, 1);
     let claimed = fixture.take(&job).await;
     let (frozen, age) = claimed.frozen_request.unwrap();
@@ -84,16 +84,16 @@ async fn fingerprint_updates_until_outcome_is_unknown(kind: Kind) {
     let error = fixture.sql(by_hand).await.unwrap_err();
     assert!(error.contains("frozen request of a job never changes"), "{error}");
     let hold = fixture.take(&job("p1")).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&hold, &with("second")).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(fixture.database.begin_attempt(&hold, &with("second")).await.unwrap(), BeginResult::Attempt(2));
     let lost = end(2, "unknown", true);
-    assert_eq!(fixture.ledger().finish_attempt(&hold, &lost, &unknown()).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.finish_attempt(&hold, &lost, &unknown()).await.unwrap(), FencedWrite::Applied);
     let claimed = fixture.take(&job("p1")).await;
     assert_eq!((claimed.maybe_charged, claimed.frozen_request.unwrap().0), (true, with("second")));
     for other in ["third", &request("p1").credential_fingerprint] {
-        let error = fixture.ledger().begin_attempt(&claimed.lease, &with(other)).await.unwrap_err();
+        let error = fixture.database.begin_attempt(&claimed.lease, &with(other)).await.unwrap_err();
         assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     }
-    let again = fixture.ledger().begin_attempt(&claimed.lease, &with("second")).await.unwrap();
+    let again = fixture.database.begin_attempt(&claimed.lease, &with("second")).await.unwrap();
     assert_eq!(again, BeginResult::Attempt(3));
 }
 
@@ -116,9 +116,9 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let job = job("p1");
     let lost = fixture.take(&job).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&lost, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&lost, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     // While the lease lasts, the request may still be in flight.
-    let claim = fixture.ledger().claim(&job, hash(1), "worker-b", LEASE).await.unwrap();
+    let claim = fixture.database.claim(&job, hash(1), "worker-b", LEASE).await.unwrap();
     assert!(matches!(claim, Claim::LeasedElsewhere { .. }), "{claim:?}");
     fixture.expire_lease(&lost).await;
     let claimed = fixture.take(&job).await;
@@ -129,21 +129,21 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     assert_eq!(fixture.state("p1").await, "unknown");
     // The lost worker returns with a response. It is too late, so nothing is overwritten.
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
-    let late = fixture.ledger().finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
+    let late = fixture.database.finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
     assert_eq!(late, FencedWrite::Stale);
-    assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
     // The recorded outcome tells the worker that its write was stale. The write could also have been committed, with
     // only the reply lost.
     let mut outcomes = Vec::new();
     for number in 1..=3 {
-        outcomes.push(fixture.ledger().request_outcome(&job.id, number).await.unwrap());
+        outcomes.push(fixture.database.request_outcome(&job.id, number).await.unwrap());
     }
     assert_eq!(outcomes, [Some("unknown".to_owned()), None, None]);
 }
 
 async fn an_unknown_job_stays_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     fixture.attempt(&job, "unknown", &unknown()).await;
     let claimed = fixture.take(&job).await;
     assert!(claimed.maybe_charged);
@@ -188,7 +188,7 @@ async fn only_an_unsent_first_request_is_reverted(kind: Kind) {
         (claimed.attempts, claimed.maybe_charged, claimed.frozen_request),
         (1, false, Some((request("p1"), Duration::ZERO)))
     );
-    assert_eq!(fixture.ledger().release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
     fixture.attempt(&job("p1"), "throttled", &waiting()).await;
     assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "2|sent");
     // The provider may know the idempotency key since the throttled attempt.

@@ -5,7 +5,7 @@ use sluicegate::domain::flow::{FlowClass, FlowKey};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::backlog::{
-    Backlog, BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock,
+    BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock,
 };
 use sluicegate::ledger::copies::{Claimant, DeliveredCopy};
 use sluicegate::ledger::operator::{Actor, JobResolution};
@@ -83,12 +83,8 @@ fn claim_of<'a>(lane: &'a ProviderName, bounds: &'a FairClaim<Identifier>) -> Ba
 }
 
 impl Fixture {
-    pub(super) fn backlog(&self) -> Arc<dyn Backlog> {
-        self.database.backlog()
-    }
-
     pub(super) async fn record(&self, job: &Job) {
-        let recorded = self.backlog().record_backlog(job, hash(1), Duration::ZERO).await.unwrap();
+        let recorded = self.database.record_backlog(job, hash(1), Duration::ZERO).await.unwrap();
         assert_eq!(recorded, BacklogRecord::Recorded, "{job:?}");
     }
 
@@ -98,21 +94,21 @@ impl Fixture {
     }
 
     pub(super) async fn dispatch_with(&self, bounds: &FairClaim<Identifier>) -> Vec<BacklogJob> {
-        match self.backlog().claim_backlog(&claim_of(&name("stripe"), bounds)).await.unwrap() {
+        match self.database.claim_backlog(&claim_of(&name("stripe"), bounds)).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
             BacklogClaim::Busy => panic!("no other process claims"),
         }
     }
 
     pub(super) async fn give_back(&self, job: &BacklogJob, how: &BacklogReturn<'_>) {
-        let written = self.backlog().return_to_backlog(&job.claimed.lease, how).await.unwrap();
+        let written = self.database.return_to_backlog(&job.claimed.lease, how).await.unwrap();
         assert_eq!(written, FencedWrite::Applied, "{job:?}");
     }
 
     /// Whether the job is in the backlog, and the jobs ahead of it.
     pub(super) async fn jobs_ahead(&self, id: &str) -> (bool, u64) {
         let lane = [name("stripe")];
-        let position = self.database.operator().queue_position(&job(id).id, &lane).await.unwrap();
+        let position = self.database.queue_position(&job(id).id, &lane).await.unwrap();
         (position.backlog.is_some(), position.jobs_ahead)
     }
 
@@ -133,13 +129,13 @@ async fn a_recorded_job_is_claimed_once(kind: Kind) {
     assert_eq!(fixture.dispatch(5, 5).await, []);
     fixture.counts_agree().await;
     // The worker goes on as with any claimed job.
-    let begun = fixture.ledger().begin_attempt(&jobs[0].claimed.lease, &request("p1")).await.unwrap();
+    let begun = fixture.database.begin_attempt(&jobs[0].claimed.lease, &request("p1")).await.unwrap();
     assert_eq!(begun, BeginResult::Attempt(1));
 }
 
 async fn known_jobs_are_recognised(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let backlog = fixture.backlog();
+    let backlog = fixture.database.clone();
     let first = Job { idempotency_key: Some(Identifier::new("key-1").unwrap()), ..job("p1") };
     fixture.record(&first).await;
     let record = async |job: &Job, byte| backlog.record_backlog(job, hash(byte), Duration::ZERO).await.unwrap();
@@ -155,7 +151,7 @@ async fn known_jobs_are_recognised(kind: Kind) {
     let active = fixture.dispatch(1, 1).await.remove(0).claimed.lease;
     assert_eq!(record(&first, 1).await, BacklogRecord::Open);
     let done = JobState::Final { state: FinalState::Declined, reason: "by rule".to_owned(), reference: None };
-    assert_eq!(fixture.ledger().transition(&active, &done).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.transition(&active, &done).await.unwrap(), FencedWrite::Applied);
     assert_eq!(record(&first, 1).await, BacklogRecord::Finished);
     assert_eq!(fixture.one("SELECT count(*) FROM jobs").await, "1");
     fixture.counts_agree().await;
@@ -176,13 +172,13 @@ async fn a_claim_returns_the_whole_job(kind: Kind) {
     assert_eq!((claimed.claimed.attempts, claimed.claimed.maybe_charged, claimed.claimed.copy), (0, false, 1));
     assert!(claimed.claimed.expires_in.is_some() && claimed.claimed.wait.is_zero(), "{claimed:?}");
     // With an unknown outcome it comes back first, with its history.
-    let (ledger, lease) = (fixture.ledger(), &claimed.claimed.lease);
+    let (ledger, lease) = (fixture.database.clone(), &claimed.claimed.lease);
     assert_eq!(ledger.begin_attempt(lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
     let unknown = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
     assert_eq!(ledger.finish_attempt(lease, &end, &unknown).await.unwrap(), FencedWrite::Applied);
     let again = fixture.take(&job).await;
-    let written = fixture.backlog().return_to_backlog(&again.lease, &RETURNED).await.unwrap();
+    let written = fixture.database.return_to_backlog(&again.lease, &RETURNED).await.unwrap();
     assert_eq!(written, FencedWrite::Applied);
     let urgent = Job { priority: 9, ..super::job("p2") };
     fixture.record(&urgent).await;
@@ -221,13 +217,13 @@ async fn a_stale_lease_returns_nothing(kind: Kind) {
     fixture.expire_lease(&stale.claimed.lease).await;
     let current = fixture.take(&job("p1")).await.lease;
     let how = BacklogReturn { block: Some(block(LEASE, "a")), ..RETURNED };
-    let written = fixture.backlog().return_to_backlog(&stale.claimed.lease, &how).await.unwrap();
+    let written = fixture.database.return_to_backlog(&stale.claimed.lease, &how).await.unwrap();
     assert_eq!(written, FencedWrite::Stale);
     assert_eq!(fixture.one("SELECT waiting || COALESCE(blocked_reason, '-') FROM flows").await, "0-");
     assert_eq!(fixture.one("SELECT fence FROM jobs WHERE lease_owner IS NOT NULL").await, current.fence.to_string());
     // A job with a request in flight cannot be returned.
-    assert_eq!(fixture.ledger().begin_attempt(&current, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
-    assert_eq!(fixture.backlog().return_to_backlog(&current, &how).await.unwrap(), FencedWrite::Stale);
+    assert_eq!(fixture.database.begin_attempt(&current, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.return_to_backlog(&current, &how).await.unwrap(), FencedWrite::Stale);
     fixture.counts_agree().await;
 }
 
@@ -241,7 +237,7 @@ async fn not_due_job_waits_without_message(kind: Kind) {
         fixture.one("SELECT count(*) FROM jobs WHERE unqueued AND NOT backlog AND wake_at = not_before").await,
         "1"
     );
-    let recorded = fixture.backlog().record_backlog(&later, hash(1), Duration::ZERO).await.unwrap();
+    let recorded = fixture.database.record_backlog(&later, hash(1), Duration::ZERO).await.unwrap();
     assert_eq!(recorded, BacklogRecord::InBacklog, "the ledger brings it back");
     fixture.counts_agree().await;
 }
@@ -251,14 +247,14 @@ async fn lost_claims_are_published_by_the_sweeper(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.record(&job("p1")).await;
     let lost = fixture.dispatch(1, 1).await.remove(0);
-    let upkeep = fixture.database.upkeep();
+    let upkeep = fixture.database.clone();
     assert_eq!(upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap(), []);
     fixture.expire_lease(&lost.claimed.lease).await;
     let published = upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap().remove(0);
     assert_eq!((&published.job.id, published.copy), (&lost.job.id, 2));
     let claimant = Claimant { owner: "worker-b", delivered: DeliveredCopy::delivered(published.copy, false) };
     let options = BatchOptions::immediate(LEASE);
-    match fixture.ledger().claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap() {
+    match fixture.database.claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap() {
         Claim::Claimed(claimed) => assert_eq!(claimed.lost_holders, 1),
         other => panic!("{other:?}"),
     }
@@ -299,10 +295,10 @@ async fn a_message_of_a_waiting_job_is_superseded(kind: Kind) {
     for redelivered in [false, true] {
         let claimant = Claimant { owner: "worker-b", delivered: DeliveredCopy::delivered(0, redelivered) };
         let options = BatchOptions::immediate(LEASE);
-        let claim = fixture.ledger().claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap();
+        let claim = fixture.database.claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap();
         assert_eq!(claim, Claim::Superseded);
     }
-    assert_eq!(fixture.ledger().claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Superseded);
+    assert_eq!(fixture.database.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Superseded);
     assert_eq!(ids(&fixture.dispatch(1, 1).await), ["p1"]);
 }
 
@@ -310,7 +306,7 @@ async fn sweeper_leaves_the_backlog_alone(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.record(&job("p1")).await;
     fixture.without_constraints("UPDATE jobs SET wake_at = created_at").await.unwrap();
-    let upkeep = fixture.database.upkeep();
+    let upkeep = fixture.database.clone();
     let which = OverduePolicy {
         grace: Duration::ZERO,
         republish_after: Duration::ZERO,
@@ -331,20 +327,20 @@ async fn ended_jobs_leave_the_count_right(kind: Kind) {
     }
     fixture.record(&Job { expires_at: Some(EpochMs(1)), ..job("late") }).await;
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
-    let cancelled = fixture.database.operator().resolve(&job("p1").id, &JobResolution::Cancel, None, &by).await;
+    let cancelled = fixture.database.resolve_job(&job("p1").id, &JobResolution::Cancel, None, &by).await;
     assert_eq!(cancelled.unwrap(), Ok(()));
     fixture.counts_agree().await;
     fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id IN ('p2', 'p3')").await.unwrap();
     fixture.counts_agree().await;
     fixture.sql("DELETE FROM jobs WHERE id = 'p4'").await.unwrap();
-    assert_eq!(fixture.database.upkeep().expire("too late", 5).await.unwrap(), 1);
-    let moved = fixture.database.upkeep().move_to_review(&job("p5").id, "why").await.unwrap();
+    assert_eq!(fixture.database.expire("too late", 5).await.unwrap(), 1);
+    let moved = fixture.database.move_to_review(&job("p5").id, "why").await.unwrap();
     assert_eq!(moved, FencedWrite::Applied);
     fixture.sql("UPDATE jobs SET backlog = NOT backlog WHERE id = 'p6'").await.unwrap();
     assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE backlog").await, "0");
     fixture.counts_agree().await;
     // One that is sent again has a message, and is not in the backlog.
-    let resent = fixture.database.operator().resolve(&job("p5").id, &JobResolution::Resend, None, &by).await;
+    let resent = fixture.database.resolve_job(&job("p5").id, &JobResolution::Resend, None, &by).await;
     assert_eq!(resent.unwrap(), Ok(()));
     assert_eq!(fixture.dispatch(9, 9).await, []);
 }
@@ -355,7 +351,7 @@ async fn backlog_jobs_are_accounted_for(kind: Kind) {
     fixture.record(&job("p2")).await;
     fixture.dispatch(1, 1).await;
     for scope in [CheckScope::All, CheckScope::Since(LEASE)] {
-        let found = fixture.database.upkeep().reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
+        let found = fixture.database.reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
         let counts = (found.backlog, found.active, found.due, found.overdue, found.messages_max);
         assert_eq!((counts, found.discrepancies()), ((1, 1, 0, 0, 0), Vec::new()));
     }
@@ -377,6 +373,6 @@ async fn position_counts_the_jobs_before(kind: Kind) {
     assert_eq!(fixture.jobs_ahead("queued").await, (false, 0));
     fixture.dispatch(1, 1).await;
     assert!(!fixture.jobs_ahead("urgent").await.0);
-    let largest = &fixture.backlog().waiting_flows(&name("stripe"), 1).await.unwrap();
+    let largest = &fixture.database.waiting_flows(&name("stripe"), 1).await.unwrap();
     assert_eq!((largest.len(), largest[0].account.as_ref().unwrap().as_str(), largest[0].waiting), (1, "acct_2", 9));
 }

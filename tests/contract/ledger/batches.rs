@@ -14,7 +14,7 @@ fn jobs(count: usize) -> Vec<Job> {
 }
 
 async fn claim_all(fixture: &Fixture, jobs: &[Job]) -> Vec<Claim> {
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let claims = jobs.iter().map(|job| ledger.claim(job, hash(1), "worker-a", LEASE));
     join_all(claims).await.into_iter().map(Result::unwrap).collect()
 }
@@ -40,7 +40,7 @@ fn accepted() -> AttemptEnd {
 }
 
 async fn begin_all(fixture: &Fixture, holds: &[LeaseToken]) {
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await;
     let results = join_all(holds.iter().map(begin)).await;
     assert!(results.iter().all(|result| matches!(result, Ok(BeginResult::Attempt(1)))), "{results:?}");
@@ -57,7 +57,7 @@ async fn batched_writes_all_commit(kind: Kind) {
     let holds = hold_all(&fixture, &jobs).await;
     begin_all(&fixture, &holds).await;
     assert_eq!(count(&fixture, "attempts WHERE ended_at IS NULL").await, "300");
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let finish = async |hold: &LeaseToken| {
         ledger.finish_attempt(hold, &accepted(), &succeeded(&format!("ch_{}", hold.id))).await.unwrap()
     };
@@ -93,7 +93,7 @@ async fn one_of_many_deliveries_claims_the_job(kind: Kind) {
 async fn each_batched_claim_gets_its_own_result(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let all = jobs(40);
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     for hold in hold_all(&fixture, &all[..20]).await {
         let next = if hold.id.as_str() < "pay_010" {
             JobState::Final { state: FinalState::Dead, reason: "given up".to_owned(), reference: None }
@@ -133,7 +133,7 @@ async fn batched_payments_cannot_share_a_charge(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let holds = hold_all(&fixture, &jobs(10)).await;
     begin_all(&fixture, &holds).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let reference = |hold: &LeaseToken| match hold.id.as_str() {
         "pay_003" | "pay_007" => "ch_twice".to_owned(),
         id => format!("ch_{id}"),
@@ -155,7 +155,7 @@ async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
     for hold in &holds[..4] {
         fixture.sql(&format!("UPDATE jobs SET fence = fence + 1 WHERE id = '{}'", hold.id)).await.unwrap();
     }
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap();
     let results = join_all(holds.iter().map(begin)).await;
     assert_eq!(results[..4], [BeginResult::Stale; 4]);
@@ -180,7 +180,7 @@ async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
 async fn stale_and_valid_lease_get_separate_results(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let good = hold_all(&fixture, &jobs(10)).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let both = good.iter().flat_map(|hold| [LeaseToken { fence: hold.fence - 1, ..hold.clone() }, hold.clone()]);
     let both: Vec<LeaseToken> = both.collect();
     let transition = async |(n, hold): (usize, &LeaseToken)| {
@@ -197,7 +197,7 @@ async fn stale_and_valid_lease_get_separate_results(kind: Kind) {
 async fn failed_write_does_not_fail_its_batch(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let holds = hold_all(&fixture, &jobs(30)).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let transition = async |(n, hold): (usize, &LeaseToken)| {
         let reason = format!("reason of {}", hold.id);
         let next = match n % 3 {
@@ -242,7 +242,7 @@ async fn locked_row_does_not_block_its_batch() {
     let holds = hold_all(&fixture, &jobs(30)).await;
     let mut person = fixture.postgres.as_ref().unwrap().begin().await.unwrap();
     sqlx::query("SELECT 1 FROM jobs WHERE id = 'pay_011' FOR UPDATE").execute(&mut *person).await.unwrap();
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap();
     let mut held = std::pin::pin!(begin(&holds[11]));
     let others = holds.iter().filter(|hold| hold.id != holds[11].id);
@@ -263,7 +263,7 @@ async fn locked_row_does_not_block_its_batch() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_write_does_not_affect_its_batch() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let all = jobs(50);
     let (dropped, kept) = all.split_at(25);
     let claims: Vec<_> = dropped.iter().map(|job| ledger.claim(job, hash(1), "worker-a", LEASE)).collect();

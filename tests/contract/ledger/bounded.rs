@@ -20,7 +20,7 @@ fn sized(id: &str, body: usize, url: usize) -> FrozenRequest {
 
 async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     for (number, (body, url, fits)) in [
         (REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX, true),
         (REQUEST_BODY_BYTES_MAX + 1, URL_BYTES_MAX, false),
@@ -53,7 +53,7 @@ async fn a_payload_is_kept_up_to_its_bound(kind: Kind) {
     let of = |bytes: usize| Some(format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8)));
     fixture.take(&Job { payload: of(BODY_BYTES_MAX), ..job("fits") }).await;
     let longer = Job { payload: of(BODY_BYTES_MAX + 1), ..job("longer") };
-    let error = fixture.ledger().claim(&longer, hash(1), "a", LEASE).await.unwrap_err().to_string();
+    let error = fixture.database.claim(&longer, hash(1), "a", LEASE).await.unwrap_err().to_string();
     assert!(error.contains("payload_is_at_most_64_kib"), "{error}");
     let change = format!("UPDATE jobs SET payload = '{}' WHERE id = 'fits'", longer.payload.unwrap());
     // The rule that a payment's content never changes applies before the size limit.
@@ -62,13 +62,13 @@ async fn a_payload_is_kept_up_to_its_bound(kind: Kind) {
 
 async fn consecutive_lost_workers_are_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     let mut claimed = fixture.take(&job).await;
     for lost in 1..=6 {
         fixture.expire_lease(&claimed.lease).await;
         claimed = fixture.take(&job).await;
         assert_eq!(claimed.lost_holders, lost);
-        let known = fixture.database.operator().queue_position(&job.id, &[]).await.unwrap();
+        let known = fixture.database.queue_position(&job.id, &[]).await.unwrap();
         assert_eq!(known.progress.lost_holders, lost);
     }
     // A worker that releases the lease may not have looked at the job, so the count stays.
@@ -83,7 +83,7 @@ async fn consecutive_lost_workers_are_counted(kind: Kind) {
 
 async fn started_request_resets_the_lost_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     let lose = async |claimed: Claimed| {
         fixture.expire_lease(&claimed.lease).await;
         fixture.take(&job).await

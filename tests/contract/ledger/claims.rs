@@ -3,6 +3,7 @@
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
@@ -41,11 +42,11 @@ async fn a_job_waits_for_its_time(kind: Kind) {
     assert!(claimed.wait > Duration::from_secs(500) && claimed.wait <= Duration::from_secs(600), "{claimed:?}");
     let wait = Duration::from_secs(900);
     let next = JobState::Waiting { wait, reason: Wait::with_detail(WaitReason::Retry, "limit per-second") };
-    assert_eq!(fixture.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     let again = fixture.take(&later).await;
     assert!(again.wait > Duration::from_secs(800) && again.wait <= wait, "{again:?}");
     // After the release, the job is due at its own `not_before`.
-    assert_eq!(fixture.ledger().release(&again.lease).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.release(&again.lease).await.unwrap(), FencedWrite::Applied);
     assert!(fixture.take(&later).await.wait <= Duration::from_secs(600));
     let expired = Job { expires_at: Some(EpochMs(now_ms - 1_000)), ..job("late") };
     assert_eq!(fixture.take(&expired).await.expires_in, Some(Duration::ZERO));
@@ -59,7 +60,7 @@ async fn a_job_waits_for_its_time(kind: Kind) {
 
 async fn duplicate_delivery_changes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     let claimed = fixture.take(&job).await;
     match ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap() {
         Claim::LeasedElsewhere { lease_left } => {
@@ -75,7 +76,7 @@ async fn duplicate_delivery_changes_nothing(kind: Kind) {
 
 async fn conflicts_are_named(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let first = Job { idempotency_key: Some(Identifier::new("key-1").unwrap()), ..job("p1") };
     fixture.take(&first).await;
     fixture.take(&job("p2")).await;
@@ -108,7 +109,7 @@ async fn conflicts_are_named(kind: Kind) {
 
 async fn race(fixture: &Fixture, job: &Job) -> Vec<Claim> {
     let claims = (0..16).map(|number| {
-        let (ledger, job) = (fixture.ledger(), job.clone());
+        let (ledger, job) = (fixture.database.clone(), job.clone());
         tokio::spawn(async move { ledger.claim(&job, hash(1), &format!("worker-{number}"), LEASE).await.unwrap() })
     });
     futures_util::future::join_all(claims).await.into_iter().map(Result::unwrap).collect()
@@ -146,7 +147,7 @@ async fn sixteen_takeovers_yield_one_lease(kind: Kind) {
 
 /// Tries every write of [`Ledger`] with this lease; each must be stale.
 async fn assert_lost(fixture: &Fixture, hold: &LeaseToken) {
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let columns = "state || '|' || fence || '|' || attempts || '|' || last_attempt || '|' || wake_at || '|' || \
                    coalesce(reason, '') || '|' || coalesce(lease_owner, '') || '|' || coalesce(lease_until, created_at)";
     let picture = format!("SELECT {columns} FROM jobs WHERE id = '{}'", hold.id);
@@ -173,7 +174,7 @@ async fn stale_lease_writes_nothing(kind: Kind) {
     let new = fixture.take(&job).await.lease;
     assert_lost(&fixture, &stale).await;
     // The same holds while the new worker's request is in flight.
-    assert_eq!(fixture.ledger().begin_attempt(&new, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&new, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     assert_lost(&fixture, &stale).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts WHERE ended_at IS NULL").await, "1");
 }
@@ -181,13 +182,13 @@ async fn stale_lease_writes_nothing(kind: Kind) {
 async fn released_lease_writes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let hold = fixture.take(&job("p1")).await.lease;
-    assert_eq!(fixture.ledger().release(&hold).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.release(&hold).await.unwrap(), FencedWrite::Applied);
     assert_lost(&fixture, &hold).await;
 }
 
 async fn renewal_extends_held_leases_only(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let mut holds = Vec::new();
     for number in 0..40 {
         holds.push(fixture.take(&job(&format!("p{number}"))).await.lease);
@@ -206,10 +207,10 @@ async fn renewal_extends_held_leases_only(kind: Kind) {
 async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for number in 0..60 {
-        let (ledger, settings, id) = (fixture.ledger(), fixture.settings(), format!("p{number}"));
+        let (ledger, id) = (fixture.database.clone(), format!("p{number}"));
         let rate = "5/1s".parse().unwrap();
         let work = async move {
-            settings.set_rate(&name("stripe"), "none", rate).await.unwrap();
+            ledger.set_rate(&name("stripe"), "none", rate).await.unwrap();
             ledger.claim(&job(&id), hash(1), "worker-a", LEASE).await.unwrap();
             ledger.claim(&job(&id), hash(1), "worker-a", LEASE).await.unwrap();
         };
@@ -221,12 +222,12 @@ async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
     }
     let claimed = fixture.take(&job("after")).await;
     assert_eq!(
-        fixture.ledger().begin_attempt(&claimed.lease, &request("after")).await.unwrap(),
+        fixture.database.begin_attempt(&claimed.lease, &request("after")).await.unwrap(),
         BeginResult::Attempt(1)
     );
     // The write is committed, not left in an open transaction: another connection sees it.
     let other =
         if kind == Kind::SqliteMemory { fixture.database.clone() } else { Database::open(&fixture.url, 1).unwrap() };
-    let counts = other.ledger().state_counts().await.unwrap();
+    let counts = other.state_counts().await.unwrap();
     assert!(counts.iter().any(|count| count.state == "sending" && count.jobs == 1), "{counts:?}");
 }

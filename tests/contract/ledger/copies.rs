@@ -34,13 +34,13 @@ fn back(copy: i64, unqueued: bool) -> Option<ReturnPlan> {
 impl Fixture {
     pub(super) async fn arrives(&self, id: &str, arrived: DeliveredCopy) -> Claim {
         let claimant = Claimant { owner: "worker-a", delivered: arrived };
-        self.ledger().claim_batched(&job(id), hash(1), claimant, BatchOptions::immediate(LEASE)).await.unwrap()
+        self.database.claim_batched(&job(id), hash(1), claimant, BatchOptions::immediate(LEASE)).await.unwrap()
     }
 
     /// Delivers a copy of a job that must wait; returns the plan of its return.
     async fn delayed(&self, id: &str, arrived: DeliveredCopy, wait: Duration) -> Option<ReturnPlan> {
         let Claim::Claimed(claimed) = self.arrives(id, arrived).await else { panic!("{id}: no claim by {arrived:?}") };
-        let (written, back) = self.ledger().transition_with_copy(&claimed.lease, &waits(wait)).await.unwrap();
+        let (written, back) = self.database.transition_with_copy(&claimed.lease, &waits(wait)).await.unwrap();
         assert_eq!(written, FencedWrite::Applied);
         back
     }
@@ -49,7 +49,7 @@ impl Fixture {
     /// jobs so.
     async fn woken(&self, id: &str) -> i64 {
         self.sql(&format!("UPDATE jobs SET wake_at = created_at, unqueued = true WHERE id = '{id}'")).await.unwrap();
-        let due = self.database.upkeep().take_unqueued(&name("stripe"), SECOND, MINUTE, 10).await.unwrap();
+        let due = self.database.take_unqueued(&name("stripe"), SECOND, MINUTE, 10).await.unwrap();
         assert_eq!(due.len(), 1);
         due[0].copy
     }
@@ -58,7 +58,7 @@ impl Fixture {
 async fn a_new_copy_supersedes_the_older_ones(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.delayed("p", copy(0), MINUTE).await, back(1, false));
-    let standing = async |copy| fixture.database.upkeep().message_state(&job("p"), hash(1), copy).await.unwrap();
+    let standing = async |copy| fixture.database.message_state(&job("p"), hash(1), copy).await.unwrap();
     assert_eq!((standing(0).await, standing(1).await), (MessageState::Superseded, MessageState::Open));
     assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded);
     assert_eq!(fixture.delayed("p", copy(1), MINUTE).await, back(2, false));
@@ -69,7 +69,7 @@ async fn a_new_copy_supersedes_the_older_ones(kind: Kind) {
     assert!(matches!(fixture.arrives("p", copy(2)).await, Claim::LeasedElsewhere { .. }));
     assert_eq!(claimed.copy, 2);
     assert_eq!(
-        fixture.ledger().release_waiting_with_copy(&claimed.lease, MINUTE).await.unwrap(),
+        fixture.database.release_waiting_with_copy(&claimed.lease, MINUTE).await.unwrap(),
         (FencedWrite::Applied, back(3, false))
     );
 }
@@ -101,7 +101,7 @@ async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
     assert_eq!(fixture.delayed("p", copy(0), 60 * MINUTE).await, back(1, false));
     assert_eq!(fixture.woken("p").await, 2);
     assert_eq!(fixture.delayed("p", copy(2), 5 * MINUTE).await, back(2, true));
-    let due = fixture.database.upkeep().take_unqueued(&name("stripe"), 6 * MINUTE, MINUTE, 10).await.unwrap();
+    let due = fixture.database.take_unqueued(&name("stripe"), 6 * MINUTE, MINUTE, 10).await.unwrap();
     assert_eq!(due.iter().map(|job| job.copy).collect::<Vec<_>>(), [3]);
     // Near the due time the sweeper would be late, so a second copy returns in time.
     assert_eq!(fixture.delayed("p", copy(3), 20 * SECOND).await, back(4, false));
@@ -110,10 +110,10 @@ async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
     // one.
     let unknown = JobState::Unknown { wait: 5 * MINUTE, reason: Wait::for_limit("all") };
     let Claim::Claimed(claimed) = fixture.arrives("p", copy(4)).await else { panic!("copy 4 is not claimed") };
-    assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let finished = fixture
-        .ledger()
+        .database
         .finish_attempt_batched(&claimed.lease, &end, &unknown, BatchOptions::immediate(LEASE))
         .await
         .unwrap();
@@ -121,7 +121,7 @@ async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
     let Claim::Claimed(claimed) = fixture.arrives("p", DeliveredCopy::ALWAYS_CURRENT).await else {
         panic!("the current copy is not claimed")
     };
-    assert_eq!(fixture.ledger().transition_with_copy(&claimed.lease, &unknown).await.unwrap().1, back(5, false));
+    assert_eq!(fixture.database.transition_with_copy(&claimed.lease, &unknown).await.unwrap().1, back(5, false));
 }
 
 async fn redelivered_copy_supersedes_all_others(kind: Kind) {
@@ -139,7 +139,7 @@ async fn sweeper_copy_never_supersedes_a_queued_copy(kind: Kind) {
         OverduePolicy { grace: Duration::ZERO, republish_after: MINUTE, republish_interval_max: MINUTE, at_most: 10 };
     let overdue = async || {
         fixture.sql("UPDATE jobs SET wake_at = created_at, sweep_after = NULL").await.unwrap();
-        let overdue = fixture.database.upkeep().take_overdue(&name("stripe"), &which).await.unwrap();
+        let overdue = fixture.database.take_overdue(&name("stripe"), &which).await.unwrap();
         overdue.iter().map(|job| job.copy).collect::<Vec<_>>()
     };
     assert_eq!(fixture.delayed("p", copy(0), Duration::ZERO).await, back(1, false));
@@ -156,11 +156,11 @@ async fn resent_job_gets_the_newest_copy(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.delayed("p", copy(0), 10 * MINUTE).await, back(1, false));
     let id = Identifier::new("p").unwrap();
-    assert_eq!(fixture.database.upkeep().move_to_review(&id, "why").await.unwrap(), FencedWrite::Applied);
-    let operator = fixture.database.operator();
-    let recalled = operator.reload(&id, &JobResolution::Resend).await.unwrap().unwrap();
+    assert_eq!(fixture.database.move_to_review(&id, "why").await.unwrap(), FencedWrite::Applied);
+    let operator = fixture.database.clone();
+    let recalled = operator.reload_job(&id, &JobResolution::Resend).await.unwrap().unwrap();
     let by = Actor { os_user: "ops@here".to_owned(), program: None, reason: None };
-    operator.resolve(&id, &JobResolution::Resend, Some(recalled.fence), &by).await.unwrap().unwrap();
+    operator.resolve_job(&id, &JobResolution::Resend, Some(recalled.fence), &by).await.unwrap().unwrap();
     let newest = recalled.copy + 1;
     assert_eq!(fixture.delayed("p", copy(newest), 10 * MINUTE).await, back(newest + 1, false));
     assert_eq!(fixture.arrives("p", copy(newest)).await, Claim::Superseded);

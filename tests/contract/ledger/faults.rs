@@ -1,6 +1,7 @@
 //! PostgreSQL faults: a killed server, terminated connections, locked rows, permanent errors, and a lost run lock.
 
 use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LedgerError};
 use sqlx::Connection;
 
@@ -11,17 +12,17 @@ async fn killed_server_keeps_every_commit() {
     let cluster = Postgres::start();
     let database = Database::open(&cluster.create_database("faults"), 4).unwrap();
     database.migrate().await.unwrap();
-    let ledger = database.ledger();
+    let ledger = database.clone();
     let Claim::Claimed(claimed) = ledger.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap() else { panic!() };
     assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     cluster.kill();
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
-    let settings = database.settings();
+    let settings = database.clone();
     let (ping, finish, version, state) = tokio::join!(
         ledger.ping(),
         ledger.finish_attempt(&claimed.lease, &end, &done),
-        settings.version(),
+        settings.settings_version(),
         database.schema_state()
     );
     let errors = [ping.unwrap_err(), finish.unwrap_err(), version.unwrap_err(), state.unwrap_err()];
@@ -40,15 +41,15 @@ async fn killed_server_keeps_every_commit() {
 async fn terminated_connection_is_replaced() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
     let one_connection = Database::open(&fixture.url, 1).unwrap();
-    one_connection.ledger().ping().await.unwrap();
+    one_connection.ping().await.unwrap();
     let terminate = "DO $$ BEGIN PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
                      WHERE datname = current_database() AND pid <> pg_backend_pid(); END $$";
     fixture.sql(terminate).await.unwrap();
     // The dead connection is found by its use, or by the check after one second without use.
-    if let Err(error) = one_connection.ledger().ping().await {
+    if let Err(error) = one_connection.ping().await {
         assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
     }
-    one_connection.ledger().ping().await.unwrap();
+    one_connection.ping().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,20 +59,20 @@ async fn locked_row_fails_with_lock_timeout() {
     let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
     let mut transaction = other.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM jobs FOR UPDATE").execute(&mut *transaction).await.unwrap();
-    let error = fixture.ledger().release(&hold).await.unwrap_err();
+    let error = fixture.database.release(&hold).await.unwrap_err();
     assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("55P03")), "{error:?}");
     transaction.rollback().await.unwrap();
-    assert_eq!(fixture.ledger().release(&hold).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.release(&hold).await.unwrap(), FencedWrite::Applied);
 }
 
 #[tokio::test]
 async fn permanent_errors_are_refused() {
     let missing = Database::open(&Postgres::shared().url("no_such_database"), 1).unwrap();
-    let error = missing.ledger().ping().await.unwrap_err();
+    let error = missing.ping().await.unwrap_err();
     assert!(matches!(error, LedgerError::StatementFailed(_)), "{error:?}");
     let directory = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}/absent/ledger.db", directory.path().display());
-    let error = Database::open(&url, 1).unwrap().ledger().ping().await.unwrap_err();
+    let error = Database::open(&url, 1).unwrap().ping().await.unwrap_err();
     assert!(matches!(error, LedgerError::StatementFailed(_)), "{error:?}");
     for url in ["mysql://x/y", "", "postgres://u:secret@db:port/d", "sqlite://x?odd=1"] {
         match Database::open(url, 1) {

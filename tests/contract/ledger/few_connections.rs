@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::ConnectionLimits;
+use sluicegate::ledger::database::Database;
 
 use super::*;
 use crate::support::process::free_port;
@@ -32,7 +33,7 @@ async fn limited_to(connections: u32) -> (Fixture, String) {
 /// Claims jobs from sixteen tasks; returns the errors that occurred on the way.
 async fn work(database: &Database, worker: &'static str) -> Vec<LedgerError> {
     let claim = |number: u32| {
-        let ledger = database.ledger();
+        let ledger = database.clone();
         async move {
             let (job, mut errors) = (job(&format!("{worker}-{number}")), Vec::new());
             loop {
@@ -54,16 +55,16 @@ async fn worker_runs_with_fewer_connections() {
     for connections in [4, 1] {
         let (fixture, url) = limited_to(connections).await;
         let database = Database::open(&url, 16).unwrap();
-        let (mut hints, is_done) = (database.settings().hints(), Arc::new(AtomicBool::new(false)));
+        let (mut hints, is_done) = (database.settings_hints().unwrap(), Arc::new(AtomicBool::new(false)));
         let listening = tokio::spawn(async move {
             loop {
                 hints.next().await;
             }
         });
-        let (settings, done) = (database.settings(), Arc::clone(&is_done));
+        let (settings, done) = (database.clone(), Arc::clone(&is_done));
         let polls = tokio::spawn(async move {
             while !done.load(Ordering::Relaxed) {
-                settings.version().await.unwrap();
+                settings.settings_version().await.unwrap();
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
@@ -92,11 +93,11 @@ async fn workers_share_limited_connections() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_error_quotes_the_server() {
     let (_fixture, url) = limited_to(0).await;
-    let error = Database::open(&url, 16).unwrap().ledger().ping().await.unwrap_err();
+    let error = Database::open(&url, 16).unwrap().ping().await.unwrap_err();
     let quotes_server = |text: &str| text.contains("too many connections for role") && text.contains("SQLSTATE 53300");
     assert!(matches!(&error, LedgerError::Unavailable(text) if quotes_server(text)), "{error:?}");
     let nobody = format!("postgres://postgres@127.0.0.1:{}/ledger", free_port());
-    let error = Database::open(&nobody, 16).unwrap().ledger().ping().await.unwrap_err();
+    let error = Database::open(&nobody, 16).unwrap().ping().await.unwrap_err();
     assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("Connection refused")), "{error:?}");
 }
 

@@ -25,7 +25,7 @@ async fn first(fixture: &Fixture, job: &Job, hold: &LeaseToken) -> FencedWrite {
     let (hash, owner) = (hash(1), "worker-a");
     let first =
         NewJobAttempt { job, hash, lease: hold, owner, options: BatchOptions::immediate(LEASE), request: &request };
-    fixture.ledger().record_and_begin(first).await.unwrap()
+    fixture.database.record_and_begin(first).await.unwrap()
 }
 
 fn end(outcome: &'static str) -> AttemptEnd {
@@ -47,7 +47,7 @@ async fn new_job_is_recorded_as_sending(kind: Kind) {
     assert_eq!(first(&fixture, &ours, &hold).await, FencedWrite::Applied);
     // The row has the same columns as that of a job that was claimed first and begun afterwards.
     let claimed = fixture.take(&theirs).await;
-    assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
     let columns = "provider, key_given, content_hash, amount, currency, account, reference, cost, priority, not_before, \
          expires_at, payload, state, attempts, last_attempt, maybe_charged, lookups, resend, lease_owner, \
          first_sent_number, frozen_method, frozen_url, frozen_content_type, frozen_account, frozen_fingerprint, reason";
@@ -56,7 +56,7 @@ async fn new_job_is_recorded_as_sending(kind: Kind) {
     let own = "SELECT idempotency_key || '|' || frozen_key || '|' || fence || '|' || (first_sent_at = created_at) FROM jobs WHERE id = 'p1'";
     assert!(fixture.one(own).await.starts_with("p1|p1|7000000000|"), "{}", fixture.one(own).await);
     assert_eq!(fixture.one("SELECT count(*) FROM attempts WHERE number = 1 AND ended_at IS NULL").await, "2");
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     assert_eq!(ledger.finish_attempt(&hold, &end("accepted"), &paid("ch_1")).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.state("p1").await, "succeeded");
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0");
@@ -93,7 +93,7 @@ async fn one_of_many_concurrent_inserts_wins(kind: Kind) {
 
 async fn lost_worker_leaves_an_unknown_attempt(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (job, ledger) = (job("p1"), fixture.ledger());
+    let (job, ledger) = (job("p1"), fixture.database.clone());
     let hold = own_hold(&job, OTHER_FENCE);
     assert_eq!(first(&fixture, &job, &hold).await, FencedWrite::Applied);
     assert!(matches!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::LeasedElsewhere { .. }));
@@ -108,7 +108,7 @@ async fn lost_worker_leaves_an_unknown_attempt(kind: Kind) {
 /// committed, another worker may have the job in flight by now. That worker's request stays as it is.
 async fn stale_insert_cannot_revert_anothers_request(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (job, ledger) = (job("p1"), fixture.ledger());
+    let (job, ledger) = (job("p1"), fixture.database.clone());
     let theirs = own_hold(&job, OTHER_FENCE);
     assert_eq!(first(&fixture, &job, &theirs).await, FencedWrite::Applied);
     let ours = own_hold(&job, OTHER_FENCE + 5);

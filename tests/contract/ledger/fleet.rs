@@ -34,10 +34,10 @@ async fn deployment_id_never_changes(kind: Kind) {
     let (fixture, other) = (Fixture::empty(kind), Fixture::empty(kind));
     fixture.database.migrate().await.unwrap();
     other.database.migrate().await.unwrap();
-    let id = fixture.database.fleet().deployment().await.unwrap();
+    let id = fixture.database.deployment().await.unwrap();
     fixture.database.migrate().await.unwrap();
-    assert_eq!(fixture.database.fleet().deployment().await.unwrap(), id);
-    assert_ne!(other.database.fleet().deployment().await.unwrap(), id);
+    assert_eq!(fixture.database.deployment().await.unwrap(), id);
+    assert_ne!(other.database.deployment().await.unwrap(), id);
     let text = id.to_string();
     assert_eq!((text.len(), &text[14..15]), (36, "4"), "a random UUID: {text}");
     let refused = fixture.sql("INSERT INTO deployment (only_row, id) SELECT 2, id FROM deployment").await.unwrap_err();
@@ -46,22 +46,19 @@ async fn deployment_id_never_changes(kind: Kind) {
     // The runbook's statement for a copied database.
     let anew = "UPDATE deployment SET id = '6fa459ea-ee8a-4ca4-894e-db77e160355e'";
     fixture.sql(anew).await.unwrap();
-    assert_eq!(
-        fixture.database.fleet().deployment().await.unwrap().to_string(),
-        "6fa459ea-ee8a-4ca4-894e-db77e160355e"
-    );
+    assert_eq!(fixture.database.deployment().await.unwrap().to_string(), "6fa459ea-ee8a-4ca4-894e-db77e160355e");
     fixture.sql("DELETE FROM deployment").await.unwrap();
-    let error = fixture.database.fleet().deployment().await.unwrap_err();
+    let error = fixture.database.deployment().await.unwrap_err();
     assert!(error.to_string().contains("table `deployment` has no row"), "{error}");
 }
 
 async fn a_worker_reports_again_and_leaves(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let fleet = fixture.database.fleet();
-    assert!(fleet.reports().await.unwrap().is_empty());
-    fleet.report(&report("b", r#"{"lanes": {}}"#)).await.unwrap();
-    fleet.report(&report("a", "{}")).await.unwrap();
-    let first = fleet.reports().await.unwrap();
+    let fleet = fixture.database.clone();
+    assert!(fleet.worker_reports().await.unwrap().is_empty());
+    fleet.write_report(&report("b", r#"{"lanes": {}}"#)).await.unwrap();
+    fleet.write_report(&report("a", "{}")).await.unwrap();
+    let first = fleet.worker_reports().await.unwrap();
     assert_eq!(first.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     let (host, pid, version) = (first[1].host.as_str(), first[1].pid, first[1].version.as_str());
     assert_eq!((host, pid, version, first[1].format), ("pay-1", 4_711, "0.1.0", 1));
@@ -71,35 +68,35 @@ async fn a_worker_reports_again_and_leaves(kind: Kind) {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&first[1].body).unwrap()["lanes"], serde_json::json!({}));
 
     fixture.sql(&silence(kind, "b", 40)).await.unwrap();
-    assert!(fleet.reports().await.unwrap()[1].age >= Duration::from_secs(40) - SECOND);
+    assert!(fleet.worker_reports().await.unwrap()[1].age >= Duration::from_secs(40) - SECOND);
     let later = WorkerReport { uptime: Duration::from_secs(999), format: 2, ..report("b", r#"{"v": 2}"#) };
-    fleet.report(&later).await.unwrap();
-    let again = fleet.reports().await.unwrap();
+    fleet.write_report(&later).await.unwrap();
+    let again = fleet.worker_reports().await.unwrap();
     assert!(again[1].age < Duration::from_secs(30), "it reported again: {:?}", again[1].age);
     assert_eq!((again[1].started_at_ms, again[1].format, again.len()), (first[1].started_at_ms, 2, 2));
     assert!(again[1].body.contains('2'));
 
     fleet.remove_report("b").await.unwrap();
     fleet.remove_report("b").await.unwrap();
-    assert_eq!(fleet.reports().await.unwrap().len(), 1);
+    assert_eq!(fleet.worker_reports().await.unwrap().len(), 1);
 }
 
 async fn silent_workers_are_removed_after_their_timeout(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let fleet = fixture.database.fleet();
+    let fleet = fixture.database.clone();
     for id in ["here", "silent", "gone"] {
-        fleet.report(&report(id, "{}")).await.unwrap();
+        fleet.write_report(&report(id, "{}")).await.unwrap();
     }
     fixture.sql(&silence(kind, "silent", 86_000)).await.unwrap();
     fixture.sql(&silence(kind, "gone", 86_500)).await.unwrap();
     assert_eq!(fleet.remove_silent_reports(Duration::from_secs(86_400)).await.unwrap(), 1);
-    let left: Vec<String> = fleet.reports().await.unwrap().into_iter().map(|row| row.id).collect();
+    let left: Vec<String> = fleet.worker_reports().await.unwrap().into_iter().map(|row| row.id).collect();
     assert_eq!(left, ["here", "silent"]);
 }
 
 async fn invalid_worker_report_is_rejected(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let fleet = fixture.database.fleet();
+    let fleet = fixture.database.clone();
     let good = report("a", "{}");
     for (bad, rule) in [
         (WorkerReport { id: "no/id".to_owned(), ..good.clone() }, "worker_id_is_1_to_64"),
@@ -109,15 +106,15 @@ async fn invalid_worker_report_is_rejected(kind: Kind) {
         (WorkerReport { format: 0, ..good.clone() }, "format_is_1_or_more"),
         (WorkerReport { body: "{".to_owned(), ..good.clone() }, "json"),
     ] {
-        let error = fleet.report(&bad).await.unwrap_err();
+        let error = fleet.write_report(&bad).await.unwrap_err();
         assert!(matches!(&error, LedgerError::StatementFailed(text) if text.contains(rule)), "{bad:?}: {error}");
     }
-    assert!(fleet.reports().await.unwrap().is_empty());
+    assert!(fleet.worker_reports().await.unwrap().is_empty());
 }
 
 async fn the_oldest_open_job_is_found(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let fleet = fixture.database.fleet();
+    let fleet = fixture.database.clone();
     assert!(fleet.oldest_open(&[]).await.unwrap().is_empty());
     assert!(fleet.oldest_open(&[name("stripe")]).await.unwrap().is_empty());
     for id in ["old", "young"] {

@@ -21,10 +21,10 @@ impl Fixture {
     /// Records a job with one attempt of this outcome, in this state.
     async fn ended(&self, id: &str, outcome: &'static str, state: FinalState) {
         let hold = self.take(&job(id)).await.lease;
-        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(self.database.begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome, status: None, detail: String::new(), counts: true };
         let next = JobState::Final { state, reason: "ended".to_owned(), reference: None };
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
     }
 
     async fn refused(&self, statement: &str, rule: &str) {
@@ -60,9 +60,9 @@ async fn final_or_unknown_jobs_change_only_audited(kind: Kind) {
     fixture.ended("review", "unknown", FinalState::Review).await;
     let hold = fixture.take(&job("unknown")).await.lease;
     let next = JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
-    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&hold, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
-    assert_eq!(fixture.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
     for id in ["dead", "review", "unknown"] {
         let taken =
             format!("UPDATE jobs SET state = 'waiting', updated_at = updated_at, {AS_A_WORKER} WHERE id = '{id}'");
@@ -148,13 +148,13 @@ async fn the_version_rises_by_one(kind: Kind) {
         fixture.refused(&set, "version of the settings").await;
     }
     fixture.refused("DELETE FROM settings_version", "version of the settings").await;
-    let settings = fixture.settings();
-    settings.raise_version(i64::MAX - 1).await.unwrap_err();
+    let settings = fixture.database.clone();
+    settings.raise_settings_version(i64::MAX - 1).await.unwrap_err();
     // The version can be raised to the highest number that a limiter's store can count. From there it rises by one.
-    assert_eq!(settings.raise_version((1 << 48) - 1).await.unwrap(), 1 << 48);
-    settings.raise_version(1 << 48).await.unwrap();
+    assert_eq!(settings.raise_settings_version((1 << 48) - 1).await.unwrap(), 1 << 48);
+    settings.raise_settings_version(1 << 48).await.unwrap();
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
-    assert_eq!(settings.version().await.unwrap(), (1 << 48) + 2);
+    assert_eq!(settings.settings_version().await.unwrap(), (1 << 48) + 2);
     let raised = "SELECT count(*) FROM settings_audit WHERE table_name = 'settings_version'";
     assert_eq!(fixture.one(raised).await, "2");
 }

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset, QuotaAttestation};
+use sluicegate::domain::leader_row::LeaderRow;
 use sluicegate::domain::time::Micros;
-use sluicegate::ledger::{LedgerError, StoredLeader};
+use sluicegate::ledger::LedgerError;
 
 use super::*;
 
@@ -17,7 +18,7 @@ on_every_database!(
 
 async fn leader_row_changes_by_compare_and_set(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let (acme, adyen) = (name("acme"), name("adyen"));
     assert!(ledger.stored_leaders(&[]).await.unwrap().is_empty());
     assert!(ledger.stored_leaders(&[acme.clone(), adyen.clone()]).await.unwrap().is_empty());
@@ -34,7 +35,7 @@ async fn leader_row_changes_by_compare_and_set(kind: Kind) {
     let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
     fixture.sql(&format!("UPDATE limiter_authority SET since = since - {minute}")).await.unwrap();
     let held = ledger.stored_leaders(&[acme.clone(), adyen.clone()]).await.unwrap();
-    let StoredLeader { holder, term, age, .. } = &held[&acme];
+    let LeaderRow { holder, term, age, .. } = &held[&acme];
     assert_eq!((holder.as_str(), *term, held.len()), ("redis:a", first.term, 1));
     assert!(*age >= Duration::from_secs(59) && *age < Duration::from_secs(90), "{age:?}");
     let shared = ledger.take_leadership(&acme, Some("redis:a"), "share").await.unwrap();
@@ -51,7 +52,7 @@ async fn leader_row_changes_by_compare_and_set(kind: Kind) {
 
 async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, acme) = (fixture.ledger(), name("acme"));
+    let (ledger, acme) = (fixture.database.clone(), name("acme"));
     let first = ledger.take_leadership(&acme, None, "redis:a").await.unwrap();
     assert_eq!(first.attestation, None);
     let since = Micros(1_800_000_000_000_007);
@@ -102,7 +103,7 @@ async fn concurrent_takeovers_agree(kind: Kind) {
     let mut from: Option<String> = None;
     for round in 0..5 {
         let takers = (0..8).map(|taker| {
-            let (ledger, from) = (fixture.ledger(), from.clone());
+            let (ledger, from) = (fixture.database.clone(), from.clone());
             async move {
                 let to = format!("redis:{round}-{taker}");
                 ledger.take_leadership(&name("acme"), from.as_deref(), &to).await.unwrap()
@@ -119,12 +120,12 @@ async fn leader_is_a_run_id_or_share(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let long = format!("redis:{}", "a".repeat(65));
     for holder in ["", "redis:", "redis:a b", "Share", "a", long.as_str()] {
-        let error = fixture.ledger().take_leadership(&name("acme"), None, holder).await.unwrap_err();
+        let error = fixture.database.take_leadership(&name("acme"), None, holder).await.unwrap_err();
         assert!(
             matches!(&error, LedgerError::StatementFailed(text) if text.contains("holder_is_share_or")),
             "{holder}: {error}"
         );
     }
     let run_id = format!("redis:{}", "0123456789abcdef".repeat(4));
-    assert_eq!(fixture.ledger().take_leadership(&name("acme"), None, &run_id).await.unwrap().holder, run_id);
+    assert_eq!(fixture.database.take_leadership(&name("acme"), None, &run_id).await.unwrap().holder, run_id);
 }

@@ -39,14 +39,14 @@ fn charged(number: u32, outcome: &'static str) -> AttemptEnd {
 
 impl Fixture {
     async fn begin_charge(&self, hold: &LeaseToken) -> u32 {
-        match self.ledger().begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
+        match self.database.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("the lease is stale"),
         }
     }
 
     async fn begin_lookup(&self, hold: &LeaseToken) -> u32 {
-        match self.ledger().begin_lookup(hold).await.unwrap() {
+        match self.database.begin_lookup(hold).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("the lease is stale"),
         }
@@ -56,7 +56,7 @@ impl Fixture {
     async fn claim_unknown(&self, job: &Job) -> Claimed {
         let hold = self.take(job).await.lease;
         let number = self.begin_charge(&hold).await;
-        let kept = self.ledger().finish_attempt(&hold, &charged(number, "unknown"), &unknown("no answer")).await;
+        let kept = self.database.finish_attempt(&hold, &charged(number, "unknown"), &unknown("no answer")).await;
         assert_eq!(kept.unwrap(), FencedWrite::Applied);
         self.take(job).await
     }
@@ -71,7 +71,7 @@ const ATTEMPTS: &str = "SELECT number || '|' || kind || '|' || coalesce(outcome,
 
 async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     let hold = fixture.claim_unknown(&job).await.lease;
     assert_eq!(fixture.begin_lookup(&hold).await, 2);
     assert_eq!(fixture.state("p1").await, "unknown");
@@ -108,7 +108,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
 
 async fn one_lookup_runs_per_unknown_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let fresh = fixture.take(&job("p1")).await.lease;
     assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "nothing was sent");
     fixture.begin_charge(&fresh).await;
@@ -125,7 +125,7 @@ async fn one_lookup_runs_per_unknown_job(kind: Kind) {
 
 async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     let lost = fixture.claim_unknown(&job).await.lease;
     let number = fixture.begin_lookup(&lost).await;
     fixture.expire_lease(&lost).await;
@@ -142,7 +142,7 @@ async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
 
 async fn one_more_request_is_granted_and_used(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let grant = async |id: &str| {
         let hold = fixture.claim_unknown(&job(id)).await.lease;
         let number = fixture.begin_lookup(&hold).await;
@@ -181,7 +181,7 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
 async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     const HOUR: Duration = Duration::from_secs(3_600);
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     let earlier = if kind == Kind::Postgres { "interval '1 hour'" } else { "3600000" };
     let expire_leases = "UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL";
     let an_hour_passes = async || {
@@ -219,7 +219,7 @@ async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
 
 async fn a_charge_belongs_to_one_payment(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let charge = async |job: &Job, reference: &str| {
         let hold = fixture.take(job).await.lease;
         let number = fixture.begin_charge(&hold).await;
@@ -266,7 +266,7 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
 
 async fn concurrent_payments_cannot_share_a_charge(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     for round in 0..10 {
         let mut finishing = Vec::new();
         for n in 0..4 {
@@ -293,7 +293,7 @@ async fn concurrent_payments_cannot_share_a_charge(kind: Kind) {
 /// costs.
 async fn lookups_count_as_one_permit_each(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, job) = (fixture.ledger(), Job { cost: 7, ..job("p1") });
+    let (ledger, job) = (fixture.database.clone(), Job { cost: 7, ..job("p1") });
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
     let recent = async || {
         let uses = ledger.recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(600))).await.unwrap();

@@ -3,7 +3,7 @@
 
 use sluicegate::domain::job::JobId;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::operator::{Actor, JobDetails, JobFilter, JobResolution, Operator, ResolutionRefusal};
+use sluicegate::ledger::operator::{Actor, JobDetails, JobFilter, JobResolution, ResolutionRefusal};
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
@@ -51,32 +51,28 @@ fn finished(state: FinalState) -> JobState {
 }
 
 impl Fixture {
-    fn operator(&self) -> Arc<dyn Operator> {
-        self.database.operator()
-    }
-
     async fn decide(&self, text: &str, verdict: &JobResolution) -> Result<(), ResolutionRefusal> {
-        self.operator().resolve(&id(text), verdict, None, &by()).await.unwrap()
+        self.database.resolve_job(&id(text), verdict, None, &by()).await.unwrap()
     }
 
     async fn details(&self, text: &str) -> JobDetails {
-        self.operator().show(&id(text)).await.unwrap().unwrap()
+        self.database.job_details(&id(text)).await.unwrap().unwrap()
     }
 
     /// Runs one whole attempt of a new job, with this outcome and this next state.
     async fn attempted(&self, text: &str, outcome: &'static str, next: &JobState) -> LeaseToken {
         let hold = self.take(&job(text)).await.lease;
-        let BeginResult::Attempt(number) = self.ledger().begin_attempt(&hold, &request(text)).await.unwrap() else {
+        let BeginResult::Attempt(number) = self.database.begin_attempt(&hold, &request(text)).await.unwrap() else {
             panic!("the lease is stale")
         };
         let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
         hold
     }
 
     /// Brings a new job into a situation; its id is the situation's name.
     async fn bring(&self, situation: &'static str) {
-        let (ledger, wait) = (self.ledger(), Duration::ZERO);
+        let (ledger, wait) = (self.database.clone(), Duration::ZERO);
         match situation {
             "waiting-in-hand" => drop(self.take(&job(situation)).await),
             "waiting" => {
@@ -269,7 +265,7 @@ async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
         let (frozen, _) = claimed.frozen_request.unwrap();
         assert_eq!(frozen, request(situation));
         assert_eq!(details.first_sent_at.is_some(), situation == "review-unknown");
-        assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &frozen).await.unwrap(), BeginResult::Attempt(2));
+        assert_eq!(fixture.database.begin_attempt(&claimed.lease, &frozen).await.unwrap(), BeginResult::Attempt(2));
     }
     // A dead job is confirmed not charged: a constraint of the database rules out any other.
     fixture.bring("expired").await;
@@ -292,7 +288,7 @@ async fn expired_or_erased_jobs_are_not_resent(kind: Kind) {
             fixture.without_constraints(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
             let picture = fixture.picture(situation).await;
             assert_eq!(fixture.decide(situation, &verdict).await, Err(refusal.clone()), "{situation}");
-            let recalled = fixture.operator().reload(&id(situation), &verdict).await.unwrap();
+            let recalled = fixture.database.reload_job(&id(situation), &verdict).await.unwrap();
             assert_eq!(recalled, Err(refusal));
             assert_eq!(fixture.picture(situation).await, picture);
         }
@@ -316,14 +312,14 @@ async fn job_is_reloaded_as_recorded(kind: Kind) {
     for job in [whole, bare] {
         let hold = fixture.take(&job).await.lease;
         assert_eq!(
-            fixture.ledger().transition(&hold, &finished(FinalState::Dead)).await.unwrap(),
+            fixture.database.transition(&hold, &finished(FinalState::Dead)).await.unwrap(),
             FencedWrite::Applied
         );
-        let recalled = fixture.operator().reload(&job.id, &JobResolution::Replay).await.unwrap().unwrap();
+        let recalled = fixture.database.reload_job(&job.id, &JobResolution::Replay).await.unwrap().unwrap();
         assert_eq!((recalled.job, recalled.hash, recalled.fence), (job.clone(), hash(1), hold.fence));
         // A resolution is refused if the job changed since the operator saw it.
         let stale = Some(recalled.fence - 1);
-        let decided = fixture.operator().resolve(&job.id, &JobResolution::Replay, stale, &by()).await.unwrap();
+        let decided = fixture.database.resolve_job(&job.id, &JobResolution::Replay, stale, &by()).await.unwrap();
         assert_eq!(decided, Err(ResolutionRefusal::Changed));
         assert_eq!(fixture.state(job.id.as_str()).await, "dead");
     }
@@ -331,9 +327,9 @@ async fn job_is_reloaded_as_recorded(kind: Kind) {
 
 async fn pages_by_id_omit_no_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let operator = fixture.operator();
+    let operator = fixture.database.clone();
     assert_eq!(
-        operator.list(&JobFilter { state: Some("dead"), ..JobFilter::default() }, None, 5).await.unwrap().jobs,
+        operator.list_jobs(&JobFilter { state: Some("dead"), ..JobFilter::default() }, None, 5).await.unwrap().jobs,
         []
     );
     for number in 0..14 {
@@ -343,7 +339,7 @@ async fn pages_by_id_omit_no_job(kind: Kind) {
             fixture.take(&Job { provider: name(provider), account, ..job(&format!("p{number:02}")) }).await.lease;
         if number % 2 == 0 {
             assert_eq!(
-                fixture.ledger().transition(&hold, &finished(FinalState::Dead)).await.unwrap(),
+                fixture.database.transition(&hold, &finished(FinalState::Dead)).await.unwrap(),
                 FencedWrite::Applied
             );
         }
@@ -351,7 +347,7 @@ async fn pages_by_id_omit_no_job(kind: Kind) {
     let all = async |filter: JobFilter, at_most: u32| {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let page = operator.list(&filter, after.as_ref(), at_most).await.unwrap().jobs;
+            let page = operator.list_jobs(&filter, after.as_ref(), at_most).await.unwrap().jobs;
             assert!(page.len() <= at_most as usize);
             let Some(last) = page.last() else { return found };
             after = Some(id(&last.id));
@@ -395,7 +391,7 @@ async fn provider_pages_by_key_omit_no_job(kind: Kind) {
     let filter = JobFilter { provider: Some(name("stripe")), ..JobFilter::default() };
     let behind = async |after: &str, at_most| -> Vec<String> {
         let after = (!after.is_empty()).then(|| id(after));
-        let page = fixture.operator().list(&filter, after.as_ref(), at_most).await.unwrap().jobs;
+        let page = fixture.database.list_jobs(&filter, after.as_ref(), at_most).await.unwrap().jobs;
         page.into_iter().map(|line| line.id).collect()
     };
     assert_eq!(behind("", 100).await, ["c", "b", "e", "d", "a"]);
@@ -409,7 +405,7 @@ async fn provider_pages_by_key_omit_no_job(kind: Kind) {
 
 async fn job_details_hide_only_secrets(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    assert_eq!(fixture.operator().show(&id("nobody")).await.unwrap(), None);
+    assert_eq!(fixture.database.job_details(&id("nobody")).await.unwrap(), None);
     fixture.bring("review-unknown").await;
     let details = fixture.details("review-unknown").await;
     assert_eq!((details.line.amount, details.line.currency.as_str(), details.line.attempts), (1_299, "EUR", 1));

@@ -21,7 +21,7 @@ on_every_database!(
 /// again.
 async fn rejected_events_back_off(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     assert_eq!(ledger.unpublished_events().await.unwrap(), UnpublishedEvents::default());
     for id in ["stuck", "new"] {
         let hold = fixture.take(&job(id)).await.lease;
@@ -62,7 +62,7 @@ async fn rejected_events_back_off(kind: Kind) {
 
 async fn each_final_state_leaves_one_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     // Workers never cancel jobs; operators do (`operator.rs`).
     let states = FinalState::ALL.into_iter().filter(|state| *state != FinalState::Cancelled);
     for state in states {
@@ -107,7 +107,7 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
 
 async fn finishing_write_claims_its_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "ok".to_owned(), counts: true };
     let next = |reference: &str| JobState::Final {
         state: FinalState::Succeeded,
@@ -156,8 +156,8 @@ async fn rejected_messages_are_kept(kind: Kind) {
         body_sha256: [7; 32],
         body_bytes: 70_000,
     };
-    fixture.ledger().reject(&message).await.unwrap();
-    fixture.ledger().reject(&RejectedMessage { job_id: None, ..message }).await.unwrap();
+    fixture.database.reject(&message).await.unwrap();
+    fixture.database.reject(&RejectedMessage { job_id: None, ..message }).await.unwrap();
     let row = "SELECT lane || '|' || coalesce(length(job_id), 0) || '|' || reason || '|' || detail || '|' || body_bytes \
                FROM rejected_messages ORDER BY id";
     let rows: Vec<String> = fixture.column(row).await.into_iter().flatten().collect();
@@ -166,13 +166,13 @@ async fn rejected_messages_are_kept(kind: Kind) {
 
 async fn states_are_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.ledger().ping().await.unwrap();
-    assert_eq!(fixture.ledger().state_counts().await.unwrap(), []);
+    fixture.database.ping().await.unwrap();
+    assert_eq!(fixture.database.state_counts().await.unwrap(), []);
     fixture.take(&job("p1")).await;
     let hold = fixture.take(&job("p2")).await.lease;
     fixture.take(&Job { provider: name("adyen"), ..job("p3") }).await;
-    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
-    let mut counts = fixture.ledger().state_counts().await.unwrap();
+    assert_eq!(fixture.database.begin_attempt(&hold, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
+    let mut counts = fixture.database.state_counts().await.unwrap();
     counts.sort_by(|a, b| (&a.provider, &a.state).cmp(&(&b.provider, &b.state)));
     let count = |provider: &str, state: &str| StateCount { provider: provider.into(), state: state.into(), jobs: 1 };
     assert_eq!(counts, [count("adyen", "waiting"), count("stripe", "sending"), count("stripe", "waiting")]);

@@ -152,7 +152,7 @@ impl Pair {
     }
 
     async fn started(mut self) -> Self {
-        let (ledger, fixture) = (self.fixture.ledger(), Arc::clone(&self.fixture));
+        let (ledger, fixture) = (self.fixture.database.clone(), Arc::clone(&self.fixture));
         if self.start == Start::New {
             return self;
         }
@@ -191,12 +191,12 @@ impl Pair {
     }
 
     async fn begin(&self) -> BeginResult {
-        self.fixture.ledger().begin_attempt(&self.hold, &request(self.job.id.as_str())).await.unwrap()
+        self.fixture.database.begin_attempt(&self.hold, &request(self.job.id.as_str())).await.unwrap()
     }
 
     async fn finished(&self, outcome: &'static str, next: &JobState) {
         let end = AttemptEnd { number: 1, outcome, status: None, detail: String::new(), counts: true };
-        assert_eq!(self.fixture.ledger().finish_attempt(&self.hold, &end, next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.fixture.database.finish_attempt(&self.hold, &end, next).await.unwrap(), FencedWrite::Applied);
     }
 
     /// Runs both writes; returns whether the second waited for the first.
@@ -248,7 +248,7 @@ impl Pair {
     }
 
     async fn does(&self, write: Write) -> bool {
-        let (ledger, upkeep, hold) = (self.fixture.ledger(), self.fixture.database.upkeep(), &self.hold);
+        let (ledger, hold) = (self.fixture.database.clone(), &self.hold);
         let id = self.job.id.clone();
         let (number, grants_resend) = (self.number, false);
         let lookup = |outcome| LookupEnd { number, outcome, status: Some(200), detail: String::new(), grants_resend };
@@ -286,26 +286,26 @@ impl Pair {
                 let first = NewJobAttempt { job, hash: hash(1), lease, owner, options, request: &request };
                 kept(ledger.record_and_begin(first).await)
             }
-            Expire => upkeep.expire("expires_at has passed", 10).await.unwrap() > 0,
-            SetAside => kept(upkeep.move_to_review(&id, "by hand").await),
-            Republish => !upkeep.take_overdue(&self.job.provider, &ALL_OVERDUE).await.unwrap().is_empty(),
-            RepublishUnqueued => !upkeep.take_unqueued(&self.job.provider, LEASE, SECOND, 10).await.unwrap().is_empty(),
-            KeepUnqueued => kept(upkeep.keep_unqueued(hold).await),
-            WakeRefused => upkeep.wake_waiting(&self.job.provider, &REFUSED_BEFORE_NOW).await.unwrap() > 0,
+            Expire => ledger.expire("expires_at has passed", 10).await.unwrap() > 0,
+            SetAside => kept(ledger.move_to_review(&id, "by hand").await),
+            Republish => !ledger.take_overdue(&self.job.provider, &ALL_OVERDUE).await.unwrap().is_empty(),
+            RepublishUnqueued => !ledger.take_unqueued(&self.job.provider, LEASE, SECOND, 10).await.unwrap().is_empty(),
+            KeepUnqueued => kept(ledger.keep_unqueued(hold).await),
+            WakeRefused => ledger.wake_waiting(&self.job.provider, &REFUSED_BEFORE_NOW).await.unwrap() > 0,
             Cancel => self.decide(JobResolution::Cancel).await,
             Succeeded => self.decide(JobResolution::Succeeded { reference: None }).await,
             Resend => self.decide(JobResolution::Resend).await,
             Replay => self.decide(JobResolution::Replay).await,
             Discard => self.decide(JobResolution::Discard).await,
             CancelAhead => {
-                let operator = self.fixture.database.operator();
+                let operator = self.fixture.database.clone();
                 operator.precancel(&id, &self.job.provider, &by()).await.unwrap().is_ok()
             }
         }
     }
 
     async fn decide(&self, verdict: JobResolution) -> bool {
-        self.fixture.database.operator().resolve(&self.job.id, &verdict, None, &by()).await.unwrap().is_ok()
+        self.fixture.database.resolve_job(&self.job.id, &verdict, None, &by()).await.unwrap().is_ok()
     }
 
     async fn judge(&self, did: [Did; 2]) {
@@ -374,7 +374,7 @@ impl Pair {
             assert!(taken.open.is_empty(), "{what}: taken over, and attempts {:?} stay open", taken.open);
             assert_eq!(claimed.maybe_charged, taken.state == "unknown", "{what}");
             assert_eq!(claimed.unknown_age.is_some(), claimed.maybe_charged, "{what}");
-            let put = self.fixture.ledger().transition(&claimed.lease, &done(FinalState::Review)).await.unwrap();
+            let put = self.fixture.database.transition(&claimed.lease, &done(FinalState::Review)).await.unwrap();
             assert_eq!(put, FencedWrite::Applied, "{what}");
         }
         if self.picture().await.state == "review" {

@@ -7,15 +7,14 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn polls_succeed_while_other_queries_wait() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
-    let taken = fixture.ledger().take_leadership(&name("acme"), None, "redis:a").await.unwrap();
+    let taken = fixture.database.take_leadership(&name("acme"), None, "redis:a").await.unwrap();
     let mut other = PgConnection::connect(&fixture.url).await.unwrap();
     let mut locked = other.begin().await.unwrap();
     sqlx::query("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE").execute(&mut *locked).await.unwrap();
-    let operator = fixture.database.operator();
     let questions: Vec<_> = (0..20)
         .map(|_| {
-            let operator = Arc::clone(&operator);
-            tokio::spawn(async move { operator.show(&job("p1").id).await.is_ok() })
+            let ledger = fixture.database.clone();
+            tokio::spawn(async move { ledger.job_details(&job("p1").id).await.is_ok() })
         })
         .collect();
     let waiting =
@@ -27,9 +26,9 @@ async fn polls_succeed_while_other_queries_wait() {
     }
     // Enough polls that the last of the other connections is taken meanwhile.
     for _ in 0..300 {
-        let held = fixture.ledger().stored_leaders(&[name("acme")]).await.unwrap();
+        let held = fixture.database.stored_leaders(&[name("acme")]).await.unwrap();
         assert_eq!(held[&name("acme")].term, taken.term);
-        fixture.settings().version().await.unwrap();
+        fixture.database.settings_version().await.unwrap();
     }
     assert!(questions.iter().any(|question| !question.is_finished()), "no query is waiting any more");
     locked.rollback().await.unwrap();

@@ -1,6 +1,7 @@
 //! Debian's PgBouncer between a worker and PostgreSQL: session mode works, every other pool mode is refused.
 
 use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::database::SchemaState;
 use sqlx::Connection;
 
@@ -20,14 +21,14 @@ async fn session_mode_keeps_every_setting_and_no_lock() {
         // PgBouncer keeps the server connection that ran the migration.
         assert_eq!(fixture.one(ADVISORY_LOCKS).await, "0");
     }
-    let Claim::Claimed(claimed) = database.ledger().claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap() else {
+    let Claim::Claimed(claimed) = database.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap() else {
         panic!()
     };
     // The lock timeout of the session ends the wait for a row that another transaction holds.
     let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
     let mut transaction = other.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM jobs FOR UPDATE").execute(&mut *transaction).await.unwrap();
-    let error = database.ledger().release(&claimed.lease).await.unwrap_err();
+    let error = database.release(&claimed.lease).await.unwrap_err();
     assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("55P03")), "{error:?}");
     transaction.rollback().await.unwrap();
     let settings = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = \
@@ -49,7 +50,7 @@ async fn other_pool_modes_are_refused_without_changes() {
         is_refused(database.migrate().await.unwrap_err());
         assert_eq!(fixture.one(ADVISORY_LOCKS).await, "0", "{mode}");
         assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::NotMigrated, "{mode}");
-        is_refused(database.ledger().ping().await.unwrap_err());
+        is_refused(database.ping().await.unwrap_err());
         is_refused(database.schema_state().await.unwrap_err());
     }
 }

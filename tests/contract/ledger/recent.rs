@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::permit_protocol::CostByKind;
 use sluicegate::domain::quota_spec::{Lookback, SubjectQuery};
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, RecentUses};
 
 use super::*;
@@ -71,7 +72,7 @@ impl Fixture {
     }
 
     async fn recent(&self, quota: &str) -> RecentUses {
-        self.ledger().recent_uses(&name(quota), Lookback::all(WITHIN)).await.unwrap()
+        self.database.recent_uses(&name(quota), Lookback::all(WITHIN)).await.unwrap()
     }
 }
 
@@ -109,7 +110,7 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     let exact: Sent = ("p6", "stripe", 2, 60, Some(50), "accepted", Some(200));
     fixture.sent(kind, &[exact]).await;
     let within = Duration::from_secs(1);
-    let uses = fixture.ledger().recent_uses(&name("stripe"), Lookback::all(within)).await.unwrap();
+    let uses = fixture.database.recent_uses(&name("stripe"), Lookback::all(within)).await.unwrap();
     let (age, cost) = uses.ended[0];
     let true_age = Duration::from_millis(50) + since.elapsed();
     assert_eq!(cost, CostByKind::charges(2), "{uses:?}");
@@ -157,7 +158,7 @@ async fn missing_responses_count_from_longest_request_end(kind: Kind) {
     ];
     fixture.sent(kind, &requests).await;
     let day = Duration::from_secs(86_400);
-    let uses = fixture.ledger().recent_uses(&name("stripe"), Lookback::all(day)).await.unwrap();
+    let uses = fixture.database.recent_uses(&name("stripe"), Lookback::all(day)).await.unwrap();
     assert_eq!(uses.open, CostByKind::charges(8), "{uses:?}");
     let buckets: Vec<(u64, u32)> =
         uses.ended.iter().map(|(age, cost)| ((age.as_secs() + 660).div_ceil(600), cost.charges)).collect();
@@ -272,7 +273,7 @@ async fn requests_beyond_counted_lookback_are_only_noticed(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let month = Duration::from_secs(31 * 86_400);
     let lookback = Lookback { count_within: WITHIN, notice_within: month };
-    let recent = async || fixture.ledger().recent_uses(&name("acme"), lookback).await.unwrap();
+    let recent = async || fixture.database.recent_uses(&name("acme"), lookback).await.unwrap();
     let once = (WITHIN, CostByKind::charges(1));
     for provider in ["unsent", "older", "endless", "both"] {
         fixture.provider(provider, "acme").await;
@@ -299,7 +300,7 @@ async fn requests_beyond_counted_lookback_are_only_noticed(kind: Kind) {
 async fn uses_of(fixture: &Fixture, scope: Scope, names: &[&str]) -> BTreeMap<String, RecentUses> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
     let asked = SubjectQuery { scope, names, within: WITHIN };
-    fixture.ledger().recent_subject_uses(&name("acme"), &asked).await.unwrap()
+    fixture.database.recent_subject_uses(&name("acme"), &asked).await.unwrap()
 }
 
 async fn accounts_and_references_are_counted_separately(kind: Kind) {
@@ -350,7 +351,7 @@ async fn accounts_and_references_are_counted_separately(kind: Kind) {
 async fn requests_record_account_and_reference(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "acme").await;
-    let (ledger, job) = (fixture.ledger(), job("p1"));
+    let (ledger, job) = (fixture.database.clone(), job("p1"));
     let hold = fixture.take(&job).await.lease;
     let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("p1")).await.unwrap() else {
         panic!("the lease is stale")
@@ -385,7 +386,7 @@ async fn a_rebuild_reads_by_index() {
     let database = Database::open(&fixture.url, 1).unwrap();
     // More often than the five custom plans, after which PostgreSQL may choose a generic plan.
     for _ in 0..8 {
-        let uses = database.ledger().recent_uses(&name("acme"), Lookback::all(WITHIN)).await.unwrap();
+        let uses = database.recent_uses(&name("acme"), Lookback::all(WITHIN)).await.unwrap();
         let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.counted_by(AppliesTo::All)).sum();
         // 150,000 and 20,000 requests over five days: 208 and 27 of them in ten minutes, at cost 2. The count falls
         // with the time since they were made.

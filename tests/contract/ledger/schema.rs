@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::database::SchemaState;
 use sqlx::migrate::Migrator;
 
@@ -119,9 +120,9 @@ async fn four_migrators(fixture: &Fixture, kind: Kind) {
 async fn schema_state_is_reported(kind: Kind) {
     let fixture = Fixture::empty(kind);
     assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::NotMigrated);
-    let error = fixture.ledger().claim(&job("p1"), hash(1), "a", LEASE).await.unwrap_err();
+    let error = fixture.database.claim(&job("p1"), hash(1), "a", LEASE).await.unwrap_err();
     assert!(matches!(error, LedgerError::NotMigrated), "{error}");
-    let error = fixture.settings().load().await.unwrap_err();
+    let error = fixture.database.load_settings().await.unwrap_err();
     assert!(matches!(error, LedgerError::NotMigrated), "{error}");
     fixture.database.migrate().await.unwrap();
     assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::Current);
@@ -418,9 +419,9 @@ async fn every_rule_of_the_dialect_is_a_check(fixture: &Fixture, kind: Kind) {
 
 async fn a_rejected_row_leaves_no_trace(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let before = fixture.settings().version().await.unwrap();
+    let before = fixture.database.settings_version().await.unwrap();
     let bad = "INSERT INTO providers (name, url, workers) VALUES ('stripe', 'https://x.example/', 0)";
     fixture.sql(bad).await.unwrap_err();
-    assert_eq!(fixture.settings().version().await.unwrap(), before);
+    assert_eq!(fixture.database.settings_version().await.unwrap(), before);
     assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "0");
 }

@@ -66,14 +66,14 @@ fn file(text: &str) -> Vec<ProviderRow> {
 
 impl Fixture {
     async fn apply(&self, rows: &[ProviderRow]) -> Vec<String> {
-        let changes = self.settings().apply(rows, false).await.unwrap();
+        let changes = self.database.apply_settings(rows, false).await.unwrap();
         changes.into_iter().map(|change| format!("{}: {}", change.provider, change.description)).collect()
     }
 
     /// Version of the settings, and version of the provider's row.
     async fn versions(&self, provider: &str) -> (i64, i64) {
         let own = self.one(&format!("SELECT version FROM providers WHERE name = '{provider}'")).await;
-        (self.settings().version().await.unwrap(), own.parse().unwrap())
+        (self.database.settings_version().await.unwrap(), own.parse().unwrap())
     }
 }
 
@@ -110,7 +110,7 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
         ("DELETE FROM provider_limits", "provider_limits stripe/all", "42", ""),
     ];
     for (statement, key, old, new) in changes {
-        let before = fixture.settings().version().await.unwrap();
+        let before = fixture.database.settings_version().await.unwrap();
         fixture.sql(statement).await.unwrap();
         let (version, own) = fixture.versions("stripe").await;
         assert!(version > before, "{statement}");
@@ -129,9 +129,9 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
     }
     assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "10", "one row per change, no more");
     assert_eq!(fixture.versions("adyen").await.1, untouched, "another provider's version stays");
-    let before = fixture.settings().version().await.unwrap();
+    let before = fixture.database.settings_version().await.unwrap();
     fixture.sql("DELETE FROM providers WHERE name = 'stripe'").await.unwrap();
-    assert!(fixture.settings().version().await.unwrap() > before);
+    assert!(fixture.database.settings_version().await.unwrap() > before);
     assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "11");
 }
 
@@ -143,8 +143,8 @@ async fn an_operators_row_has_the_contracts_defaults(kind: Kind) {
     fixture.sql(limit).await.unwrap();
     let text = "[[provider]]\nname = 'stripe'\nurl = 'https://x.example/'\n\
                 [[provider.limit]]\nname = 'all'\nmax_requests = 5\nwindow_ms = 1000";
-    assert_eq!(fixture.settings().readable_rows(None).await.unwrap(), file(text));
-    let snapshot = fixture.settings().load().await.unwrap();
+    assert_eq!(fixture.database.readable_rows(None).await.unwrap(), file(text));
+    let snapshot = fixture.database.load_settings().await.unwrap();
     let provider = snapshot.providers[0].as_ref().unwrap();
     assert_eq!((provider.quota.as_str(), provider.workers), ("stripe", 32));
     assert_eq!((snapshot.version, provider.version), fixture.versions("stripe").await);
@@ -153,9 +153,9 @@ async fn an_operators_row_has_the_contracts_defaults(kind: Kind) {
 async fn applying_is_idempotent(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let mut rows = file(FILE);
-    let planned = fixture.settings().apply(&rows, true).await.unwrap();
+    let planned = fixture.database.apply_settings(&rows, true).await.unwrap();
     assert_eq!(planned.len(), 5, "{planned:?}");
-    assert_eq!(fixture.settings().readable_rows(None).await.unwrap(), [], "a dry run writes nothing");
+    assert_eq!(fixture.database.readable_rows(None).await.unwrap(), [], "a dry run writes nothing");
     assert_eq!(
         fixture.apply(&rows).await,
         [
@@ -166,10 +166,10 @@ async fn applying_is_idempotent(kind: Kind) {
             "adyen: limit all added 5/1s",
         ]
     );
-    let version = fixture.settings().version().await.unwrap();
+    let version = fixture.database.settings_version().await.unwrap();
     assert_eq!(fixture.apply(&rows).await, [""; 0]);
-    assert_eq!(fixture.settings().version().await.unwrap(), version, "nothing changed, nothing written");
-    let stored = fixture.settings().readable_rows(Some(&name("stripe"))).await.unwrap();
+    assert_eq!(fixture.database.settings_version().await.unwrap(), version, "nothing changed, nothing written");
+    let stored = fixture.database.readable_rows(Some(&name("stripe"))).await.unwrap();
     assert_eq!((stored.len(), &stored[0].request, &stored[0].headers), (1, &rows[0].request, &rows[0].headers));
     rows[0].max_wait_ms = 8_000;
     rows[0].quota = None;
@@ -186,7 +186,7 @@ async fn applying_is_idempotent(kind: Kind) {
             "stripe: limit per-minute changed applies_to charge → all",
         ]
     );
-    let snapshot = fixture.settings().load().await.unwrap();
+    let snapshot = fixture.database.load_settings().await.unwrap();
     let names: Vec<String> =
         snapshot.providers.iter().map(|provider| provider.as_ref().unwrap().name.to_string()).collect();
     assert_eq!(names, ["adyen", "stripe"]);
@@ -206,11 +206,11 @@ async fn applying_removes_unlisted_limits(kind: Kind) {
         fixture.apply(&rows[..1]).await,
         ["stripe: limit per-minute removed", "stripe: account acct_1 at limit per-minute removed"]
     );
-    assert_eq!(fixture.settings().readable_rows(None).await.unwrap().len(), 2, "providers that are not named stay");
+    assert_eq!(fixture.database.readable_rows(None).await.unwrap().len(), 2, "providers that are not named stay");
     // Nothing is written when one row of the file is invalid.
     rows[0].workers = 1;
     rows[1].workers = 0;
-    let error = fixture.settings().apply(&rows, false).await.unwrap_err();
+    let error = fixture.database.apply_settings(&rows, false).await.unwrap_err();
     assert!(matches!(&error, LedgerError::StatementFailed(text) if text.contains("`adyen`: workers is 0")), "{error}");
     assert_eq!(fixture.one("SELECT workers FROM providers WHERE name = 'stripe'").await, "32");
 }
@@ -218,11 +218,11 @@ async fn applying_removes_unlisted_limits(kind: Kind) {
 async fn concurrent_applies_agree(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let appliers = (1..=4).map(|number| {
-        let settings = fixture.settings();
+        let settings = fixture.database.clone();
         let mut rows = file(FILE);
         rows[0].workers = number;
         rows[1].workers = number;
-        tokio::spawn(async move { settings.apply(&rows, false).await.unwrap() })
+        tokio::spawn(async move { settings.apply_settings(&rows, false).await.unwrap() })
     });
     let changes: Vec<_> = futures_util::future::join_all(appliers).await.into_iter().flat_map(Result::unwrap).collect();
     assert_eq!(changes.iter().filter(|change| change.description == "created").count(), 2, "{changes:?}");
@@ -232,7 +232,7 @@ async fn concurrent_applies_agree(kind: Kind) {
 
 async fn a_rate_and_a_pause_are_set(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let settings = fixture.settings();
+    let settings = fixture.database.clone();
     fixture.apply(&file(FILE)).await;
     let rate = |text: &str| text.parse::<Rate>().unwrap();
     let stripe = name("stripe");
@@ -245,7 +245,7 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
     assert!(!settings.set_paused(&name("nobody"), true).await.unwrap());
     // A resume is recorded although nothing was paused: it ends a pause that the provider named.
     let resumed_at = async || {
-        let snapshot = settings.load().await.unwrap();
+        let snapshot = settings.load_settings().await.unwrap();
         let stripe = snapshot.providers.into_iter().map(Result::unwrap).find(|row| row.name == stripe).unwrap();
         (snapshot.version, stripe.resumed_at)
     };
@@ -264,7 +264,7 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
                    AND old_row ->> 'resumed_at' IS NULL";
     assert_eq!(fixture.one(audited).await, "2");
     assert!(settings.set_paused(&stripe, true).await.unwrap());
-    let snapshot = settings.load().await.unwrap();
+    let snapshot = settings.load_settings().await.unwrap();
     let paused: Vec<bool> = snapshot.providers.iter().map(|provider| provider.as_ref().unwrap().paused).collect();
     assert_eq!(paused, [false, true]);
 }
@@ -350,32 +350,32 @@ async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
             "stripe: account rogue added blocked",
         ]
     );
-    assert_eq!(fixture.settings().readable_rows(None).await.unwrap(), rows);
-    let snapshot = fixture.settings().load().await.unwrap();
+    assert_eq!(fixture.database.readable_rows(None).await.unwrap(), rows);
+    let snapshot = fixture.database.load_settings().await.unwrap();
     let provider = snapshot.providers[0].as_ref().unwrap();
     assert_eq!(*provider, rows[0].validate(provider.version).unwrap());
     assert_eq!((provider.limits.len(), provider.account_rules.len(), provider.statuses[&429].len()), (5, 3, 2));
     // `limits set` reports the constraint of the database.
     let narrow = "10/500ms".parse::<Rate>().unwrap();
-    let error = fixture.settings().set_rate(&name("stripe"), "per-reference", narrow).await.unwrap_err();
+    let error = fixture.database.set_rate(&name("stripe"), "per-reference", narrow).await.unwrap_err();
     assert!(error.to_string().contains("sliding_window_has_window_ms_of_1000_or_more"), "{error}");
 }
 
 async fn a_restored_database_counts_again(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.apply(&file(FILE)).await;
-    let settings = fixture.settings();
-    let before = settings_sync::load(settings.as_ref(), &LoadedSettings::default()).await.unwrap();
-    assert_eq!(settings_sync::refresh(settings.as_ref(), &before, before.version).await.unwrap(), None);
+    let settings = fixture.database.clone();
+    let before = settings_sync::load(&settings, &LoadedSettings::default()).await.unwrap();
+    assert_eq!(settings_sync::refresh(&settings, &before, before.version).await.unwrap(), None);
     let audits = "SELECT count(*) FROM settings_audit WHERE table_name = 'settings_version'";
     assert_eq!(fixture.one(audits).await, "0");
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
     // A gate reports a version above any that the database has had.
     let store = before.version + 41;
-    let after = settings_sync::refresh(settings.as_ref(), &before, store).await.unwrap().unwrap();
+    let after = settings_sync::refresh(&settings, &before, store).await.unwrap().unwrap();
     assert_eq!((after.version, after.providers.len()), (store + 1, 2));
-    assert_eq!(settings.version().await.unwrap(), store + 1);
+    assert_eq!(settings.settings_version().await.unwrap(), store + 1);
     let audit = "SELECT row_key || ' ' || (old_row ->> 'version') || ' ' || (new_row ->> 'version') FROM settings_audit \
                  WHERE table_name = 'settings_version'";
     assert_eq!(fixture.one(audit).await, format!("version {} {}", before.version, store + 1));
@@ -387,31 +387,31 @@ async fn a_restored_database_counts_again(kind: Kind) {
     fixture.without_constraints(&format!("UPDATE settings_audit SET at = at - {minutes}")).await.unwrap();
     assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
     // The raise is recorded once: the next refresh finds nothing new, and changes count as before.
-    assert_eq!(settings_sync::refresh(settings.as_ref(), &after, store).await.unwrap(), None);
+    assert_eq!(settings_sync::refresh(&settings, &after, store).await.unwrap(), None);
     settings.set_paused(&name("stripe"), true).await.unwrap();
-    let next = settings_sync::refresh(settings.as_ref(), &after, store).await.unwrap().unwrap();
+    let next = settings_sync::refresh(&settings, &after, store).await.unwrap().unwrap();
     assert_eq!(next.version, store + 2);
     // Without a limiter store, the worker itself knows a higher version.
     fixture.without_constraints("UPDATE settings_version SET version = 2").await.unwrap();
-    let again = settings_sync::refresh(settings.as_ref(), &next, 0).await.unwrap().unwrap();
+    let again = settings_sync::refresh(&settings, &next, 0).await.unwrap().unwrap();
     assert_eq!(again.version, store + 3);
 }
 
 async fn concurrent_version_raises_agree(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let raisers = (0..6).map(|_| {
-        let settings = fixture.settings();
-        async move { settings.raise_version(1_000).await.unwrap() }
+        let settings = fixture.database.clone();
+        async move { settings.raise_settings_version(1_000).await.unwrap() }
     });
     assert_eq!(futures_util::future::join_all(raisers).await, [1_001; 6]);
     assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "1");
-    assert_eq!(fixture.settings().raise_version(7).await.unwrap(), 1_001, "never lowered");
+    assert_eq!(fixture.database.raise_settings_version(7).await.unwrap(), 1_001, "never lowered");
 }
 
 async fn settings_version_from_limiter_triggers_reload(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let settings = fixture.settings();
-    let first = settings_sync::load(settings.as_ref(), &LoadedSettings::default()).await.unwrap();
+    let settings = fixture.database.clone();
+    let first = settings_sync::load(&settings, &LoadedSettings::default()).await.unwrap();
     let (known, mut following) = watch::channel(Arc::new(first.clone()));
     let (gate, store) = StoreVersion::channel();
     let stop = CancellationToken::new();
@@ -427,7 +427,7 @@ async fn settings_version_from_limiter_triggers_reload(kind: Kind) {
         Arc::default(),
     ));
     fixture.apply(&file(FILE)).await;
-    let version = settings.version().await.unwrap();
+    let version = settings.settings_version().await.unwrap();
     gate.observe(version);
     following.wait_for(|known| known.version == version).await.unwrap();
     gate.observe(version + 5);

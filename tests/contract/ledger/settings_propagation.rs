@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::provider_row::parse_provider_file;
 use sluicegate::worker::settings_sync::{self, LoadedSettings, POLL_INTERVAL, StoreVersion};
@@ -33,12 +34,14 @@ struct Follower {
 
 impl Follower {
     async fn start(url: &str, poll: Duration) -> Self {
-        let settings = Database::open(url, 4).unwrap().settings();
-        let first = settings_sync::load(settings.as_ref(), &LoadedSettings::default()).await.unwrap();
+        let settings = Database::open(url, 4).unwrap();
+        let first = settings_sync::load(&settings, &LoadedSettings::default()).await.unwrap();
         let (sender, known) = watch::channel(Arc::new(first));
         let (gates, store) = StoreVersion::channel();
         let (stop, hinted) = (CancellationToken::new(), Arc::new(Notify::new()));
-        tokio::spawn(settings_sync::listen(settings.hints(), hinted.clone(), stop.clone()));
+        if let Some(hints) = settings.settings_hints() {
+            tokio::spawn(settings_sync::listen(hints, hinted.clone(), stop.clone()));
+        }
         tokio::spawn(settings_sync::poll(settings, poll, stop.clone(), sender, store, hinted, Arc::default()));
         Self { known, _gates: gates, _stop: stop.drop_guard() }
     }
@@ -57,7 +60,7 @@ impl Follower {
 async fn with_acme(fixture: &Fixture) {
     let row = "[[provider]]\nname = \"acme\"\nurl = \"https://acme.example/\"\n[[provider.limit]]\n\
                name = \"all\"\nmax_requests = 100\nwindow_ms = 1000\n";
-    fixture.settings().apply(&parse_provider_file(row).unwrap(), false).await.unwrap();
+    fixture.database.apply_settings(&parse_provider_file(row).unwrap(), false).await.unwrap();
 }
 
 /// Both workers must load the change within the time that G6 gives, measured from its commit.
@@ -78,7 +81,7 @@ async fn by_sql(fixture: &Fixture, max_requests: u32) {
 
 async fn by_command(fixture: &Fixture, rate: &str) {
     let by = Actor { os_user: "alice@host".to_owned(), reason: None, program: None };
-    fixture.settings().set_rate_as(&name("acme"), "all", rate.parse().unwrap(), Some(&by)).await.unwrap().unwrap();
+    fixture.database.set_rate_as(&name("acme"), "all", rate.parse().unwrap(), Some(&by)).await.unwrap().unwrap();
 }
 
 const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
@@ -136,7 +139,7 @@ async fn sqlite_is_polled_within_two_seconds() {
 
 async fn changes_are_listed_with_author_and_reason(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let settings = fixture.settings();
+    let settings = fixture.database.clone();
     let acme = name("acme");
     with_acme(&fixture).await;
     let by = Actor { os_user: "alice@host".to_owned(), reason: Some("billing day".to_owned()), program: None };
@@ -145,7 +148,7 @@ async fn changes_are_listed_with_author_and_reason(kind: Kind) {
     assert!(!settings.set_paused_as(&name("nobody"), true, Some(&by)).await.unwrap());
     fixture.sql("UPDATE provider_limits SET max_requests = 5").await.unwrap();
     fixture.sql("INSERT INTO providers (name, url) VALUES ('acme2', 'https://x.example/')").await.unwrap();
-    let changes = settings.audit(Some(&acme), 10).await.unwrap();
+    let changes = settings.settings_audit(Some(&acme), 10).await.unwrap();
     let what: Vec<&str> = changes.iter().map(|change| change.what.as_str()).collect();
     assert_eq!(
         what,
@@ -164,7 +167,7 @@ async fn changes_are_listed_with_author_and_reason(kind: Kind) {
     assert_eq!(changes[2].new.as_ref().unwrap()["max_requests"], 200);
     assert_eq!(changes[1].program.as_deref(), Some("sluicegate"));
     assert!(changes[0].at.0 >= changes[4].at.0 && changes[4].at.0 > 1_700_000_000_000);
-    let last = settings.audit(None, 1).await.unwrap();
+    let last = settings.settings_audit(None, 1).await.unwrap();
     assert_eq!((last.len(), last[0].provider.as_deref()), (1, Some("acme2")));
 }
 
@@ -172,7 +175,7 @@ async fn actor_applies_to_one_change_only(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     with_acme(&fixture).await;
     let by = Actor { os_user: "alice@host".to_owned(), reason: Some("why".to_owned()), program: None };
-    let settings = fixture.settings();
+    let settings = fixture.database.clone();
     // The first change is rolled back, the second changes nothing, the third changes something. None lends its author
     // to a later change.
     assert!(settings.set_rate_as(&name("acme"), "none", "1/1s".parse().unwrap(), Some(&by)).await.unwrap().is_none());
@@ -181,7 +184,7 @@ async fn actor_applies_to_one_change_only(kind: Kind) {
     for round in 0..20 {
         settings.set_rate(&name("acme"), "all", format!("{}/1s", 10 + round).parse().unwrap()).await.unwrap();
     }
-    let changes = settings.audit(None, 100).await.unwrap();
+    let changes = settings.settings_audit(None, 100).await.unwrap();
     let named = changes.iter().filter(|change| change.because.is_some()).count();
     assert_eq!((named, changes.len()), (1, 23), "{changes:#?}");
 }
@@ -190,8 +193,8 @@ async fn actor_applies_to_one_change_only(kind: Kind) {
 async fn invalid_row_keeps_the_last_valid_one(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     with_acme(&fixture).await;
-    let settings = fixture.settings();
-    let good = settings_sync::load(settings.as_ref(), &LoadedSettings::default()).await.unwrap();
+    let settings = fixture.database.clone();
+    let good = settings_sync::load(&settings, &LoadedSettings::default()).await.unwrap();
     for (bad, words) in [
         ("UPDATE provider_limits SET enabled = false", "limit"),
         ("UPDATE providers SET request = '{\"body\": \"telegram\"}'", "request"),
@@ -199,14 +202,14 @@ async fn invalid_row_keeps_the_last_valid_one(kind: Kind) {
         ("UPDATE providers SET url = 'https://u:secret@x.example/'", "url"),
     ] {
         fixture.sql(bad).await.unwrap();
-        let next = settings_sync::refresh(settings.as_ref(), &good, 0).await.unwrap().unwrap();
+        let next = settings_sync::refresh(&settings, &good, 0).await.unwrap().unwrap();
         assert_eq!(next.invalid_rows.len(), 1, "{bad}");
         let problems = next.invalid_rows[0].problems.join("\n");
         assert!(problems.contains(words) && !problems.contains("secret"), "{bad}: {problems}");
         assert_eq!(next.providers[&name("acme")], good.providers[&name("acme")], "{bad}: the last valid row counts");
         // A pause is applied although the rest of the row is invalid.
         fixture.sql("UPDATE providers SET paused = true").await.unwrap();
-        let paused = settings_sync::refresh(settings.as_ref(), &good, 0).await.unwrap().unwrap();
+        let paused = settings_sync::refresh(&settings, &good, 0).await.unwrap().unwrap();
         assert!(paused.providers[&name("acme")].paused, "{bad}");
         fixture.sql("UPDATE providers SET paused = false").await.unwrap();
     }

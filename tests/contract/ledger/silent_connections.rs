@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::database::Database;
 use sqlx::Connection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -115,7 +116,7 @@ async fn silent_connections_are_replaced() {
     let busy = Arc::new(tokio::sync::Semaphore::new(0));
     let writers: Vec<_> = (0..16)
         .map(|writer| {
-            let (ledger, busy) = (database.ledger(), Arc::clone(&busy));
+            let (ledger, busy) = (database.clone(), Arc::clone(&busy));
             tokio::spawn(async move {
                 for number in 0.. {
                     let claimed = ledger.claim(&job(&format!("p{writer}-{number}")), hash(1), "worker-a", LEASE).await;
@@ -135,7 +136,7 @@ async fn silent_connections_are_replaced() {
         assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
     }
     way.lost.send_replace(Lost::Nothing);
-    let back = async { while database.ledger().claim(&job("after"), hash(1), "worker-a", LEASE).await.is_err() {} };
+    let back = async { while database.claim(&job("after"), hash(1), "worker-a", LEASE).await.is_err() {} };
     tokio::time::timeout(PATIENCE, back).await.unwrap();
 }
 
@@ -146,7 +147,7 @@ async fn connections_silent_after_a_response_are_replaced() {
     let way = Way::to(by_way(&fixture.url, None).0).await;
     let database = Database::open(&by_way(&fixture.url, Some(way.address)).1, 4).unwrap();
     way.lost.send_replace(Lost::Pings);
-    let claimed = async |id: &str| database.ledger().claim(&job(id), hash(1), "worker-a", LEASE).await.is_ok();
+    let claimed = async |id: &str| database.claim(&job(id), hash(1), "worker-a", LEASE).await.is_ok();
     // More claims than connections.
     let mut before = 0;
     for number in 0..5 {
@@ -171,9 +172,8 @@ async fn connections_to_a_demoted_primary_are_replaced() {
     sqlx::raw_sql(AssertSqlSafe(read_only)).execute(&mut operator).await.unwrap();
     // Enough concurrent claims that every connection is used.
     let claims = async || {
-        let ledger = database.ledger();
         let claim = |number: u32| {
-            let ledger = Arc::clone(&ledger);
+            let ledger = database.clone();
             async move { ledger.claim(&job(&format!("p{number}")), hash(1), "worker-a", LEASE).await }
         };
         futures_util::future::join_all((0..16).map(claim)).await

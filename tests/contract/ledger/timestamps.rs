@@ -45,7 +45,7 @@ impl Fixture {
     /// Records a due job that no worker has leased.
     async fn released(&self, id: &str) {
         let hold = self.take(&job(id)).await.lease;
-        assert_eq!(self.ledger().release(&hold).await.unwrap(), sluicegate::ledger::FencedWrite::Applied);
+        assert_eq!(self.database.release(&hold).await.unwrap(), sluicegate::ledger::FencedWrite::Applied);
     }
 }
 
@@ -78,7 +78,7 @@ async fn no_instant_is_infinite(kind: Kind) {
     };
     for instant in within {
         fixture.sql(&format!("UPDATE jobs SET wake_at = {instant}")).await.unwrap();
-        assert_eq!(fixture.database.operator().list(&JobFilter::default(), None, 5).await.unwrap().jobs.len(), 1);
+        assert_eq!(fixture.database.list_jobs(&JobFilter::default(), None, 5).await.unwrap().jobs.len(), 1);
     }
 }
 
@@ -125,7 +125,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
     ] {
         fixture.without_constraints(&format!("UPDATE jobs SET {set} WHERE id = '{id}'")).await.unwrap();
     }
-    let operator = fixture.database.operator();
+    let operator = fixture.database.clone();
     let filters = [
         JobFilter::default(),
         JobFilter { provider: Some(name("stripe")), ..JobFilter::default() },
@@ -133,7 +133,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
         JobFilter { state: Some("waiting"), ..JobFilter::default() },
     ];
     for filter in filters {
-        let JobPage { mut jobs, mut unreadable, next } = operator.list(&filter, None, 100).await.unwrap();
+        let JobPage { mut jobs, mut unreadable, next } = operator.list_jobs(&filter, None, 100).await.unwrap();
         // Job lists do not read `expires_at`.
         jobs.retain(|line| line.id != "held");
         jobs.sort_by(|a, b| a.id.cmp(&b.id));
@@ -146,13 +146,13 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
             assert!(row.problem.contains(field) && row.to_string().contains(&row.id), "{row}");
         }
     }
-    let full = operator.list(&JobFilter::default(), None, 1).await.unwrap();
+    let full = operator.list_jobs(&JobFilter::default(), None, 1).await.unwrap();
     assert_eq!((full.jobs.len(), full.next.as_deref()), (0, Some("early")), "the next page begins after it");
     let one = JobFilter { id: Some(Identifier::new("late").unwrap()), ..JobFilter::default() };
-    assert_eq!(operator.list(&one, None, 5).await.unwrap().unreadable.len(), 1);
+    assert_eq!(operator.list_jobs(&one, None, 5).await.unwrap().unreadable.len(), 1);
 
     for checked in [CheckScope::Since(MINUTE), CheckScope::All] {
-        let accounts = fixture.database.upkeep().reconcile(2 * MINUTE, checked).await.unwrap();
+        let accounts = fixture.database.reconcile(2 * MINUTE, checked).await.unwrap();
         let [account] = &accounts[..] else { panic!("{accounts:?}") };
         assert_eq!((account.recorded, account.unreadable, account.open()), (8, 5, 7), "{account:?}");
         assert_eq!(account.active + account.delayed + account.due, 7, "each is counted where it is");
@@ -164,7 +164,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
         assert!(faults[1].starts_with("1 job in state `held`"), "{faults:?}");
         assert!(account.oldest_open.is_some_and(|age| age < MINUTE), "{account:?}");
     }
-    let oldest = fixture.database.fleet().oldest_open(&[name("stripe")]).await.unwrap();
+    let oldest = fixture.database.oldest_open(&[name("stripe")]).await.unwrap();
     assert_eq!(oldest.len(), 1);
 
     let which = OverduePolicy {
@@ -173,7 +173,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
         republish_interval_max: 6 * MINUTE,
         at_most: 100,
     };
-    let mut back = fixture.database.upkeep().take_overdue(&name("stripe"), &which).await.unwrap();
+    let mut back = fixture.database.take_overdue(&name("stripe"), &which).await.unwrap();
     back.sort_by(|a, b| a.job.id.cmp(&b.job.id));
     // The columns that a message needs can be read in all rows but one.
     let back: Vec<&str> = back.iter().map(|job| job.job.id.as_str()).collect();
@@ -190,7 +190,7 @@ async fn unreadable_claim_releases_the_lease(kind: Kind) {
     fixture.without_rules().await;
     fixture.without_constraints(&format!("UPDATE jobs SET wake_at = {early}")).await.unwrap();
     for _ in 0..2 {
-        let claimed = fixture.ledger().claim(&job("p"), hash(1), "worker-b", LEASE).await;
+        let claimed = fixture.database.claim(&job("p"), hash(1), "worker-b", LEASE).await;
         assert!(matches!(claimed, Err(LedgerError::Corrupt(_))), "{claimed:?}");
         assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE lease_until IS NULL AND lost_holders = 0").await, "1");
     }
@@ -203,12 +203,12 @@ async fn unreadable_review_and_dead_jobs_are_counted(kind: Kind) {
     for (id, state) in [("review", FinalState::Review), ("dead", FinalState::Dead), ("paid", FinalState::Succeeded)] {
         let hold = fixture.take(&job(id)).await.lease;
         let next = JobState::Final { state, reason: "ended".to_owned(), reference: None };
-        assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(fixture.database.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
     }
     fixture.without_rules().await;
     fixture.without_constraints(&format!("UPDATE jobs SET wake_at = {late}")).await.unwrap();
     for checked in [CheckScope::Since(MINUTE), CheckScope::All] {
-        let accounts = fixture.database.upkeep().reconcile(MINUTE, checked).await.unwrap();
+        let accounts = fixture.database.reconcile(MINUTE, checked).await.unwrap();
         let [account] = &accounts[..] else { panic!("{accounts:?}") };
         assert_eq!((account.recorded, account.unreadable), (3, 2), "{account:?}");
         let faults = account.discrepancies();
@@ -224,13 +224,13 @@ async fn unreadable_event_does_not_block_others(kind: Kind) {
         let hold = fixture.take(&job(id)).await.lease;
         let state = sluicegate::domain::outcome::FinalState::Declined;
         let next = sluicegate::ledger::JobState::Final { state, reason: reason.to_owned(), reference: None };
-        assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), sluicegate::ledger::FencedWrite::Applied);
+        assert_eq!(fixture.database.transition(&hold, &next).await.unwrap(), sluicegate::ledger::FencedWrite::Applied);
     }
     fixture.without_rules().await;
     fixture.sql(&format!("UPDATE outcome_events SET at = {late} WHERE job_id = 'late'")).await.unwrap();
     fixture.sql("UPDATE outcome_events SET state = 'held' WHERE job_id = 'held'").await.unwrap();
-    let taken = fixture.ledger().lease_events(10, LEASE).await.unwrap();
+    let taken = fixture.database.lease_events(10, LEASE).await.unwrap();
     assert_eq!(taken.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["good"]);
-    let unpublished = fixture.ledger().unpublished_events().await.unwrap();
+    let unpublished = fixture.database.unpublished_events().await.unwrap();
     assert_eq!((unpublished.events, unpublished.rejected), (3, 2), "tried later, like those that a queue has rejected");
 }

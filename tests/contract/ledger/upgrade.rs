@@ -107,14 +107,14 @@ impl Fixture {
 
     /// This program reads the payments and the settings.
     async fn is_readable(&self) {
-        let operator = self.database.operator();
-        let page = operator.list(&JobFilter::default(), None, 100).await.unwrap();
+        let operator = self.database.clone();
+        let page = operator.list_jobs(&JobFilter::default(), None, 100).await.unwrap();
         assert_eq!((page.unreadable, page.jobs.is_empty()), (vec![], false));
         for line in page.jobs {
-            let details = operator.show(&Identifier::new(&line.id).unwrap()).await.unwrap();
+            let details = operator.job_details(&Identifier::new(&line.id).unwrap()).await.unwrap();
             assert!(details.is_some(), "{}", line.id);
         }
-        let settings = self.settings().load().await.unwrap();
+        let settings = self.database.load_settings().await.unwrap();
         assert!(!settings.providers.is_empty());
     }
 }

@@ -3,7 +3,7 @@
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::upkeep::{
-    CheckScope, JobToRepublish, LedgerReconciliation, MessageState, OverduePolicy, ScrubScope, Upkeep,
+    CheckScope, JobToRepublish, LedgerReconciliation, MessageState, OverduePolicy, ScrubScope,
 };
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
@@ -48,15 +48,11 @@ fn ids(jobs: &[JobToRepublish]) -> Vec<String> {
 }
 
 impl Fixture {
-    fn upkeep(&self) -> Arc<dyn Upkeep> {
-        self.database.upkeep()
-    }
-
     /// Records a waiting job that no worker has leased.
     async fn waiting(&self, job: &Job, wait: Duration) {
         let claimed = self.take(job).await;
         let next = JobState::Waiting { wait, reason: Wait::with_detail(WaitReason::Retry, "waits") };
-        assert_eq!(self.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     }
 
     /// Moves an instant of a job into the past, or into the future if negative.
@@ -69,19 +65,19 @@ impl Fixture {
     }
 
     async fn overdue(&self, which: OverduePolicy) -> Vec<String> {
-        ids(&self.upkeep().take_overdue(&name("stripe"), &which).await.unwrap())
+        ids(&self.database.take_overdue(&name("stripe"), &which).await.unwrap())
     }
 
     async fn finish(&self, id: &str, state: FinalState) {
         let hold = self.take(&job(id)).await.lease;
-        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(self.database.begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
         let next = JobState::Final { state, reason: "accepted".to_owned(), reference: None };
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
     }
 
     async fn account(&self, checked: CheckScope) -> LedgerReconciliation {
-        let accounts = self.upkeep().reconcile(2 * MINUTE, checked).await.unwrap();
+        let accounts = self.database.reconcile(2 * MINUTE, checked).await.unwrap();
         accounts.into_iter().find(|account| account.provider == "stripe").unwrap()
     }
 }
@@ -89,14 +85,14 @@ impl Fixture {
 async fn duty_runs_on_one_sweeper(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let turns = (0..16).map(|_| {
-        let upkeep = fixture.upkeep();
+        let upkeep = fixture.database.clone();
         tokio::spawn(async move { upkeep.lease_duty("sweep", MINUTE).await.unwrap() })
     });
     let turns: Vec<bool> = futures_util::future::join_all(turns).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(turns.iter().filter(|turn| **turn).count(), 1);
-    assert!(fixture.upkeep().lease_duty("account", Duration::ZERO).await.unwrap(), "another duty is free");
-    assert!(fixture.upkeep().lease_duty("account", MINUTE).await.unwrap(), "its lease is over");
-    assert!(!fixture.upkeep().lease_duty("account", MINUTE).await.unwrap());
+    assert!(fixture.database.lease_duty("account", Duration::ZERO).await.unwrap(), "another duty is free");
+    assert!(fixture.database.lease_duty("account", MINUTE).await.unwrap(), "its lease is over");
+    assert!(!fixture.database.lease_duty("account", MINUTE).await.unwrap());
 }
 
 async fn longest_overdue_jobs_are_returned_first(kind: Kind) {
@@ -127,7 +123,7 @@ async fn overdue_job_goes_to_one_sweeper(kind: Kind) {
     let which =
         OverduePolicy { grace: Duration::ZERO, republish_after: MINUTE, republish_interval_max: MINUTE, at_most: 7 };
     let sweeps = (0..16).map(|_| {
-        let upkeep = fixture.upkeep();
+        let upkeep = fixture.database.clone();
         tokio::spawn(async move { upkeep.take_overdue(&name("stripe"), &which).await.unwrap() })
     });
     let given: Vec<JobToRepublish> =
@@ -183,7 +179,7 @@ async fn leased_jobs_are_not_overdue(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let held = fixture.take(&job("held")).await.lease;
     let sending = fixture.take(&job("sending")).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     fixture.finish("done", FinalState::Succeeded).await;
     for id in ["held", "sending", "done"] {
         fixture.move_back(id, "wake_at", 9_999).await;
@@ -199,7 +195,7 @@ async fn leased_jobs_are_not_overdue(kind: Kind) {
     // The copy's claim makes the job unknown, not the sweeper.
     assert_eq!(fixture.state("sending").await, "sending");
     assert!(fixture.take(&job("sending")).await.maybe_charged);
-    assert_eq!(fixture.ledger().release(&held).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.release(&held).await.unwrap(), FencedWrite::Applied);
 }
 
 async fn recorded_job_round_trips(kind: Kind) {
@@ -221,7 +217,7 @@ async fn recorded_job_round_trips(kind: Kind) {
     }
     // No delay queue holds a copy any more, so the sweeper publishes the newest number again.
     fixture.sql("UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL").await.unwrap();
-    let mut given = fixture.upkeep().take_overdue(&name("stripe"), &after(MINUTE)).await.unwrap();
+    let mut given = fixture.database.take_overdue(&name("stripe"), &after(MINUTE)).await.unwrap();
     given.sort_by(|a, b| a.job.id.cmp(&b.job.id));
     let recorded = |job: Job| JobToRepublish { job, hash: hash(1), sweeps: 1, copy: 1 };
     assert_eq!(given, [recorded(bare), recorded(full)]);
@@ -229,20 +225,20 @@ async fn recorded_job_round_trips(kind: Kind) {
 
 async fn unqueued_job_is_returned_when_due(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (upkeep, lane) = (fixture.upkeep(), name("stripe"));
+    let (upkeep, lane) = (fixture.database.clone(), name("stripe"));
     let due = async |ahead| ids(&upkeep.take_unqueued(&lane, ahead, 10 * MINUTE, 10).await.unwrap());
     let wait = JobState::Waiting { wait: 60 * MINUTE, reason: WaitReason::NotBefore.into() };
     for id in ["kept", "queued", "taken-up"] {
         let hold = fixture.take(&job(id)).await.lease;
         // A leased job cannot be left without a queue.
         assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Stale);
-        assert_eq!(fixture.ledger().transition(&hold, &wait).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(fixture.database.transition(&hold, &wait).await.unwrap(), FencedWrite::Applied);
         match id {
             "kept" => assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Applied),
             "taken-up" => {
                 let again = fixture.take(&job(id)).await.lease;
                 assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Stale);
-                assert_eq!(fixture.ledger().transition(&again, &wait).await.unwrap(), FencedWrite::Applied);
+                assert_eq!(fixture.database.transition(&again, &wait).await.unwrap(), FencedWrite::Applied);
             }
             _ => {}
         }
@@ -269,17 +265,17 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     fixture.waiting(&job("never"), 60 * MINUTE).await;
     let held = fixture.take(&expiring("held", -1_000)).await.lease;
     let sending = fixture.take(&expiring("sending", -1_000)).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     fixture.expire_lease(&sending).await;
     let unknown = fixture.take(&expiring("unknown", -1_000)).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&unknown, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&unknown, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let next = JobState::Unknown { wait: 60 * MINUTE, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
-    assert_eq!(fixture.ledger().finish_attempt(&unknown, &end, &next).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.finish_attempt(&unknown, &end, &next).await.unwrap(), FencedWrite::Applied);
 
-    assert_eq!(fixture.upkeep().expire("too late", 2).await.unwrap(), 2);
+    assert_eq!(fixture.database.expire("too late", 2).await.unwrap(), 2);
     let expiries = (0..8).map(|_| {
-        let upkeep = fixture.upkeep();
+        let upkeep = fixture.database.clone();
         tokio::spawn(async move { upkeep.expire("too late", 100).await.unwrap() })
     });
     let expired: u32 = futures_util::future::join_all(expiries).await.into_iter().map(Result::unwrap).sum();
@@ -287,24 +283,24 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     let rest = "SELECT id FROM jobs WHERE state <> 'expired' ORDER BY id";
     let rest: Vec<String> = fixture.column(rest).await.into_iter().flatten().collect();
     assert_eq!(rest, ["held", "in-time", "never", "sending", "unknown"]);
-    let events = fixture.ledger().lease_events(100, MINUTE).await.unwrap();
+    let events = fixture.database.lease_events(100, MINUTE).await.unwrap();
     let events: Vec<_> = events.iter().map(|event| (event.state, event.reason.as_deref())).collect();
     assert_eq!(events, [(FinalState::Expired, Some("too late")); 3]);
     // A job whose worker is lost expires, too.
     fixture.expire_lease(&held).await;
-    assert_eq!(fixture.upkeep().expire("too late", 100).await.unwrap(), 1);
+    assert_eq!(fixture.database.expire("too late", 100).await.unwrap(), 1);
     assert_eq!(fixture.state("held").await, "expired");
 }
 
 async fn open_job_can_be_set_aside_for_review(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let set_aside =
-        async |id: &str| fixture.upkeep().move_to_review(&Identifier::new(id).unwrap(), "why").await.unwrap();
+        async |id: &str| fixture.database.move_to_review(&Identifier::new(id).unwrap(), "why").await.unwrap();
     fixture.waiting(&job("waiting"), MINUTE).await;
     assert_eq!(set_aside("waiting").await, FencedWrite::Applied);
     assert_eq!(set_aside("waiting").await, FencedWrite::Stale, "once");
     let hold = fixture.take(&job("sending")).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&hold, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     assert_eq!(set_aside("sending").await, FencedWrite::Stale, "it is leased");
     fixture.expire_lease(&hold).await;
     assert_eq!(set_aside("sending").await, FencedWrite::Applied);
@@ -313,11 +309,11 @@ async fn open_job_can_be_set_aside_for_review(kind: Kind) {
     let picture: Vec<String> = fixture.column(picture).await.into_iter().flatten().collect();
     assert_eq!(picture, ["sending|review|why|1|maybe", "waiting|review|why|0|not"]);
     assert_eq!(fixture.one("SELECT outcome FROM attempts").await, "unknown");
-    let events = fixture.ledger().lease_events(100, MINUTE).await.unwrap();
+    let events = fixture.database.lease_events(100, MINUTE).await.unwrap();
     assert_eq!(events.iter().map(|event| event.state).collect::<Vec<_>>(), [FinalState::Review; 2]);
     // Its former worker writes nothing.
     let next = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
-    assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Stale);
+    assert_eq!(fixture.database.transition(&hold, &next).await.unwrap(), FencedWrite::Stale);
     assert_eq!(set_aside("nobody").await, FencedWrite::Stale);
 }
 
@@ -334,13 +330,13 @@ async fn message_status_follows_the_ledger(kind: Kind) {
         (job("done"), hash(1), MessageState::Finished),
         (job("done"), hash(2), MessageState::Conflict),
     ] {
-        assert_eq!(fixture.upkeep().message_state(&job, hash, 1).await.unwrap(), standing, "{} {hash:?}", job.id);
+        assert_eq!(fixture.database.message_state(&job, hash, 1).await.unwrap(), standing, "{} {hash:?}", job.id);
     }
 }
 
 async fn every_job_is_accounted_for(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    assert_eq!(fixture.upkeep().reconcile(MINUTE, CheckScope::All).await.unwrap(), []);
+    assert_eq!(fixture.database.reconcile(MINUTE, CheckScope::All).await.unwrap(), []);
     fixture.waiting(&job("parked"), MINUTE).await;
     for (id, overdue_s) in [("due", 10), ("astray", 500)] {
         fixture.waiting(&job(id), Duration::ZERO).await;
@@ -350,7 +346,7 @@ async fn every_job_is_accounted_for(kind: Kind) {
     fixture.without_constraints("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
     fixture.take(&job("held")).await;
     let sending = fixture.take(&job("sending")).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     fixture.finish("paid", FinalState::Succeeded).await;
     fixture.finish("asked", FinalState::Review).await;
     fixture.waiting(&Job { provider: name("adyen"), ..job("elsewhere") }, MINUTE).await;
@@ -380,7 +376,7 @@ async fn every_job_is_accounted_for(kind: Kind) {
         assert_eq!(account, expected);
         assert_eq!(account.discrepancies(), Vec::<String>::new());
     }
-    assert_eq!(fixture.upkeep().reconcile(MINUTE, CheckScope::All).await.unwrap().len(), 2);
+    assert_eq!(fixture.database.reconcile(MINUTE, CheckScope::All).await.unwrap().len(), 2);
     // The job of a lost worker is due, and overdue once that is long ago.
     fixture.expire_lease(&sending).await;
     fixture.move_back("sending", "lease_until", 1_000).await;

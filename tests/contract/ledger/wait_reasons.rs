@@ -24,7 +24,7 @@ impl Fixture {
     /// Reason, code and limit, as operators see them.
     async fn shown(&self, id: &str) -> (Option<String>, Option<String>, Option<String>) {
         let id = Identifier::new(id).unwrap();
-        let line = self.database.operator().show(&id).await.unwrap().unwrap().line;
+        let line = self.database.job_details(&id).await.unwrap().unwrap().line;
         (line.reason, line.wait_reason, line.wait_limit)
     }
 }
@@ -45,7 +45,7 @@ async fn every_wait_reason_is_stored(kind: Kind) {
         let lease = fixture.take(&job(&id)).await.lease;
         let wait = Wait::with_detail(reason.clone(), "as it is");
         let next = JobState::Waiting { wait: HOUR, reason: wait.clone() };
-        assert_eq!(fixture.ledger().transition(&lease, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(fixture.database.transition(&lease, &next).await.unwrap(), FencedWrite::Applied);
         let shown = (some(&wait.to_string()), some(reason.code()), reason.limit().map(str::to_owned));
         assert_eq!(fixture.shown(&id).await, shown);
         assert_eq!(WaitReason::from_columns(shown.1.as_deref().unwrap(), shown.2), Some(reason));
@@ -62,7 +62,7 @@ async fn every_wait_reason_is_stored(kind: Kind) {
 /// A delay, a request that fails, a worker that is lost, an operator that sends again, and the end.
 async fn each_step_replaces_the_wait(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, id) = (fixture.ledger(), "p1");
+    let (ledger, id) = (fixture.database.clone(), "p1");
     let lease = fixture.take(&job(id)).await.lease;
     assert_eq!(fixture.shown(id).await, (None, None, None), "it was never delayed");
     let delayed = JobState::Waiting { wait: Duration::ZERO, reason: Wait::for_limit("all") };
@@ -90,8 +90,8 @@ async fn each_step_replaces_the_wait(kind: Kind) {
     assert_eq!(ledger.transition(&lease, &review).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.shown(id).await, (some("why"), None, None));
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
-    let operator = fixture.database.operator();
-    operator.resolve(&job(id).id, &JobResolution::Resend, None, &by).await.unwrap().unwrap();
+    let operator = fixture.database.clone();
+    operator.resolve_job(&job(id).id, &JobResolution::Resend, None, &by).await.unwrap().unwrap();
     let rows = fixture.wait_rows().await;
     assert!(rows[0].starts_with("p1|-|-|-|sent again by an operator"), "{rows:?}");
     assert_eq!(fixture.take(&job(id)).await.resend, Resend::Never);
@@ -108,7 +108,7 @@ async fn jobs_are_woken_by_code_not_text(kind: Kind) {
     ] {
         let lease = fixture.take(&job(id)).await.lease;
         let next = JobState::Waiting { wait: HOUR, reason: wait };
-        assert_eq!(fixture.ledger().transition(&lease, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(fixture.database.transition(&lease, &next).await.unwrap(), FencedWrite::Applied);
     }
     tokio::time::sleep(Duration::from_millis(5)).await;
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
@@ -116,7 +116,7 @@ async fn jobs_are_woken_by_code_not_text(kind: Kind) {
     for cause in [WaitCause::Limit, WaitCause::RetryAfter] {
         let which =
             WakeFilter { changed_ago: None, cause, propagation_time: Duration::ZERO, due_within: SECOND, at_most: 10 };
-        woken.push(fixture.database.upkeep().wake_waiting(&name("stripe"), &which).await.unwrap());
+        woken.push(fixture.database.wake_waiting(&name("stripe"), &which).await.unwrap());
     }
     let due = "SELECT id FROM jobs WHERE wake_at = updated_at AND unqueued ORDER BY id";
     let due: Vec<String> = fixture.column(due).await.into_iter().flatten().collect();

@@ -29,13 +29,13 @@ fn refused(wait: Duration) -> JobState {
 impl Fixture {
     async fn transition(&self, job: &Job, next: &JobState) {
         let hold = self.take(job).await.lease;
-        assert_eq!(self.ledger().transition(&hold, next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.transition(&hold, next).await.unwrap(), FencedWrite::Applied);
     }
 
     /// Delivers a job's message before its time.
     async fn comes_early(&self, job: &Job) {
         let hold = self.take(job).await.lease;
-        assert_eq!(self.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
     }
 
     async fn provider_row(&self, row: &str) {
@@ -52,12 +52,12 @@ impl Fixture {
             due_within: 5 * SECOND,
             at_most,
         };
-        self.database.upkeep().wake_waiting(&name(lane), &which).await.unwrap()
+        self.database.wake_waiting(&name(lane), &which).await.unwrap()
     }
 
     /// Due jobs without a message in any queue.
     async fn due(&self) -> Vec<String> {
-        let due = self.database.upkeep().take_unqueued(&name("stripe"), Duration::ZERO, HOUR, 100).await.unwrap();
+        let due = self.database.take_unqueued(&name("stripe"), Duration::ZERO, HOUR, 100).await.unwrap();
         let mut ids: Vec<String> = due.iter().map(|job| job.job.id.to_string()).collect();
         ids.sort();
         ids
@@ -86,7 +86,7 @@ async fn early_delivery_keeps_its_wait(kind: Kind) {
     let hold = fixture.take(&job("early")).await.lease;
     fixture.expire_lease(&hold).await;
     fixture.take(&job("early")).await;
-    assert_eq!(fixture.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Stale);
+    assert_eq!(fixture.database.release_waiting(&hold).await.unwrap(), FencedWrite::Stale);
 }
 
 async fn new_early_job_waits_for_not_before(kind: Kind) {
@@ -162,7 +162,7 @@ async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
             due_within: SECOND,
             at_most: 100,
         };
-        let woken = fixture.database.upkeep().wake_waiting(&name("stripe"), &which).await.unwrap();
+        let woken = fixture.database.wake_waiting(&name("stripe"), &which).await.unwrap();
         (woken, fixture.due().await)
     };
     assert_eq!(wake(Duration::ZERO, Duration::ZERO).await, (1, vec!["before".to_owned()]));
@@ -175,7 +175,7 @@ async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
 async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let unknown = JobState::Unknown { wait: HOUR, reason: Wait::for_limit("all") };
-    let (ledger, hold) = (fixture.ledger(), fixture.take(&job("unknown")).await.lease);
+    let (ledger, hold) = (fixture.database.clone(), fixture.take(&job("unknown")).await.lease);
     let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("unknown")).await.unwrap() else {
         panic!("lost");
     };
@@ -187,7 +187,7 @@ async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (1, 0));
     let which =
         OverduePolicy { grace: Duration::ZERO, republish_after: HOUR, republish_interval_max: HOUR, at_most: 10 };
-    let overdue = fixture.database.upkeep().take_overdue(&name("stripe"), &which).await.unwrap();
+    let overdue = fixture.database.take_overdue(&name("stripe"), &which).await.unwrap();
     assert_eq!(overdue.iter().map(|job| job.job.id.as_str()).collect::<Vec<_>>(), ["unknown"]);
     assert_eq!(fixture.one("SELECT state FROM jobs").await, "unknown");
 }
@@ -213,7 +213,7 @@ async fn resume_ends_only_provider_named_waits(kind: Kind) {
         due_within: 5 * SECOND,
         at_most: 10,
     };
-    assert_eq!(fixture.database.upkeep().wake_waiting(&name("stripe"), &named).await.unwrap(), 2);
+    assert_eq!(fixture.database.wake_waiting(&name("stripe"), &named).await.unwrap(), 2);
     assert_eq!(fixture.due().await, ["paused", "throttled"]);
     assert_eq!(
         (fixture.wake("stripe", 10).await, fixture.due().await),
@@ -230,7 +230,7 @@ async fn concurrent_wakes_wake_each_job_once(kind: Kind) {
     fixture.provider_row("'stripe', NULL").await;
     assert_eq!(fixture.wake("stripe", 3).await, 3);
     let wakes = (0..8).map(|_| {
-        let upkeep = fixture.database.upkeep();
+        let upkeep = fixture.database.clone();
         let which = WakeFilter {
             changed_ago: None,
             cause: WaitCause::Limit,

@@ -5,13 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluicegate::domain::clock_attestation::ClockAttestation;
 use sluicegate::domain::provider::StoreDown;
-use sluicegate::ledger::Ledger;
 use sluicegate::ledger::database::Database;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::limiter::leader_election::{LeadershipTiming, SHARE_HOLDER};
 use sluicegate::limiter::leadership::LeaderGuardedLimiter;
 use sluicegate::limiter::redis::client::RedisLimiter;
-use sluicegate::worker::quotas::LedgerLeaderRows;
 use tokio::task::block_in_place;
 use tokio::time::{sleep, timeout};
 
@@ -38,14 +36,14 @@ fn spec(store_down: StoreDown) -> QuotaSpec {
 /// The leader rows of one test.
 pub struct Rows {
     database: Database,
-    ledger: Arc<dyn Ledger>,
+    ledger: Database,
 }
 
 impl Rows {
     async fn on(url: &str) -> Self {
         let database = Database::open(url, 8).unwrap();
         database.migrate().await.unwrap();
-        Self { ledger: database.ledger(), database }
+        Self { ledger: database.clone(), database }
     }
 
     pub async fn on_postgres() -> Self {
@@ -58,7 +56,7 @@ impl Rows {
     /// A process's limiter, with its own connections.
     pub fn limiter(&self, url: &str) -> Arc<dyn Limiter> {
         let store = Arc::new(RedisLimiter::new(url, "authority").unwrap());
-        Arc::new(LeaderGuardedLimiter::new(store, Arc::new(LedgerLeaderRows(self.ledger.clone())), TIMING))
+        Arc::new(LeaderGuardedLimiter::new(store, Arc::new(self.ledger.clone()), TIMING))
     }
 
     /// Holder and term; an empty holder and term 0 if there is no row yet.

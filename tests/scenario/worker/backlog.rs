@@ -58,7 +58,7 @@ async fn until_flow(bench: &Bench, flow: &str) {
 }
 
 async fn all_are_accounted_for(bench: &Bench) {
-    let found = bench.upkeep().reconcile(Duration::from_secs(7_200), CheckScope::All).await.unwrap();
+    let found = bench.database.reconcile(Duration::from_secs(7_200), CheckScope::All).await.unwrap();
     assert!(found.iter().all(|account| account.discrepancies().is_empty()), "{found:?}");
     let different = "SELECT count(*) FROM flows WHERE waiting <> (SELECT count(*) FROM jobs \
          WHERE jobs.backlog AND jobs.provider = flows.provider AND COALESCE(jobs.account, '') = flows.account \
@@ -139,7 +139,7 @@ async fn raised_limit_wakes_the_backlog() {
     pay_many(&bench, "flood", 12).await;
     until_in_backlog(&bench, 11).await;
     let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
-    bench.settings().set_rate(&name("acme"), "per-account", rate).await.unwrap();
+    bench.database.set_rate(&name("acme"), "per-account", rate).await.unwrap();
     for number in 0..12 {
         assert_eq!(bench.until_state(&format!("flood-{number}"), "succeeded").await.attempts, 1);
     }
@@ -186,10 +186,10 @@ async fn paused_provider_claims_nothing() {
     let bench = Bench::open(&[strict_on_accounts(1, 300)]).await;
     pay_many(&bench, "flood", 4).await;
     bench.until_sent("acme", 1).await;
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
     bench.settings_known().await;
     bench.until("nothing is active", async || bench.active().await == 0).await;
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     for number in 0..4 {
         assert_eq!(bench.until_state(&format!("flood-{number}"), "succeeded").await.attempts, 1);
     }
@@ -203,7 +203,7 @@ async fn job_with_changed_row_goes_to_review() {
     until_in_backlog(&bench, 2).await;
     bench.without_constraints("UPDATE jobs SET amount = 1 WHERE backlog").await;
     let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
-    bench.settings().set_rate(&name("acme"), "per-account", rate).await.unwrap();
+    bench.database.set_rate(&name("acme"), "per-account", rate).await.unwrap();
     bench.until("both are in review", async || bench.finished("acme").get("review") == Some(&2)).await;
     assert_eq!(bench.script.sent().len(), 1);
     all_are_accounted_for(&bench).await;
@@ -222,7 +222,7 @@ async fn lane_at_its_limit_empties_its_queue() {
     pay_many(&bench, "late", 10).await;
     until_in_backlog(&bench, 85).await;
     let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
-    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.database.set_rate(&name("acme"), "all", rate).await.unwrap();
     bench.until_sent("acme", 90).await;
     until_in_backlog(&bench, 0).await;
     assert_eq!(bench.script.sent().len(), 90);
@@ -286,7 +286,7 @@ async fn account_with_more_weight_gets_more() {
     pay_many(&bench, "heavy", 60).await;
     until_in_backlog(&bench, 119).await;
     let rate = Rate::new(20, Duration::from_millis(500)).unwrap();
-    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.database.set_rate(&name("acme"), "all", rate).await.unwrap();
     bench.until("most of the heavy account are sent", async || bench.script.order().len() > 64).await;
     let sent = bench.script.order();
     let heavy = sent[1..65].iter().filter(|id| id.starts_with("heavy")).count();

@@ -9,11 +9,8 @@ use sluicegate::domain::provider::ProviderName;
 use sluicegate::domain::wait_reason::{WaitReason, sentence};
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::Database;
-use sluicegate::ledger::operator::Operator;
 use sluicegate::ledger::outcomes::UnpublishedEvents;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
-use sluicegate::ledger::settings::Settings;
-use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::provider::ProviderFactory;
 use sluicegate::queue::embedded::EmbeddedQueue;
@@ -37,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 
 pub struct Bench {
-    database: Database,
+    pub database: Database,
     pool: SqlitePool,
     queue: Arc<EmbeddedQueue>,
     pub script: Arc<Script>,
@@ -147,10 +144,7 @@ impl Bench {
         self.runs += 1;
         let engines = Backends {
             queue: self.broker.clone().unwrap_or_else(|| self.queue.clone()),
-            ledger: self.database.ledger(),
-            backlog: self.database.backlog(),
-            upkeep: self.database.upkeep(),
-            settings: self.database.settings(),
+            ledger: self.database.clone(),
             limiter: self.store.clone().unwrap_or_default(),
             providers: self.providers.clone().unwrap_or_else(|| Arc::new(Factory(Arc::clone(&self.script)))),
         };
@@ -191,16 +185,8 @@ impl Bench {
         self.queue.recover().await.unwrap();
     }
 
-    pub fn operator(&self) -> Arc<dyn Operator> {
-        self.database.operator()
-    }
-
     pub fn queue(&self) -> Arc<dyn Queue> {
         self.queue.clone()
-    }
-
-    pub fn upkeep(&self) -> Arc<dyn Upkeep> {
-        self.database.upkeep()
     }
 
     /// Asks the worker to stop, as SIGTERM does; [`Bench::stopped`] waits for its end.
@@ -254,17 +240,13 @@ impl Bench {
         self.stopped().await
     }
 
-    pub fn settings(&self) -> Arc<dyn Settings> {
-        self.database.settings()
-    }
-
     pub async fn apply(&self, rows: &[ProviderRow]) {
-        self.settings().apply(rows, false).await.unwrap();
+        self.database.apply_settings(rows, false).await.unwrap();
     }
 
     /// Waits until the worker has loaded the current settings.
     pub async fn settings_known(&self) -> WorkerStatus {
-        let version = self.settings().version().await.unwrap();
+        let version = self.database.settings_version().await.unwrap();
         let mut progress = self.running.as_ref().unwrap().progress.clone();
         let known = progress.wait_for(|progress| progress.ready && progress.settings.version >= version);
         tokio::time::timeout(PATIENCE, known).await.expect("settings not loaded").unwrap().clone()

@@ -60,9 +60,9 @@ async fn provider_outage_uses_no_attempts() {
     bench.until_sent("acme", sent + 2).await;
     assert_eq!(counted(&bench).await, before, "probes counted");
     bench.script.always("acme", Act::Answer(accepted()));
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
     // Any change of the row ends the breaker's pause.
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
@@ -75,8 +75,8 @@ async fn timed_out_jobs_are_unknown_but_not_lost() {
     let sent = bench.script.sent_to("acme").len();
     bench.until_sent("acme", sent + 1).await;
     bench.script.always("acme", Act::Answer(accepted()));
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
@@ -87,8 +87,8 @@ async fn open_breaker_probes_with_one_job() {
     let bench = down(Act::Answer(not_sent())).await;
     bench.script.always("acme", Act::Hold);
     let sent = bench.script.sent_to("acme").len();
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     bench.until_sent("acme", sent + 1).await;
     assert!(matches!(state(&bench).await, LaneStatus::Probing { .. }), "{:?}", state(&bench).await);
     // While the probe is in flight, other providers' jobs have time to finish.
@@ -130,8 +130,8 @@ async fn unsent_probe_passes_to_another_job() {
     let bench = down(Act::Answer(not_sent())).await;
     bench.script.always("acme", Act::Answer(local_fault()));
     let (before, sent) = (counted(&bench).await, bench.script.sent_to("acme").len());
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     bench.until_sent("acme", sent + 2).await;
     assert!(!matches!(state(&bench).await, LaneStatus::Stopped(_)), "{:?}", state(&bench).await);
     assert_eq!(counted(&bench).await, before, "no attempt counts");
@@ -157,8 +157,8 @@ async fn successful_lookups_do_not_close_the_breaker() {
     }
     bench.until("the breaker is open", async || state(&bench).await != LaneStatus::Running).await;
     let asked = bench.script.asked().len();
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     for id in &ids {
         bench.until_state(id, "succeeded").await;
     }

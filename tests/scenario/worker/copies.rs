@@ -55,7 +55,7 @@ async fn changed_limits_add_no_copies_of_delayed_jobs() {
     for change in 1..=3 {
         let now_ms = bench.count("SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)").await;
         let rate = Rate::new(1 + change, Duration::from_secs(3_600)).unwrap();
-        bench.settings().set_rate(&name("acme"), "per-reference", rate).await.unwrap();
+        bench.database.set_rate(&name("acme"), "per-reference", rate).await.unwrap();
         until_all_are_delayed(&bench, now_ms).await;
         // Copies of jobs that have finished are still in their delay queues.
         let copies = bench.queued("acme").await;
@@ -67,6 +67,6 @@ async fn changed_limits_add_no_copies_of_delayed_jobs() {
         let job = bench.until_state(&format!("p-{number}"), "succeeded").await;
         assert_eq!(job.attempts, 1, "p-{number}");
     }
-    let faults = bench.upkeep().reconcile(Duration::from_secs(7_200), CheckScope::All).await.unwrap();
+    let faults = bench.database.reconcile(Duration::from_secs(7_200), CheckScope::All).await.unwrap();
     assert!(faults.iter().all(|account| account.discrepancies().is_empty()), "{faults:?}");
 }

@@ -16,9 +16,9 @@ use super::script::Act;
 /// Explains a job as the ops server does.
 async fn ask(bench: &Bench, id: &str) -> ExplainResponse {
     let progress = bench.settings_known().await;
-    let (operator, queue) = (bench.operator(), bench.queue());
+    let queue = bench.queue();
     let sources = FactSources {
-        operator: operator.as_ref(),
+        ledger: &bench.database,
         settings: &progress.settings,
         queue: Some(queue.as_ref()),
         limiter_facts: None,
@@ -30,9 +30,9 @@ async fn ask(bench: &Bench, id: &str) -> ExplainResponse {
 
 async fn facts_of(bench: &Bench, id: &str) -> Facts {
     let progress = bench.settings_known().await;
-    let (operator, queue) = (bench.operator(), bench.queue());
+    let queue = bench.queue();
     let sources = FactSources {
-        operator: operator.as_ref(),
+        ledger: &bench.database,
         settings: &progress.settings,
         queue: Some(queue.as_ref()),
         limiter_facts: None,
@@ -118,7 +118,7 @@ async fn each_state_is_explained_from_live_data() {
     );
     assert!((20_000..31_000).contains(&at.starts_in_ms.unwrap()), "{at:?}");
 
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
     bench.until_delayed("second", "paused").await;
     let paused = ask(&bench, "second").await;
     assert!(paused.summary.contains("acme is paused"), "{}", paused.summary);

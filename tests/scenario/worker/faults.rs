@@ -147,11 +147,14 @@ async fn restored_database_is_detected_via_the_store() {
     bench.run();
     bench.pay("acme", "before").await;
     bench.until_state("before", "succeeded").await;
-    let newest = bench.settings().version().await.unwrap();
+    let newest = bench.database.settings_version().await.unwrap();
     bench.stop().await;
     bench.without_constraints("UPDATE settings_version SET version = version - 30").await;
     bench.run();
     bench.pay("acme", "after").await;
     bench.until_state("after", "succeeded").await;
-    assert!(bench.settings().version().await.unwrap() > newest, "the version was not raised above the newest one");
+    assert!(
+        bench.database.settings_version().await.unwrap() > newest,
+        "the version was not raised above the newest one"
+    );
 }

@@ -97,7 +97,7 @@ async fn stopping_lane_requeues_waiting_and_finishes_in_flight() {
     bench.until_state("first", "succeeded").await;
     bench.until("the message is acknowledged", async || bench.count(LANE_ROWS).await == 2).await;
     bench.apply(&[one_slot]).await;
-    bench.settings().set_rate(&name("acme"), "all", Rate::new(9, Duration::from_secs(30)).unwrap()).await.unwrap();
+    bench.database.set_rate(&name("acme"), "all", Rate::new(9, Duration::from_secs(30)).unwrap()).await.unwrap();
     for id in ["second", "third"] {
         assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1);
     }
@@ -132,7 +132,7 @@ async fn lane_keeps_the_last_valid_row() {
     let sent = bench.script.sent_to("acme");
     assert!(sent[2].at - sent[0].at >= Duration::from_millis(700), "the last valid limit was not applied");
     // Changes of the other provider still apply.
-    bench.settings().set_paused(&name("bolt"), true).await.unwrap();
+    bench.database.set_paused(&name("bolt"), true).await.unwrap();
     assert!(bench.settings_known().await.settings.providers[&name("bolt")].paused);
 }
 

@@ -230,7 +230,7 @@ async fn exhausted_charge_limit_does_not_stop_lookups() {
         bench.apply(&[ProviderRow { limits: vec![limit(1_000, 100)], ..slow }]).await;
         bench.until_state("next", "succeeded").await;
         bench.until("its message is acknowledged", async || bench.count(messages).await == 0).await;
-        let account = bench.upkeep().reconcile(Duration::from_secs(3_600), CheckScope::All).await.unwrap();
+        let account = bench.database.reconcile(Duration::from_secs(3_600), CheckScope::All).await.unwrap();
         assert!(account.iter().all(|account| account.discrepancies().is_empty()), "{case}: {account:?}");
     }
 }

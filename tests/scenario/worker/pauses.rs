@@ -30,24 +30,20 @@ async fn waiting_at_the_gate(row: ProviderRow, ids: &[&str]) -> Bench {
 #[tokio::test]
 async fn pause_and_resume_reach_waiting_jobs() {
     let bench = waiting_at_the_gate(nearly_closed(), &["second", "third"]).await;
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
     for id in ["second", "third"] {
         let job = bench.until_delayed(id, "paused").await;
         assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
     }
     // A paused lane sends no request, though its limit has room. Messages published meanwhile stay in the queue.
-    bench
-        .settings()
-        .set_rate(&name("acme"), "all", Rate::new(1_000, Duration::from_millis(100)).unwrap())
-        .await
-        .unwrap();
+    bench.database.set_rate(&name("acme"), "all", Rate::new(1_000, Duration::from_millis(100)).unwrap()).await.unwrap();
     bench.settings_known().await;
     bench.pay("acme", "fourth").await;
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue = 'payments.acme'").await;
     bench.until("all three are in the queue", async || bench.queued("acme").await == 3).await;
     assert_eq!(bench.script.order(), ["first"]);
     bench.sql("UPDATE jobs SET wake_at = created_at WHERE state = 'waiting'").await;
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     for id in ["second", "third", "fourth"] {
         assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
     }
@@ -58,7 +54,7 @@ async fn raised_limit_applies_to_waiting_jobs() {
     let started = Instant::now();
     let bench = waiting_at_the_gate(nearly_closed(), &["second", "third", "fourth"]).await;
     let rate = Rate::new(4, Duration::from_secs(30)).unwrap();
-    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.database.set_rate(&name("acme"), "all", rate).await.unwrap();
     for id in ["second", "third", "fourth"] {
         bench.until_state(id, "succeeded").await;
     }
@@ -73,7 +69,7 @@ async fn raised_limit_applies_to_waiting_jobs() {
 async fn shorter_window_applies_to_waiting_jobs() {
     let bench = waiting_at_the_gate(nearly_closed(), &["second"]).await;
     let rate = Rate::new(1, Duration::from_millis(300)).unwrap();
-    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.database.set_rate(&name("acme"), "all", rate).await.unwrap();
     bench.until_state("second", "succeeded").await;
     let apart = bench.script.sent_for("second")[0].at - bench.script.answered_at("first");
     assert!(apart >= Duration::from_millis(300), "{apart:?}");
@@ -92,7 +88,7 @@ async fn lowered_limit_keeps_recorded_usage() {
     for id in ["a", "b", "c"] {
         bench.until_state(id, "succeeded").await;
     }
-    bench.settings().set_rate(&name("acme"), "all", Rate::new(1, window).unwrap()).await.unwrap();
+    bench.database.set_rate(&name("acme"), "all", Rate::new(1, window).unwrap()).await.unwrap();
     bench.settings_known().await;
     bench.pay("acme", "d").await;
     bench.until_state("d", "succeeded").await;
@@ -189,7 +185,7 @@ async fn resume_ends_a_provider_pause() {
     }
     assert_eq!(bench.script.order(), ["first"]);
     let resumed = Instant::now();
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     for id in ["third", "fourth"] {
         assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
         let sent = bench.script.sent_for(id)[0].at;

@@ -35,15 +35,15 @@ async fn delay_jobs(bench: &Bench, provider: &str, others: &[&str]) {
         let job = bench.until_delayed(id, "waits for limit all").await;
         assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
         // Opens the paused lane, so that it consumes the next job.
-        bench.settings().set_paused(&name(provider), true).await.unwrap();
-        bench.settings().set_paused(&name(provider), false).await.unwrap();
+        bench.database.set_paused(&name(provider), true).await.unwrap();
+        bench.database.set_paused(&name(provider), false).await.unwrap();
         bench.settings_known().await;
     }
 }
 
 async fn raise(bench: &Bench, provider: &str) {
     let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
-    bench.settings().set_rate(&name(provider), "all", rate).await.unwrap();
+    bench.database.set_rate(&name(provider), "all", rate).await.unwrap();
 }
 
 #[tokio::test]
@@ -71,10 +71,10 @@ async fn limit_raised_while_stopped_is_followed() {
     delay_jobs(&bench, "acme", &["a"]).await;
     bench.stop().await;
     raise(&bench, "acme").await;
-    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.database.set_paused(&name("acme"), true).await.unwrap();
     bench.run();
     bench.settings_known().await;
-    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    bench.database.set_paused(&name("acme"), false).await.unwrap();
     assert_eq!(bench.until_state("a", "succeeded").await.attempts, 1);
 }
 
@@ -119,7 +119,7 @@ async fn cost_above_limit_waits_for_a_raise() {
     }
     assert_eq!(bench.job("costly").await.unwrap().state, "waiting");
     let rate = Rate::new(100, Duration::from_millis(100)).unwrap();
-    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.database.set_rate(&name("acme"), "all", rate).await.unwrap();
     assert_eq!(bench.until_state("costly", "succeeded").await.attempts, 1);
     assert_eq!(bench.script.order(), ["fits", "small", "costly"]);
     assert!(bench.attempts("costly").await.len() == 1 && bench.events_of("costly").await.len() <= 1);

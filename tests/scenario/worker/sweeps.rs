@@ -403,7 +403,7 @@ async fn running_worker_passes_reconciliation() {
     bench.until_state("asked", "review").await;
     bench.until_state("paid-1", "succeeded").await;
     bench.until_state("paid-2", "succeeded").await;
-    let accounts = bench.upkeep().reconcile(Duration::from_secs(60), CheckScope::All).await.unwrap();
+    let accounts = bench.database.reconcile(Duration::from_secs(60), CheckScope::All).await.unwrap();
     let [account] = accounts.as_slice() else { panic!("{accounts:?}") };
     assert_eq!(account.discrepancies(), Vec::<String>::new());
     assert_eq!((account.recorded, account.active, account.delayed, account.due), (5, 1, 1, 0), "{account:?}");

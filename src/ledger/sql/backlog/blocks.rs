@@ -12,6 +12,7 @@ use super::{count_of, update_flows, virtual_time};
 use crate::domain::provider::ProviderName;
 use crate::faults::{self, Bug};
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 
 pub struct BlockStatements {
     unblock: Sql,
@@ -45,10 +46,6 @@ impl BlockStatements {
         }
     }
 
-    pub async fn unblock(&self, engine: &dyn Engine, lane: &ProviderName) -> Result<u32, LedgerError> {
-        Ok(count_of(&engine.query(&self.unblock, Arc::from([lane.as_str().into()])).await?))
-    }
-
     /// Ends the blocks whose instant has passed; returns how many.
     pub async fn wake(&self, engine: &dyn Engine, lane: &ProviderName) -> Result<u32, LedgerError> {
         let args: Args = Arc::from([lane.as_str().into()]);
@@ -61,5 +58,12 @@ impl BlockStatements {
     pub async fn next_wake(&self, engine: &dyn Engine, lane: &ProviderName) -> Result<Option<Duration>, LedgerError> {
         let rows = engine.query(&self.next_wake, Arc::from([lane.as_str().into()])).await?;
         rows.first().map_or(Ok(None), |row| row.opt_ms("next_wake_ms"))
+    }
+}
+
+impl Database {
+    /// Ends all blocks of a lane; returns how many.
+    pub async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
+        Ok(count_of(&self.engine.query(&self.sql.backlog.blocks.unblock, Arc::from([lane.as_str().into()])).await?))
     }
 }

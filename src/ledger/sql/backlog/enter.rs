@@ -18,6 +18,7 @@ use super::{TAG_PER_COST, account_of, account_weight, block_args, class_of, virt
 use crate::domain::job::{ContentHash, Job};
 use crate::faults::{self, Bug};
 use crate::ledger::backlog::{BacklogRecord, BacklogReturn};
+use crate::ledger::database::Database;
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
 /// How often a record retries when the row changed between its statements.
@@ -79,26 +80,6 @@ impl EnterStatements {
         }
     }
 
-    pub async fn record(
-        &self,
-        engine: &Arc<dyn Engine>,
-        job: &Job,
-        hash: ContentHash,
-        max_batch_delay: Duration,
-    ) -> Result<BacklogRecord, LedgerError> {
-        let args: Args = record_args(job, hash, "", Duration::ZERO).into_iter().take(RECORD_ARGS).collect();
-        for _ in 0..LOOKS_MAX {
-            if self.record.write(engine, args.clone(), max_batch_delay).await?.is_some() {
-                return Ok(BacklogRecord::Recorded);
-            }
-            if let Some(known) = self.known(&**engine, job, hash).await? {
-                return Ok(known);
-            }
-        }
-        // The row that was in the way is gone each time: a claim tells what there is.
-        Ok(BacklogRecord::Open)
-    }
-
     /// What the ledger knows of the job; `None` when it could be recorded by now.
     async fn known(
         &self,
@@ -120,10 +101,35 @@ impl EnterStatements {
         }
         Ok(Some(if row.bool("returns")? { BacklogRecord::InBacklog } else { BacklogRecord::Open }))
     }
+}
 
-    pub async fn return_job(
+impl Database {
+    /// Records a new job straight into the backlog, without a lease; the write may wait this long for others to be
+    /// committed with. Jobs of one batch get their place in the order of the calls. After all results but
+    /// [`BacklogRecord::Open`] and [`BacklogRecord::Conflict`], the message is acknowledged, and nothing else is done.
+    pub async fn record_backlog(
         &self,
-        engine: &Arc<dyn Engine>,
+        job: &Job,
+        hash: ContentHash,
+        max_batch_delay: Duration,
+    ) -> Result<BacklogRecord, LedgerError> {
+        let args: Args = record_args(job, hash, "", Duration::ZERO).into_iter().take(RECORD_ARGS).collect();
+        for _ in 0..LOOKS_MAX {
+            if self.sql.backlog.enter.record.write(&self.engine, args.clone(), max_batch_delay).await?.is_some() {
+                return Ok(BacklogRecord::Recorded);
+            }
+            if let Some(known) = self.sql.backlog.enter.known(&*self.engine, job, hash).await? {
+                return Ok(known);
+            }
+        }
+        // The row that was in the way is gone each time: a claim tells what there is.
+        Ok(BacklogRecord::Open)
+    }
+
+    /// Releases an active job without a request in flight into the backlog, at its former place in its flow. Older
+    /// copies of its message become superseded. A job whose `not_before` lies ahead waits without a message until then.
+    pub async fn return_to_backlog(
+        &self,
         lease: &LeaseToken,
         how: &BacklogReturn<'_>,
     ) -> Result<FencedWrite, LedgerError> {
@@ -141,7 +147,9 @@ impl EnterStatements {
             code,
             refused_by,
         ];
-        Ok(fenced_write(self.return_job.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+        Ok(fenced_write(
+            self.sql.backlog.enter.return_job.write(&self.engine, Arc::from(args), Duration::ZERO).await?.is_some(),
+        ))
     }
 }
 

@@ -3,25 +3,18 @@
 //! Lock order: jobs, then flows by key. So batches of several workers do not deadlock. A dispatcher locks flows first,
 //! and never waits for a job's lock. See `docs/decisions/0040-flows-and-backlog.md`.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use async_trait::async_trait;
-
-use super::SqlLedger;
 use super::dialect::Dialect;
 use super::engine::{Sql, Value};
 use super::row::{SqlRow, corrupt};
 use super::storable;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::flow::FlowClass;
-use crate::domain::job::{ContentHash, Identifier, Job};
-use crate::domain::provider::ProviderName;
-use crate::ledger::backlog::{
-    Backlog, BacklogClaim, BacklogClaimRequest, BacklogRecord, BacklogReturn, BlockedFlow, BlockedReason, FlowBlock,
-    FlowStatus, LaneFlows, RepairedFlows,
-};
-use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
+use crate::domain::job::Identifier;
+use crate::ledger::LedgerError;
+use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BlockedFlow, BlockedReason, FlowBlock, FlowStatus};
+use crate::ledger::database::Database;
 
 mod blocks;
 mod claim;
@@ -104,34 +97,21 @@ impl BacklogStatements {
     }
 }
 
-#[async_trait]
-impl Backlog for SqlLedger {
-    async fn record_backlog(
-        &self,
-        job: &Job,
-        hash: ContentHash,
-        max_batch_delay: Duration,
-    ) -> Result<BacklogRecord, LedgerError> {
-        self.backlog.enter.record(&self.engine, job, hash, max_batch_delay).await
-    }
-
-    async fn return_to_backlog(&self, lease: &LeaseToken, how: &BacklogReturn<'_>) -> Result<FencedWrite, LedgerError> {
-        self.backlog.enter.return_job(&self.engine, lease, how).await
-    }
-
-    async fn claim_backlog(&self, request: &BacklogClaimRequest<'_>) -> Result<BacklogClaim, LedgerError> {
-        let claim = self.backlog.claim.claim(&*self.engine, request).await?;
+impl Database {
+    /// Claims the next jobs of a lane. A flow whose block has ended takes part.
+    pub async fn claim_backlog(&self, request: &BacklogClaimRequest<'_>) -> Result<BacklogClaim, LedgerError> {
+        let claim = self.sql.backlog.claim.claim(&*self.engine, request).await?;
         let BacklogClaim::Claimed { jobs, next_wake: Some(Duration::ZERO) } = claim else { return Ok(claim) };
         // A block has ended, most often one at a time.
-        self.backlog.blocks.wake(&*self.engine, request.lane).await?;
+        self.sql.backlog.blocks.wake(&*self.engine, request.lane).await?;
         let rest = request.bounds.at_most.saturating_sub(u32::try_from(jobs.len()).unwrap_or(u32::MAX));
         if rest == 0 {
-            let next_wake = self.backlog.blocks.next_wake(&*self.engine, request.lane).await?;
+            let next_wake = self.sql.backlog.blocks.next_wake(&*self.engine, request.lane).await?;
             return Ok(BacklogClaim::Claimed { jobs, next_wake });
         }
         let bounds = FairClaim { at_most: rest, ..request.bounds.clone() };
         let request = BacklogClaimRequest { bounds: &bounds, ..*request };
-        match self.backlog.claim.claim(&*self.engine, &request).await {
+        match self.sql.backlog.claim.claim(&*self.engine, &request).await {
             Ok(BacklogClaim::Claimed { jobs: more, next_wake }) => {
                 Ok(BacklogClaim::Claimed { jobs: jobs.into_iter().chain(more).collect(), next_wake })
             }
@@ -139,42 +119,6 @@ impl Backlog for SqlLedger {
             // The jobs of the first claim are this caller's.
             Ok(BacklogClaim::Busy) | Err(_) => Ok(BacklogClaim::Claimed { jobs, next_wake: Some(Duration::ZERO) }),
         }
-    }
-
-    async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
-        self.backlog.blocks.unblock(&*self.engine, lane).await
-    }
-
-    async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
-        self.backlog.weights.sync(&*self.engine, lane).await
-    }
-
-    async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
-        self.backlog.refused.decline(&self.engine, lane, at_most).await
-    }
-
-    async fn lanes_with_flows(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
-        self.reports.flow_lanes(&*self.engine).await
-    }
-
-    async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {
-        self.backlog.report.waiting_flows(&*self.engine, lane, at_most).await
-    }
-
-    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<LaneFlows, LedgerError> {
-        self.backlog.report.largest_flows(&*self.engine, lane, at_most).await
-    }
-
-    async fn account_flows(&self, lane: &ProviderName, account: &Identifier) -> Result<Vec<FlowStatus>, LedgerError> {
-        self.backlog.report.account_flows(&*self.engine, lane, account).await
-    }
-
-    async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
-        self.backlog.repair.remove_idle(&*self.engine, lane, at_most).await
-    }
-
-    async fn repair_flows(&self, lane: &ProviderName, at_most: u32) -> Result<RepairedFlows, LedgerError> {
-        self.backlog.repair.repair(&*self.engine, lane, at_most).await
     }
 }
 

@@ -11,11 +11,12 @@ use futures_util::future::join_all;
 use super::super::attempt::{WRITE_EVENT, WRITTEN_COLUMNS};
 use super::super::batcher::Batcher;
 use super::super::dialect::{Dialect, JobWriteText, Returning};
-use super::super::engine::{Args, Engine, Sql, Value};
+use super::super::engine::{Args, Sql, Value};
 use super::{account_of, class_of};
 use crate::domain::outcome::ACCOUNT_REFUSED;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 
 /// Most flows that one call looks at.
 const FLOWS_MAX: u32 = 100;
@@ -52,27 +53,26 @@ impl RefusedStatements {
             })),
         }
     }
+}
 
-    pub async fn decline(
-        &self,
-        engine: &Arc<dyn Engine>,
-        lane: &ProviderName,
-        at_most: u32,
-    ) -> Result<u32, LedgerError> {
+impl Database {
+    /// Declines jobs of the backlog whose account a rule of the lane refuses, with their events; returns how many. Jobs
+    /// that may have been charged stay as they are.
+    pub async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
         let args: [Value; 2] = [lane.as_str().into(), FLOWS_MAX.into()];
         let mut declined = 0;
-        for flow in engine.query(&self.flows, Arc::from(args)).await? {
+        for flow in self.engine.query(&self.sql.backlog.refused.flows, Arc::from(args)).await? {
             let left = at_most.saturating_sub(declined);
             if left == 0 {
                 break;
             }
             let (class, account) = (flow.int("class")?, flow.text("account")?);
             let args: [Value; 4] = [lane.as_str().into(), class.into(), account.into(), left.into()];
-            let jobs = engine.query_by_index(&self.jobs, Arc::from(args)).await?;
+            let jobs = self.engine.query_by_index(&self.sql.backlog.refused.jobs, Arc::from(args)).await?;
             let ids = jobs.iter().map(|job| job.text("id")).collect::<Result<Vec<_>, _>>()?;
             let writes = ids.into_iter().map(|id| {
                 let args: Args = Arc::from([id.into(), ACCOUNT_REFUSED.into()]);
-                self.decline.write(engine, args, Duration::ZERO)
+                self.sql.backlog.refused.decline.write(&self.engine, args, Duration::ZERO)
             });
             for written in join_all(writes).await {
                 declined += u32::from(written?.is_some());

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use super::super::dialect::Dialect;
-use super::super::engine::{Args, Engine, Sql, Step, Value};
+use super::super::engine::{Args, Sql, Step, Value};
 use super::{account_of, account_weight, class_of, count_of, virtual_time};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::RepairedFlows;
+use crate::ledger::database::Database;
 
 pub struct RepairStatements {
     different: Sql,
@@ -72,35 +73,34 @@ impl RepairStatements {
             idle: dialect.render(&idle),
         }
     }
+}
 
-    pub async fn repair(
-        &self,
-        engine: &dyn Engine,
-        lane: &ProviderName,
-        at_most: u32,
-    ) -> Result<RepairedFlows, LedgerError> {
+impl Database {
+    /// Deletes rows of flows without jobs whose tag the lane's virtual time has passed; returns how many.
+    pub async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
+        let args: [Value; 2] = [lane.as_str().into(), at_most.into()];
+        Ok(count_of(&self.engine.query(&self.sql.backlog.repair.idle, Arc::from(args)).await?))
+    }
+
+    /// Compares the flows of a lane with its jobs, and repairs at most this many. Reads every job of the lane's
+    /// backlog.
+    pub async fn repair_flows(&self, lane: &ProviderName, at_most: u32) -> Result<RepairedFlows, LedgerError> {
         let args: [Value; 2] = [lane.as_str().into(), at_most.into()];
         let mut repaired = RepairedFlows::default();
-        for row in engine.query_by_index(&self.different, Arc::from(args)).await? {
+        for row in self.engine.query_by_index(&self.sql.backlog.repair.different, Arc::from(args)).await? {
             let (class, account, is_known) = (row.int("class")?, row.text("account")?, row.int("is_known")? != 0);
             tracing::warn!(provider = %lane, class, is_known, "the waiting jobs of a flow are counted again");
             let flow: [Value; 3] = [lane.as_str().into(), class.into(), account.into()];
             let flow: Args = Arc::from(flow);
             let step = |sql: &Sql| Step { sql: sql.clone(), args: flow.clone(), must_affect: false };
-            let rows = engine.atomically(self.repair.iter().map(step).collect()).await?.unwrap_or_default();
+            let rows = self
+                .engine
+                .atomically(self.sql.backlog.repair.repair.iter().map(step).collect())
+                .await?
+                .unwrap_or_default();
             let changed = u32::from(rows.last().is_some_and(|rows| !rows.is_empty()));
             *(if is_known { &mut repaired.corrected } else { &mut repaired.recreated }) += changed;
         }
         Ok(repaired)
-    }
-
-    pub async fn remove_idle(
-        &self,
-        engine: &dyn Engine,
-        lane: &ProviderName,
-        at_most: u32,
-    ) -> Result<u32, LedgerError> {
-        let args: [Value; 2] = [lane.as_str().into(), at_most.into()];
-        Ok(count_of(&engine.query(&self.idle, Arc::from(args)).await?))
     }
 }

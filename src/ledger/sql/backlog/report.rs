@@ -5,13 +5,14 @@
 use std::sync::Arc;
 
 use super::super::dialect::Dialect;
-use super::super::engine::{Engine, Sql, Value};
+use super::super::engine::{Sql, Value};
 use super::super::row::SqlRow;
 use super::{FLOW_COLUMNS, flow_status, unsigned};
 use crate::domain::job::Identifier;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{FlowReport, FlowStatus, LaneFlows};
+use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
 
 pub struct BacklogReportStatements {
@@ -44,39 +45,32 @@ impl BacklogReportStatements {
             of_account: dialect.render(&of_account),
         }
     }
+}
 
-    /// The most urgent class first, then the largest.
-    pub async fn waiting_flows(
-        &self,
-        engine: &dyn Engine,
-        lane: &ProviderName,
-        at_most: u32,
-    ) -> Result<Vec<FlowStatus>, LedgerError> {
+impl Database {
+    /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
+    pub async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {
         let args: [Value; 2] = [lane.as_str().into(), at_most.into()];
-        engine.query(&self.waiting, Arc::from(args)).await?.iter().map(flow_status).collect()
+        self.engine.query(&self.sql.backlog.report.waiting, Arc::from(args)).await?.iter().map(flow_status).collect()
     }
 
-    pub async fn largest_flows(
-        &self,
-        engine: &dyn Engine,
-        lane: &ProviderName,
-        at_most: u32,
-    ) -> Result<LaneFlows, LedgerError> {
+    /// The flows of a lane with most jobs in the backlog, for operators. Reads the lane's flows and no job.
+    pub async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<LaneFlows, LedgerError> {
         let args: [Value; 2] = [lane.as_str().into(), at_most.into()];
-        let rows = engine.query(&self.largest, Arc::from(args)).await?;
+        let rows = self.engine.query(&self.sql.backlog.report.largest, Arc::from(args)).await?;
         let Some(first) = rows.first() else { return Ok(LaneFlows::default()) };
         let (flows, waiting) = (unsigned(first, "flows")?, unsigned(first, "jobs")?);
         Ok(LaneFlows { largest: rows.iter().map(flow_report).collect::<Result<_, _>>()?, flows, waiting })
     }
 
+    /// The flows of one account on a lane that have jobs in the backlog, the most urgent class first.
     pub async fn account_flows(
         &self,
-        engine: &dyn Engine,
         lane: &ProviderName,
         account: &Identifier,
     ) -> Result<Vec<FlowStatus>, LedgerError> {
         let args: [Value; 2] = [lane.as_str().into(), account.as_str().into()];
-        engine.query(&self.of_account, Arc::from(args)).await?.iter().map(flow_status).collect()
+        self.engine.query(&self.sql.backlog.report.of_account, Arc::from(args)).await?.iter().map(flow_status).collect()
     }
 }
 

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 
 use super::super::dialect::Dialect;
-use super::super::engine::{Engine, Sql};
+use super::super::engine::Sql;
 use super::{account_weight, count_of, update_flows};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 
 pub struct WeightStatements {
     sync: Sql,
@@ -21,9 +22,12 @@ impl WeightStatements {
         let differs = format!("flows.provider = $1 AND flows.weight <> {weight}");
         Self { sync: update_flows(dialect, &format!("weight = {weight}"), &differs, "FOR UPDATE") }
     }
+}
 
-    /// Sets the weight of the flows that differ from their account's; returns how many.
-    pub async fn sync(&self, engine: &dyn Engine, lane: &ProviderName) -> Result<u32, LedgerError> {
-        Ok(count_of(&engine.query(&self.sync, Arc::from([lane.as_str().into()])).await?))
+impl Database {
+    /// Gives the flows of a lane the weights of their accounts, where they differ; returns how many differed. Later
+    /// claims share by them.
+    pub async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
+        Ok(count_of(&self.engine.query(&self.sql.backlog.weights.sync, Arc::from([lane.as_str().into()])).await?))
     }
 }

@@ -8,12 +8,13 @@ use super::list::{SUMMARY_COLUMNS, at, id_args, job_summary, opt_at};
 use crate::domain::job::JobId;
 use crate::domain::redacted_url::redact_url;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::{
     AttemptSummary, AuditEntry, Digest, EventSummary, JobDetails, RequestSummary, WaitDetails,
 };
 use crate::ledger::sql::backlog::{account_of, class_of};
 use crate::ledger::sql::dialect::Dialect;
-use crate::ledger::sql::engine::{Engine, Sql};
+use crate::ledger::sql::engine::Sql;
 use crate::ledger::sql::row::SqlRow;
 use crate::ledger::sql::wait::StoredWait;
 
@@ -67,16 +68,19 @@ impl JobDetailStatements {
             ),
         }
     }
+}
 
-    pub async fn job_details(&self, engine: &dyn Engine, id: &JobId) -> Result<Option<JobDetails>, LedgerError> {
-        let rows = engine.query(&self.job, id_args(id)).await?;
+impl Database {
+    /// `None`: the ledger has no such job.
+    pub async fn job_details(&self, id: &JobId) -> Result<Option<JobDetails>, LedgerError> {
+        let rows = self.engine.query(&self.sql.operator.details.job, id_args(id)).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let mut story = job_details(row)?;
-        let attempts = engine.query(&self.attempts, id_args(id)).await?;
+        let attempts = self.engine.query(&self.sql.operator.details.attempts, id_args(id)).await?;
         story.attempts = attempts.iter().map(attempt).collect::<Result<_, _>>()?;
-        let events = engine.query(&self.events, id_args(id)).await?;
+        let events = self.engine.query(&self.sql.operator.details.events, id_args(id)).await?;
         story.events = events.iter().map(event).collect::<Result<_, _>>()?;
-        let audit = engine.query(&self.audit, id_args(id)).await?;
+        let audit = self.engine.query(&self.sql.operator.details.audit, id_args(id)).await?;
         story.audit = audit.iter().map(audited).collect::<Result<_, _>>()?;
         Ok(Some(story))
     }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use super::list::opt_at;
 use crate::domain::job::Identifier;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, DatabaseTime, ErasureCounts, ErasureResult};
 use crate::ledger::sql::audit_context::{AuditContext, actor_args};
 use crate::ledger::sql::dialect::Dialect;
-use crate::ledger::sql::engine::{Args, Engine, Sql, Step, Value};
+use crate::ledger::sql::engine::{Args, Sql, Step, Value};
 use crate::ledger::sql::reports::LANES;
 use crate::ledger::sql::row::{SqlRow, corrupt};
 use crate::ledger::sql::upkeep::{LIMIT_WINDOW_MAX, OPEN};
@@ -111,14 +112,13 @@ impl ErasureStatements {
             signature: AuditContext::new(dialect),
         }
     }
+}
 
-    pub async fn erasure_counts(
-        &self,
-        engine: &dyn Engine,
-        account: &Identifier,
-    ) -> Result<ErasureCounts, LedgerError> {
+impl Database {
+    /// Counts what the ledger holds of an account.
+    pub async fn erasure_counts(&self, account: &Identifier) -> Result<ErasureCounts, LedgerError> {
         let args: Args = Arc::from([account.as_str().into(), LIMIT_WINDOW_MAX.into()]);
-        let rows = engine.query_by_index(&self.counts, args).await?;
+        let rows = self.engine.query_by_index(&self.sql.operator.erase.counts, args).await?;
         let row = rows.first().ok_or_else(|| corrupt("finished", "is missing"))?;
         let latest = opt_at(row, "latest_ms")?;
         let counted_ms = i64::try_from(LIMIT_WINDOW_MAX.as_millis()).unwrap_or(i64::MAX);
@@ -135,24 +135,25 @@ impl ErasureStatements {
         })
     }
 
-    pub async fn erase(
+    /// Erases account, references, payload, request and texts of at most this many finished payments of the account.
+    /// Each is audited. Id, idempotency key, hash and amount stay.
+    pub async fn erase_account(
         &self,
-        engine: &dyn Engine,
         account: &Identifier,
         at_most: u32,
         by: &Actor,
     ) -> Result<ErasureResult, LedgerError> {
         let of_account: Args = Arc::from([account.as_str().into(), at_most.into()]);
-        match &self.erasure {
+        match &self.sql.operator.erase.erasure {
             ErasureSql::Function(sql) => {
                 let call = Step { sql: sql.clone(), args: of_account, must_affect: true };
-                let rows = engine.atomically(self.signature.with_actor(vec![call], by)).await?;
+                let rows = self.engine.atomically(self.sql.operator.erase.signature.with_actor(vec![call], by)).await?;
                 let row = rows.as_ref().and_then(|rows| rows.last()?.first());
                 let row = row.ok_or_else(|| corrupt("erased_jobs", "is missing"))?;
                 Ok(ErasureResult { jobs: count(row, "erased_jobs")?, requests: count(row, "erased_requests")? })
             }
             ErasureSql::Statements { choose, jobs, events, details, audits, requests, truncate_log } => {
-                let chosen = engine.query(choose, of_account).await?;
+                let chosen = self.engine.query(choose, of_account).await?;
                 let ids = chosen.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
                 let list: Value = serde_json::Value::from(ids).to_string().into();
                 let mut signed = vec![list.clone()];
@@ -166,12 +167,12 @@ impl ErasureStatements {
                     step(audits, signed),
                     step(requests, vec![account.as_str().into(), at_most.into(), LIMIT_WINDOW_MAX.into()]),
                 ];
-                let rows = engine.atomically(steps).await?.unwrap_or_default();
+                let rows = self.engine.atomically(steps).await?.unwrap_or_default();
                 let many = |at: usize| rows.get(at).map_or(0, |rows| rows.len() as u64);
                 let erased = ErasureResult { jobs: many(0), requests: many(4) };
                 if erased == ErasureResult::default() {
                     // The log beside the file has what was overwritten there.
-                    engine.query(truncate_log, Arc::from([])).await?;
+                    self.engine.query(truncate_log, Arc::from([])).await?;
                 }
                 Ok(erased)
             }

@@ -7,9 +7,10 @@
 use super::list::{at, cursor_args, opt_at};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::{DatabaseTime, PastArrival};
 use crate::ledger::sql::dialect::Dialect;
-use crate::ledger::sql::engine::{Args, Engine, Sql};
+use crate::ledger::sql::engine::{Args, Sql};
 use crate::ledger::sql::row::{SqlRow, read_or_log};
 
 pub struct ArrivalStatements {
@@ -30,19 +31,22 @@ impl ArrivalStatements {
         );
         Self { page: dialect.render(&page) }
     }
+}
 
-    pub async fn page_of(
+impl Database {
+    /// Jobs of a provider that the ledger recorded from `from` until before `to`, in any order; at most `at_most`.
+    pub async fn arrivals(
         &self,
-        engine: &dyn Engine,
         provider: &ProviderName,
-        (from, to): (DatabaseTime, DatabaseTime),
+        from: DatabaseTime,
+        to: DatabaseTime,
         at_most: usize,
     ) -> Result<Vec<PastArrival>, LedgerError> {
         let mut found = Vec::new();
         let mut after = String::new();
         while found.len() < at_most {
             let args = vec![provider.as_str().into(), after.as_str().into(), from.0.into(), to.0.into()];
-            let rows = engine.query(&self.page, Args::from(args)).await?;
+            let rows = self.engine.query(&self.sql.operator.history.page, Args::from(args)).await?;
             let wanted = read_or_log(&rows, "jobs", "idempotency_key", |row| match row.bool("wanted")? {
                 true => arrival(row).map(Some),
                 false => Ok(None),

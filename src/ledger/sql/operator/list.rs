@@ -10,9 +10,10 @@ use std::sync::Arc;
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::{DatabaseTime, JobFilter, JobPage, JobSummary, LIST_MAX};
 use crate::ledger::sql::dialect::Dialect;
-use crate::ledger::sql::engine::{Args, Engine, Sql};
+use crate::ledger::sql::engine::{Args, Sql};
 use crate::ledger::sql::reports::LANES;
 use crate::ledger::sql::row::{ReadRows, SqlRow, read_each};
 use crate::ledger::sql::wait::StoredWait;
@@ -59,16 +60,19 @@ impl JobListStatements {
             one: dialect.render(&format!("SELECT {SUMMARY_COLUMNS} FROM jobs WHERE jobs.id = $1")),
         }
     }
+}
 
-    pub async fn page(
+impl Database {
+    /// Jobs by id, after `after`; at most `at_most`, and never more than [`LIST_MAX`]. If only a provider is given, by
+    /// idempotency key.
+    pub async fn list_jobs(
         &self,
-        engine: &dyn Engine,
         filter: &JobFilter,
         after: Option<&JobId>,
         at_most: u32,
     ) -> Result<JobPage, LedgerError> {
         if let Some(id) = &filter.id {
-            let mut page = job_page(&engine.query(&self.one, id_args(id)).await?, at_most);
+            let mut page = job_page(&self.engine.query(&self.sql.operator.list.one, id_args(id)).await?, at_most);
             let is_behind = |id: &str| at_most > 0 && after.is_none_or(|after| id > after.as_str());
             page.jobs.retain(|line| filter.matches(line) && is_behind(&line.id));
             page.unreadable.retain(|row| is_behind(&row.id));
@@ -82,19 +86,19 @@ impl JobListStatements {
         let sql = match (account, filter.state) {
             (Some(account), state) => {
                 args.extend([provider.into(), account.into(), state.into()]);
-                &self.of_an_account
+                &self.sql.operator.list.of_an_account
             }
             (None, Some(state)) => {
                 args.extend([provider.into(), state.into()]);
-                &self.of_a_state
+                &self.sql.operator.list.of_a_state
             }
             (None, None) if provider.is_some() => {
                 args.push(provider.into());
-                &self.of_a_provider
+                &self.sql.operator.list.of_a_provider
             }
-            (None, None) => &self.all,
+            (None, None) => &self.sql.operator.list.all,
         };
-        Ok(job_page(&engine.query(sql, Args::from(args)).await?, at_most))
+        Ok(job_page(&self.engine.query(sql, Args::from(args)).await?, at_most))
     }
 }
 

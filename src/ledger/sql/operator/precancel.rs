@@ -9,9 +9,10 @@ use super::resolution;
 use crate::domain::job::{ContentHash, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
 use crate::ledger::sql::dialect::Dialect;
-use crate::ledger::sql::engine::{Engine, Sql, Step, Value};
+use crate::ledger::sql::engine::{Sql, Step, Value};
 use crate::ledger::sql::storable;
 
 pub struct PrecancelStatements {
@@ -44,11 +45,13 @@ impl PrecancelStatements {
             provider: dialect.render("SELECT provider FROM jobs WHERE id = $1"),
         }
     }
+}
 
-    pub async fn cancel(
+impl Database {
+    /// Cancels a payment of this provider, whether its message has come or not. Without a message, a row is inserted
+    /// for the id. Every later message with this id, whatever its content, is acknowledged and nothing is sent.
+    pub async fn precancel(
         &self,
-        resolutions: &resolution::ResolutionStatements,
-        engine: &dyn Engine,
         id: &JobId,
         provider: &ProviderName,
         by: &Actor,
@@ -57,7 +60,8 @@ impl PrecancelStatements {
             let args: [Value; 3] = [id.as_str().into(), provider.as_str().into(), third];
             Step { sql: sql.clone(), args: Arc::from(args), must_affect: true }
         };
-        let steps = match &self.record {
+        let resolutions = &self.sql.operator.resolution;
+        let steps = match &self.sql.operator.precancel.record {
             PrecancelSql::Function(sql) => {
                 let cancelled = step(sql, storable(&resolution::precancel_reason(by)).into());
                 resolutions.audited(id, vec![cancelled], by)
@@ -67,15 +71,15 @@ impl PrecancelStatements {
                 std::iter::once(recorded).chain(resolutions.precancel_steps(id, by)).collect()
             }
         };
-        if engine.atomically(steps).await?.is_some() {
+        if self.engine.atomically(steps).await?.is_some() {
             return Ok(Ok(()));
         }
-        let rows = engine.query(&self.provider, super::list::id_args(id)).await?;
+        let rows = self.engine.query(&self.sql.operator.precancel.provider, super::list::id_args(id)).await?;
         let Some(row) = rows.first() else { return Ok(Err(ResolutionRefusal::KeyTaken)) };
         let recorded = row.text("provider")?;
         if recorded != provider.as_str() {
             return Ok(Err(ResolutionRefusal::OtherProvider { provider: recorded }));
         }
-        resolutions.resolve(engine, id, &JobResolution::Cancel, None, by).await
+        self.resolve_job(id, &JobResolution::Cancel, None, by).await
     }
 }

@@ -7,12 +7,13 @@ use crate::domain::disposition::Resend;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::queue_position::{BacklogPosition, JobProgress, LedgerQueuePosition, Rejection};
 use crate::ledger::sql::backlog::position::BacklogPositionStatements;
 use crate::ledger::sql::claim::LOST_HOLDERS;
 use crate::ledger::sql::dialect::Dialect;
-use crate::ledger::sql::engine::{Args, Engine, Sql};
+use crate::ledger::sql::engine::{Args, Sql};
 use crate::ledger::sql::row::{SqlRow, corrupt, read_or_log};
 
 const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
@@ -75,24 +76,26 @@ impl QueuePositionStatements {
             backlog: BacklogPositionStatements::new(dialect),
         }
     }
+}
 
+impl Database {
+    /// A job's neighbours in the queue, whether the ledger has the job or not. `sharing`: the providers of its quota.
     pub async fn queue_position(
         &self,
-        engine: &dyn Engine,
         id: &JobId,
         sharing: &[ProviderName],
     ) -> Result<LedgerQueuePosition, LedgerError> {
-        let rejected = engine.query(&self.rejected, id_args(id)).await?;
+        let rejected = self.engine.query(&self.sql.operator.queue_position.rejected, id_args(id)).await?;
         let rejected = read_or_log(&rejected, "rejected_messages", "lane", rejection);
-        let own = engine.query(&self.own, id_args(id)).await?;
+        let own = self.engine.query(&self.sql.operator.queue_position.own, id_args(id)).await?;
         let own = own.first().map(job_progress).transpose()?.unwrap_or_default();
         let names: Vec<&str> = sharing.iter().map(ProviderName::as_str).collect();
         let names = serde_json::Value::from(names).to_string();
         let args = Args::from([id.as_str().into(), names.into()]);
-        let around = engine.query(&self.around, args).await?;
+        let around = self.engine.query(&self.sql.operator.queue_position.around, args).await?;
         let around = around.first().ok_or_else(|| corrupt("jobs_before", "is missing"))?;
         let many = |column: &str| u64::try_from(around.int(column)?).map_err(|_| corrupt(column, "is negative"));
-        let place = self.backlog.place(engine, id).await?;
+        let place = self.sql.operator.queue_position.backlog.place(&*self.engine, id).await?;
         let (jobs_ahead, cost_ahead) = match &place {
             Some(place) => {
                 let jobs = place.claimed_before.saturating_add(many("active_before")?);
@@ -109,7 +112,7 @@ impl QueuePositionStatements {
         let (due, active) = (many("due")?, many("active")?);
         let (workers, hold) = (around.count("workers")?, around.opt_ms("hold_ms")?);
         // Last, so that nothing that was read is later than this.
-        let now = engine.query(&self.now, Args::from([])).await?;
+        let now = self.engine.query(&self.sql.operator.queue_position.now, Args::from([])).await?;
         let now = now.first().map_or(Ok(DatabaseTime(0)), |row| at(row, "now_ms"))?;
         Ok(LedgerQueuePosition {
             now,

@@ -6,9 +6,10 @@ use super::list::id_args;
 use crate::domain::job::{ContentHash, Identifier, Job, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{ReloadedJob, ResolutionRefusal};
+use crate::ledger::database::Database;
+use crate::ledger::operator::{JobResolution, ReloadedJob, ResolutionRefusal};
 use crate::ledger::sql::dialect::Dialect;
-use crate::ledger::sql::engine::{Engine, Sql};
+use crate::ledger::sql::engine::Sql;
 use crate::ledger::sql::row::{SqlRow, corrupt};
 
 pub struct ReloadStatements {
@@ -26,13 +27,20 @@ impl ReloadStatements {
             ),
         }
     }
+}
 
-    pub async fn job(
+impl Database {
+    /// The data for sending a job again, if this decision could be applied now.
+    pub async fn reload_job(
         &self,
-        engine: &dyn Engine,
         id: &JobId,
+        resolution: &JobResolution,
     ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError> {
-        let rows = engine.query(&self.job, id_args(id)).await?;
+        let sql = &self.sql.operator;
+        if let Err(refusal) = sql.resolution.look(&*self.engine, id, resolution).await? {
+            return Ok(Err(refusal));
+        }
+        let rows = self.engine.query(&sql.reload.job, id_args(id)).await?;
         rows.first().map_or(Ok(Err(ResolutionRefusal::NoSuchJob)), |row| reloaded(row).map(Ok))
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::list::id_args;
 use crate::domain::job::JobId;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
 use crate::ledger::sql::audit_context::AuditContext;
 use crate::ledger::sql::dialect::Dialect;
@@ -130,29 +131,6 @@ impl ResolutionStatements {
         Ok(Ok(fence))
     }
 
-    pub async fn resolve(
-        &self,
-        engine: &dyn Engine,
-        id: &JobId,
-        resolution: &JobResolution,
-        seen_fence: Option<i64>,
-        by: &Actor,
-    ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
-        for _ in 0..LOOKS_MAX {
-            let fence = match self.look(engine, id, resolution).await? {
-                Ok(fence) => fence,
-                Err(refusal) => return Ok(Err(refusal)),
-            };
-            if seen_fence.is_some_and(|seen| seen != fence) {
-                break;
-            }
-            if engine.atomically(self.steps(id, resolution, fence, by, &reason(resolution, by, ""))).await?.is_some() {
-                return Ok(Ok(()));
-            }
-        }
-        Ok(Err(ResolutionRefusal::Changed))
-    }
-
     /// Cancels a row that is written in the same transaction, with fencing token 0.
     pub fn precancel_steps(&self, id: &JobId, by: &Actor) -> Vec<Step> {
         self.steps(id, &JobResolution::Cancel, 0, by, &precancel_reason(by))
@@ -177,6 +155,37 @@ impl ResolutionStatements {
             reference.into(),
         ];
         self.audited(id, self.statements.steps(resolution, id, Arc::from(change)), by)
+    }
+}
+
+impl Database {
+    /// Applies a decision: the job's new state, its audit row and, if the state is final, its outcome event, all or
+    /// nothing. With `seen_fence`, it fails if a worker claimed the job since it was read.
+    pub async fn resolve_job(
+        &self,
+        id: &JobId,
+        resolution: &JobResolution,
+        seen_fence: Option<i64>,
+        by: &Actor,
+    ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
+        for _ in 0..LOOKS_MAX {
+            let fence = match self.sql.operator.resolution.look(&*self.engine, id, resolution).await? {
+                Ok(fence) => fence,
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            if seen_fence.is_some_and(|seen| seen != fence) {
+                break;
+            }
+            if self
+                .engine
+                .atomically(self.sql.operator.resolution.steps(id, resolution, fence, by, &reason(resolution, by, "")))
+                .await?
+                .is_some()
+            {
+                return Ok(Ok(()));
+            }
+        }
+        Ok(Err(ResolutionRefusal::Changed))
     }
 }
 

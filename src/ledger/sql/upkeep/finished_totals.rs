@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::dialect::Dialect;
-use super::super::engine::{Args, Engine, Sql, Step};
+use super::super::engine::{Args, Sql, Step};
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 
 /// Finished states that no command leaves. A dead job may be replayed, so it is counted with the jobs that wait for an
 /// operator.
@@ -108,11 +109,16 @@ impl FinishedTotalsStatements {
         let add = vec![step(mark(&further, &passed), true), step(dialect.render(&since), false)];
         Self { recount, add }
     }
+}
 
-    /// Adds the jobs that finished since the last update, or counts all when that is due.
-    pub async fn update_totals(&self, engine: &dyn Engine) -> Result<(), LedgerError> {
-        if engine.atomically_within(RECOUNT_MAX, self.recount.clone()).await?.is_none() {
-            engine.atomically(self.add.clone()).await?;
+impl Database {
+    /// Updates the totals of finished jobs, which a reconciliation adds to its own counts. One worker at a time calls
+    /// this every few minutes. From time to time it counts all jobs, which takes long: the count goes on even when the
+    /// caller gets a timeout.
+    pub async fn update_finished_totals(&self) -> Result<(), LedgerError> {
+        if self.engine.atomically_within(RECOUNT_MAX, self.sql.upkeep.finished_totals.recount.clone()).await?.is_none()
+        {
+            self.engine.atomically(self.sql.upkeep.finished_totals.add.clone()).await?;
         }
         Ok(())
     }

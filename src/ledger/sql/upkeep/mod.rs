@@ -4,22 +4,13 @@
 //! expression and condition exactly, because SQLite uses such an index for nothing else. See
 //! `docs/decisions/0028-query-plans-are-pinned.md`.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-
-use super::SqlLedger;
 use super::dialect::Dialect;
-use super::engine::{Engine, Sql};
-use crate::domain::disposition::RetryPolicy;
-use crate::domain::job::{ContentHash, Job, JobId};
-use crate::domain::provider::ProviderName;
-use crate::ledger::upkeep::{
-    CheckScope, JobToRepublish, LedgerReconciliation, MessageState, OverduePolicy, ScrubScope, Upkeep, WakeFilter,
-};
-use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
+use super::engine::Sql;
+use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 
 mod finished_totals;
 mod reconciliation;
@@ -58,86 +49,12 @@ impl UpkeepStatements {
             ),
         }
     }
-
-    async fn lease_duty(&self, engine: &dyn Engine, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
-        Ok(!engine.query(&self.duty, Arc::from([duty.into(), lasts.into()])).await?.is_empty())
-    }
 }
 
-#[async_trait]
-impl Upkeep for SqlLedger {
-    async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
-        self.upkeep.lease_duty(&*self.engine, duty, lasts).await
-    }
-
-    async fn lanes_with_open_jobs(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
-        self.reports.open_lanes(&*self.engine).await
-    }
-
-    async fn take_overdue(
-        &self,
-        lane: &ProviderName,
-        which: &OverduePolicy,
-    ) -> Result<Vec<JobToRepublish>, LedgerError> {
-        self.upkeep.republish.take_overdue(&*self.engine, lane, which).await
-    }
-
-    async fn keep_unqueued(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        self.upkeep.republish.keep_unqueued(&*self.engine, lease).await
-    }
-
-    async fn take_unqueued(
-        &self,
-        lane: &ProviderName,
-        ahead: Duration,
-        again_after: Duration,
-        at_most: u32,
-    ) -> Result<Vec<JobToRepublish>, LedgerError> {
-        self.upkeep.republish.take_unqueued(&*self.engine, lane, ahead, again_after, at_most).await
-    }
-
-    async fn due_lookups(
-        &self,
-        lane: &ProviderName,
-        policy: &RetryPolicy,
-        at_most: u32,
-    ) -> Result<Vec<JobToRepublish>, LedgerError> {
-        self.upkeep.republish.due_lookups(&*self.engine, lane, policy, at_most).await
-    }
-
-    async fn wake_waiting(&self, lane: &ProviderName, which: &WakeFilter) -> Result<u32, LedgerError> {
-        self.upkeep.republish.wake_waiting(&*self.engine, lane, which).await
-    }
-
-    async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError> {
-        self.upkeep.ending.expire(&*self.engine, reason, at_most).await
-    }
-
-    async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError> {
-        self.upkeep.ending.set_aside(&*self.engine, id, reason).await
-    }
-
-    async fn message_state(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<MessageState, LedgerError> {
-        self.upkeep.republish.standing(&*self.engine, job, hash, copy).await
-    }
-
-    async fn scrub(&self, which: ScrubScope, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
-        self.upkeep.ending.scrub(&*self.engine, which, older_than, at_most).await
-    }
-
-    async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError> {
-        self.upkeep.ending.forget_references(&*self.engine, at_most).await
-    }
-
-    async fn update_finished_totals(&self) -> Result<(), LedgerError> {
-        self.upkeep.finished_totals.update_totals(&*self.engine).await
-    }
-
-    async fn reconcile(
-        &self,
-        overdue_after: Duration,
-        scope: CheckScope,
-    ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
-        self.upkeep.reconciliation.reconcile(&*self.engine, overdue_after, scope).await
+impl Database {
+    /// Leases a duty for this long; false when another worker has it.
+    pub async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
+        let args = Arc::from([duty.into(), lasts.into()]);
+        Ok(!self.engine.query(&self.sql.upkeep.duty, args).await?.is_empty())
     }
 }

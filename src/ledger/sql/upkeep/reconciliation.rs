@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::dialect::Dialect;
-use super::super::engine::{Args, Engine, Sql};
+use super::super::engine::{Args, Sql};
 use super::super::reports::LANES;
 use super::super::row::{SqlRow, corrupt};
 use super::finished_totals::{NOT_FOR_GOOD, finished_since_totals};
 use super::{OPEN, READABLE};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::BlockedReason;
+use crate::ledger::database::Database;
 use crate::ledger::operator::STATES;
 use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
 
@@ -101,10 +102,13 @@ impl ReconciliationStatements {
         let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
         self.0.render(&format!("{LANES}, {LANE_STATES} {}", parts.join(" UNION ALL ")))
     }
+}
 
+impl Database {
+    /// The jobs by provider and by where they are, at one instant. Counts the jobs that may change their state, and
+    /// those that finished since the last update of the totals; `scope` bounds the rest.
     pub async fn reconcile(
         &self,
-        engine: &dyn Engine,
         overdue_after: Duration,
         scope: CheckScope,
     ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
@@ -115,10 +119,14 @@ impl ReconciliationStatements {
             CheckScope::Since(since) => {
                 let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
                 let finished = [FINISHED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
-                let sql = self.checking(counted_with_totals(), &finished);
-                engine.query_by_index(&sql, args).await?
+                let sql = self.sql.upkeep.reconciliation.checking(counted_with_totals(), &finished);
+                self.engine.query_by_index(&sql, args).await?
             }
-            CheckScope::All => engine.query(&self.checking(vec![all_counted()], &[FINISHED.to_owned()]), args).await?,
+            CheckScope::All => {
+                self.engine
+                    .query(&self.sql.upkeep.reconciliation.checking(vec![all_counted()], &[FINISHED.to_owned()]), args)
+                    .await?
+            }
         };
         let mut accounts: BTreeMap<String, LedgerReconciliation> = BTreeMap::new();
         for row in rows {

@@ -15,6 +15,7 @@ use crate::domain::disposition::RetryPolicy;
 use crate::domain::job::{ContentHash, Identifier, Job};
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{LIMIT_CODES, PROVIDER_WAIT_CODES};
+use crate::ledger::database::Database;
 use crate::ledger::upkeep::{JobToRepublish, MessageState, OverduePolicy, WaitCause, WakeFilter};
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
@@ -133,9 +134,15 @@ impl RepublishStatements {
         }
     }
 
+    async fn take(&self, engine: &dyn Engine, sql: &Sql, args: Args) -> Result<Vec<JobToRepublish>, LedgerError> {
+        Ok(read_or_log(&engine.query(sql, args).await?, "jobs", "id", job_to_republish))
+    }
+}
+
+impl Database {
+    /// Takes the right to publish one copy of each overdue job of a lane, longest overdue first.
     pub async fn take_overdue(
         &self,
-        engine: &dyn Engine,
         lane: &ProviderName,
         which: &OverduePolicy,
     ) -> Result<Vec<JobToRepublish>, LedgerError> {
@@ -146,17 +153,20 @@ impl RepublishStatements {
             which.republish_interval_max.into(),
             which.at_most.into(),
         ];
-        self.take(engine, &self.overdue, Arc::from(args)).await
+        self.sql.upkeep.republish.take(&*self.engine, &self.sql.upkeep.republish.overdue, Arc::from(args)).await
     }
 
-    pub async fn keep_unqueued(&self, engine: &dyn Engine, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+    /// Records that no queue has a message for a delayed job. [`FencedWrite::Stale`] when a worker claimed it
+    /// meanwhile.
+    pub async fn keep_unqueued(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
         let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
-        Ok(fenced_write(!engine.query(&self.keep, Arc::from(args)).await?.is_empty()))
+        Ok(fenced_write(!self.engine.query(&self.sql.upkeep.republish.keep, Arc::from(args)).await?.is_empty()))
     }
 
+    /// Takes the right to publish the messages of jobs that no queue has and that are due within `ahead`. From then on
+    /// they are like any other job, and are not overdue before `again_after`.
     pub async fn take_unqueued(
         &self,
-        engine: &dyn Engine,
         lane: &ProviderName,
         ahead: Duration,
         again_after: Duration,
@@ -164,12 +174,13 @@ impl RepublishStatements {
     ) -> Result<Vec<JobToRepublish>, LedgerError> {
         let args: [Value; 4] =
             [lane.as_str().into(), ahead.into(), ahead.saturating_add(again_after).into(), at_most.into()];
-        self.take(engine, &self.unqueued, Arc::from(args)).await
+        self.sql.upkeep.republish.take(&*self.engine, &self.sql.upkeep.republish.unqueued, Arc::from(args)).await
     }
 
+    /// Jobs that are due for a look-up by this policy, longest due first. They have no lease, and their message, the
+    /// copy that `copy` names, is in no delay queue. The call claims none of them.
     pub async fn due_lookups(
         &self,
-        engine: &dyn Engine,
         lane: &ProviderName,
         policy: &RetryPolicy,
         at_most: u32,
@@ -184,38 +195,31 @@ impl RepublishStatements {
             policy.max_age.into(),
         ];
         // Called every second: an unreadable row is reported when it is overdue, and takes no other row's place here.
-        Ok(read_each(&engine.query(&self.lookups, Arc::from(args)).await?, "id", job_to_republish).rows)
+        Ok(read_each(
+            &self.engine.query(&self.sql.upkeep.republish.lookups, Arc::from(args)).await?,
+            "id",
+            job_to_republish,
+        )
+        .rows)
     }
 
-    pub async fn wake_waiting(
-        &self,
-        engine: &dyn Engine,
-        lane: &ProviderName,
-        which: &WakeFilter,
-    ) -> Result<u32, LedgerError> {
+    /// Ends delays for a limit or a named wait: the jobs are due now, and those that were certainly never sent have no
+    /// message in a queue. Returns how many.
+    pub async fn wake_waiting(&self, lane: &ProviderName, which: &WakeFilter) -> Result<u32, LedgerError> {
         let WakeFilter { changed_ago, cause: by, propagation_time: settles, due_within: soon, at_most } = *which;
         let changed_ago = changed_ago.map_or(Value::Int(None), Value::from);
         let args: [Value; 5] = [lane.as_str().into(), settles.into(), soon.into(), at_most.into(), changed_ago];
         let sql = match by {
-            WaitCause::Limit => &self.waiting,
-            WaitCause::RetryAfter => &self.named_wait,
+            WaitCause::Limit => &self.sql.upkeep.republish.waiting,
+            WaitCause::RetryAfter => &self.sql.upkeep.republish.named_wait,
         };
-        let rows = engine.query(sql, Arc::from(args)).await?;
+        let rows = self.engine.query(sql, Arc::from(args)).await?;
         Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
     }
 
-    async fn take(&self, engine: &dyn Engine, sql: &Sql, args: Args) -> Result<Vec<JobToRepublish>, LedgerError> {
-        Ok(read_or_log(&engine.query(sql, args).await?, "jobs", "id", job_to_republish))
-    }
-
-    pub async fn standing(
-        &self,
-        engine: &dyn Engine,
-        job: &Job,
-        hash: ContentHash,
-        copy: i64,
-    ) -> Result<MessageState, LedgerError> {
-        let rows = engine.query(&self.standing, Arc::from([job.id.as_str().into()])).await?;
+    /// `copy` is the number of the message.
+    pub async fn message_state(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<MessageState, LedgerError> {
+        let rows = self.engine.query(&self.sql.upkeep.republish.standing, Arc::from([job.id.as_str().into()])).await?;
         let Some(row) = rows.first() else { return Ok(MessageState::NotRecorded) };
         let recorded = row.bytes("content_hash")?;
         let alike = recorded == hash.0 || recorded == ContentHash::UNSEEN.0;

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use super::super::attempt::{CLOSE_LEFT_OPEN, WRITE_EVENT, WRITTEN_COLUMNS};
 use super::super::dialect::{Dialect, JobWrite, JobWriteText, Returning};
-use super::super::engine::{Args, Engine, Sql, Value};
+use super::super::engine::{Args, Sql, Value};
 use super::super::{fenced_write, storable};
 use super::OPEN;
 use crate::domain::job::JobId;
+use crate::ledger::database::Database;
 use crate::ledger::upkeep::ScrubScope;
 use crate::ledger::{FencedWrite, LedgerError};
 
@@ -94,46 +95,55 @@ impl RetentionStatements {
             ),
         }
     }
+}
 
-    /// One transaction for each job: it is as small as a worker's own, and an event is never without its state.
-    pub async fn expire(&self, engine: &dyn Engine, reason: &str, at_most: u32) -> Result<u32, LedgerError> {
-        let rows = engine.query(&self.expired, Arc::from([at_most.into()])).await?;
+impl Database {
+    /// Expires waiting jobs whose `expires_at` has passed, with their events; returns how many. Jobs that may have been
+    /// charged, and active jobs, stay as they are.
+    pub async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError> {
+        let rows = self.engine.query(&self.sql.upkeep.ending.expired, Arc::from([at_most.into()])).await?;
         let mut expired = 0;
         for row in rows {
             let args: Args = Arc::from([row.text("id")?.into(), storable(reason).into()]);
-            let done = engine.atomically(self.expire.steps(&args)).await?;
+            // One transaction for each job: it is as small as a worker's own, and an event is never without its state.
+            let done = self.engine.atomically(self.sql.upkeep.ending.expire.steps(&args)).await?;
             expired += u32::from(done.is_some());
         }
         Ok(expired)
     }
 
-    pub async fn set_aside(&self, engine: &dyn Engine, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError> {
+    /// Moves an open job to review. [`FencedWrite::Stale`] when it is finished, or a worker holds its lease. If its
+    /// request was in flight, its outcome is unknown from then on.
+    pub async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError> {
         let args: [Value; 2] = [id.as_str().into(), storable(reason).into()];
-        Ok(fenced_write(engine.atomically(self.set_aside.steps(&Arc::from(args))).await?.is_some()))
+        Ok(fenced_write(
+            self.engine.atomically(self.sql.upkeep.ending.set_aside.steps(&Arc::from(args))).await?.is_some(),
+        ))
     }
 
-    pub async fn scrub(
-        &self,
-        engine: &dyn Engine,
-        which: ScrubScope,
-        older_than: Duration,
-        at_most: u32,
-    ) -> Result<u32, LedgerError> {
+    /// Empties payload, reference, and the address and body of the request of jobs that finished, or entered review,
+    /// longer than this ago; returns how many. Id and hash stay. A job that was emptied in review can still be
+    /// resolved, but not be sent again.
+    pub async fn scrub(&self, which: ScrubScope, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
         let sql = match which {
-            ScrubScope::Finished => &self.scrub,
-            ScrubScope::InReview => &self.scrub_review,
+            ScrubScope::Finished => &self.sql.upkeep.ending.scrub,
+            ScrubScope::InReview => &self.sql.upkeep.ending.scrub_review,
         };
         let args: [Value; 3] = [older_than.into(), at_most.into(), Value::Bytes(Vec::new())];
-        let mut rows = engine.query(sql, Arc::from(args)).await?.len();
+        let mut rows = self.engine.query(sql, Arc::from(args)).await?.len();
         if which == ScrubScope::Finished {
             let args: [Value; 2] = [older_than.into(), at_most.into()];
-            rows = rows.max(engine.query(&self.left_messages, Arc::from(args)).await?.len());
+            rows = rows.max(self.engine.query(&self.sql.upkeep.ending.left_messages, Arc::from(args)).await?.len());
         }
         Ok(u32::try_from(rows).unwrap_or(u32::MAX))
     }
 
-    pub async fn forget_references(&self, engine: &dyn Engine, at_most: u32) -> Result<u32, LedgerError> {
-        let rows = engine.query(&self.forget, Arc::from([LIMIT_WINDOW_MAX.into(), at_most.into()])).await?;
+    /// Empties the references of requests that no limit can count any more; returns how many.
+    pub async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError> {
+        let rows = self
+            .engine
+            .query(&self.sql.upkeep.ending.forget, Arc::from([LIMIT_WINDOW_MAX.into(), at_most.into()]))
+            .await?;
         Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
     }
 }

@@ -22,7 +22,7 @@ impl Fixture {
 
     /// Claims all that can be claimed; and the time until the next block ends.
     async fn dispatch_and_wake(&self, lane: &ProviderName) -> (Vec<BacklogJob>, Option<Duration>) {
-        match self.backlog().claim_backlog(&claim_of(lane, &everything())).await.unwrap() {
+        match self.database.claim_backlog(&claim_of(lane, &everything())).await.unwrap() {
             BacklogClaim::Claimed { jobs, next_wake } => (jobs, next_wake),
             BacklogClaim::Busy => panic!("no other process claims"),
         }
@@ -42,8 +42,8 @@ async fn a_blocked_flow_is_skipped(kind: Kind) {
     assert!(jobs.is_empty() && left.is_some_and(|left| left <= LEASE && left > LEASE / 2), "{jobs:?} {left:?}");
     fixture.counts_agree().await;
     assert_eq!(fixture.dispatch_and_wake(&name("adyen")).await, (Vec::new(), None));
-    assert_eq!(fixture.backlog().unblock_flows(&name("adyen")).await.unwrap(), 0);
-    assert_eq!(fixture.backlog().unblock_flows(&name("stripe")).await.unwrap(), 1);
+    assert_eq!(fixture.database.unblock_flows(&name("adyen")).await.unwrap(), 0);
+    assert_eq!(fixture.database.unblock_flows(&name("stripe")).await.unwrap(), 1);
     assert_eq!(ids(&fixture.dispatch(9, 9).await), ["a1", "a2", "a3"]);
 }
 
@@ -73,7 +73,7 @@ async fn the_later_block_stays(kind: Kind) {
     for id in ["a1", "a2", "a3"] {
         fixture.record(&of("acct_1", id)).await;
     }
-    let (backlog, lane) = (fixture.backlog(), name("stripe"));
+    let (backlog, lane) = (fixture.database.clone(), name("stripe"));
     let reason = "SELECT blocked_reason || COALESCE(blocked_limit, '') FROM flows";
     let forever = FlowBlock { wait: Duration::MAX, reason: BlockedReason::AccountBlocked, limit: None };
     for (blocks, wanted) in [
@@ -97,7 +97,7 @@ async fn an_account_is_blocked_by_class(kind: Kind) {
     fixture.record(&of("acct_1", "a3")).await;
     fixture.record(&Job { account: None, ..job("none") }).await;
     assert_eq!(ids(&fixture.dispatch(9, 9).await), ["none", "a3"]);
-    assert_eq!(fixture.backlog().unblock_flows(&name("stripe")).await.unwrap(), 2);
+    assert_eq!(fixture.database.unblock_flows(&name("stripe")).await.unwrap(), 2);
     assert_eq!(ids(&fixture.dispatch(9, 9).await), ["a1", "a2"]);
 }
 
@@ -114,7 +114,7 @@ async fn jobs_of_blocked_accounts_are_counted(kind: Kind) {
         fixture.record(&of(account, id)).await;
     }
     for scope in [CheckScope::All, CheckScope::Since(LEASE)] {
-        let found = fixture.database.upkeep().reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
+        let found = fixture.database.reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
         assert_eq!((found.backlog, found.account_blocked, found.discrepancies()), (6, 3, Vec::new()));
     }
 }
@@ -125,7 +125,7 @@ async fn blocks_are_shown(kind: Kind) {
     for (account, id) in [("acct_1", "a2"), ("acct_2", "b1"), ("acct_3", "c1")] {
         fixture.record(&of(account, id)).await;
     }
-    let shown = fixture.backlog().waiting_flows(&name("stripe"), 2).await.unwrap();
+    let shown = fixture.database.waiting_flows(&name("stripe"), 2).await.unwrap();
     let accounts: Vec<_> = shown.iter().map(|flow| (flow.account.as_ref().unwrap().as_str(), flow.waiting)).collect();
     assert_eq!(accounts, [("acct_1", 2), ("acct_2", 1)]);
     let blocked = shown[0].blocked.as_ref().unwrap();

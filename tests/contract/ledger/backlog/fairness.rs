@@ -50,7 +50,7 @@ async fn a_flow_is_first_in_first_out(kind: Kind) {
 async fn batch_keeps_the_order_of_arrival(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let jobs: Vec<Job> = (0..100).rev().map(|number| job(&format!("p{number:03}"))).collect();
-    let backlog = fixture.backlog();
+    let backlog = fixture.database.clone();
     let recorded = jobs.iter().map(|job| backlog.record_backlog(job, hash(1), Duration::from_millis(20)));
     assert!(join_all(recorded).await.into_iter().all(|recorded| recorded.unwrap() == BacklogRecord::Recorded));
     let wanted: Vec<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
@@ -104,7 +104,7 @@ async fn an_unblocked_flow_gets_no_past(kind: Kind) {
     fixture.give_back(&first, &BacklogReturn { block: Some(block(LEASE, "a")), ..RETURNED }).await;
     fixture.record_all("other", 0..200).await;
     assert_eq!(shares(&fixture.dispatch_rounds(10, 10, 10).await, ["blocked", "other"]), [0, 100]);
-    assert_eq!(fixture.backlog().unblock_flows(&name("stripe")).await.unwrap(), 1);
+    assert_eq!(fixture.database.unblock_flows(&name("stripe")).await.unwrap(), 1);
     let [blocked, other] = shares(&fixture.dispatch_rounds(20, 2, 1).await, ["blocked", "other"]);
     assert!((15..=30).contains(&blocked) && blocked + other == 40, "{blocked} and {other}");
 }
@@ -116,12 +116,12 @@ async fn a_higher_class_is_always_first(kind: Kind) {
     }
     let lease = fixture.take(&job("unknown")).await.lease;
     let unknown = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
-    assert_eq!(fixture.ledger().begin_attempt(&lease, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
-    assert_eq!(fixture.ledger().finish_attempt(&lease, &end, &unknown).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.finish_attempt(&lease, &end, &unknown).await.unwrap(), FencedWrite::Applied);
     let lease = fixture.take(&job("unknown")).await.lease;
     let how = BacklogReturn { came_from_backlog: false, ..RETURNED };
-    assert_eq!(fixture.backlog().return_to_backlog(&lease, &how).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.return_to_backlog(&lease, &how).await.unwrap(), FencedWrite::Applied);
     assert_eq!(ids(&fixture.dispatch(3, 9).await), ["unknown", "urgent", "urgent-2"]);
     fixture.record(&Job { priority: 8, ..job("new") }).await;
     assert_eq!(ids(&fixture.dispatch(9, 9).await), ["new", "soon", "bulk", "bulk-2"]);

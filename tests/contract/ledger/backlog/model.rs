@@ -90,7 +90,7 @@ impl Pair<'_> {
     }
 
     async fn end_blocks(&mut self) {
-        self.fixture.backlog().unblock_flows(&name("stripe")).await.unwrap();
+        self.fixture.database.unblock_flows(&name("stripe")).await.unwrap();
         self.model.wake(BLOCKED);
     }
 }

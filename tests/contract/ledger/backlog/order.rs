@@ -19,7 +19,7 @@ pub(super) fn ended(state: FinalState) -> JobState {
 
 impl Fixture {
     pub(super) async fn becomes(&self, lease: &LeaseToken, state: &JobState) {
-        assert_eq!(self.ledger().transition(lease, state).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.transition(lease, state).await.unwrap(), FencedWrite::Applied);
     }
 }
 
@@ -59,10 +59,10 @@ async fn undecided_job_holds_its_account(kind: Kind) {
         let claimed = claim(&fixture).await;
         assert_eq!(ids(&claimed), [id]);
         let lease = &claimed[0].claimed.lease;
-        assert_eq!(fixture.ledger().begin_attempt(lease, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(fixture.database.begin_attempt(lease, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         assert_eq!(claim(&fixture).await, [], "its request is in flight");
         let end = AttemptEnd { number: 1, outcome, status: None, detail: "no answer".to_owned(), counts: true };
-        assert_eq!(fixture.ledger().finish_attempt(lease, &end, &undecided).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(fixture.database.finish_attempt(lease, &end, &undecided).await.unwrap(), FencedWrite::Applied);
         assert_eq!(claim(&fixture).await, [], "{undecided:?}");
         let again = fixture.take(&of("acct_1", id)).await;
         assert_eq!(claim(&fixture).await, [], "it is on its way again");
@@ -73,7 +73,7 @@ async fn undecided_job_holds_its_account(kind: Kind) {
     fixture.becomes(&claimed[0].claimed.lease, &ended(FinalState::Review)).await;
     assert_eq!(claim(&fixture).await, [], "a job in review is undecided");
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
-    let decided = fixture.database.operator().resolve(&job("a3").id, &JobResolution::Declined, None, &by).await;
+    let decided = fixture.database.resolve_job(&job("a3").id, &JobResolution::Declined, None, &by).await;
     assert_eq!(decided.unwrap(), Ok(()));
     assert_eq!(ids(&claim(&fixture).await), ["a4"]);
     fixture.counts_agree().await;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use futures_util::future::join_all;
 use sluicegate::ledger::backlog::RepairedFlows;
-use sluicegate::ledger::upkeep::Upkeep;
+use sluicegate::ledger::database::Database;
 
 use super::*;
 
@@ -25,7 +25,7 @@ impl Random {
 }
 
 /// Claims, or waits for the other process.
-async fn dispatch(backlog: &Arc<dyn Backlog>, at_most: u32, quantum: u32) -> Vec<BacklogJob> {
+async fn dispatch(backlog: &Database, at_most: u32, quantum: u32) -> Vec<BacklogJob> {
     let (lane, bounds) = (name("stripe"), FairClaim { at_most, quantum, ..everything() });
     loop {
         match backlog.claim_backlog(&claim_of(&lane, &bounds)).await.unwrap() {
@@ -42,7 +42,7 @@ async fn two_dispatchers_never_claim_a_job_twice(kind: Kind) {
     let claims: Arc<Mutex<BTreeMap<String, u32>>> = Arc::default();
     let left = Arc::new(AtomicU32::new(JOBS));
     let recorders = (0..4).map(|recorder| {
-        let backlog = fixture.backlog();
+        let backlog = fixture.database.clone();
         tokio::spawn(async move {
             for number in (recorder..JOBS).step_by(4) {
                 let job = of(&format!("acct_{}", number % 17), &format!("p{number:04}"));
@@ -53,7 +53,7 @@ async fn two_dispatchers_never_claim_a_job_twice(kind: Kind) {
     });
     let recorders: Vec<_> = recorders.collect();
     let dispatchers = (0..2).map(|_| {
-        let (backlog, claims, left) = (fixture.backlog(), Arc::clone(&claims), Arc::clone(&left));
+        let (backlog, claims, left) = (fixture.database.clone(), Arc::clone(&claims), Arc::clone(&left));
         tokio::spawn(async move {
             while left.load(Ordering::SeqCst) > 0 {
                 for job in dispatch(&backlog, 10, 3).await {
@@ -88,9 +88,7 @@ async fn two_dispatchers_never_claim_a_job_twice(kind: Kind) {
 
 /// One worker of a history, with the jobs that it has claimed.
 struct Worker {
-    backlog: Arc<dyn Backlog>,
-    ledger: Arc<dyn Ledger>,
-    upkeep: Arc<dyn Upkeep>,
+    ledger: Database,
     random: Random,
     number: u64,
     recorded: u64,
@@ -111,10 +109,10 @@ impl Worker {
             }
             5 | 6 => {
                 let (at_most, per_flow) = (self.random.below(6), self.random.below(3));
-                let jobs = dispatch(&self.backlog, at_most as u32 + 1, per_flow as u32 + 1).await;
+                let jobs = dispatch(&self.ledger, at_most as u32 + 1, per_flow as u32 + 1).await;
                 self.active.extend(jobs);
             }
-            7 => drop(self.upkeep.expire("too late", 3).await.unwrap()),
+            7 => drop(self.ledger.expire("too late", 3).await.unwrap()),
             8 => {
                 let id = format!("w{}-{}", self.number, self.random.below(self.recorded + 1));
                 fixture
@@ -122,8 +120,8 @@ impl Worker {
                     .await
                     .unwrap();
             }
-            9 => drop(self.backlog.unblock_flows(&lane).await.unwrap()),
-            10 => drop(self.backlog.remove_idle_flows(&lane, 3).await.unwrap()),
+            9 => drop(self.ledger.unblock_flows(&lane).await.unwrap()),
+            10 => drop(self.ledger.remove_idle_flows(&lane, 3).await.unwrap()),
             _ => self.end_one().await,
         }
     }
@@ -137,7 +135,7 @@ impl Worker {
         let lease = &job.claimed.lease;
         let block = (self.random.below(2) == 0).then(|| block(LEASE, "per-second"));
         let written = match self.random.below(4) {
-            0 | 1 => self.backlog.return_to_backlog(lease, &BacklogReturn { block, ..RETURNED }).await.unwrap(),
+            0 | 1 => self.ledger.return_to_backlog(lease, &BacklogReturn { block, ..RETURNED }).await.unwrap(),
             2 => {
                 let done = JobState::Final { state: FinalState::Declined, reason: "no".to_owned(), reference: None };
                 self.ledger.transition(lease, &done).await.unwrap()
@@ -145,7 +143,7 @@ impl Worker {
             _ => {
                 let wait = JobState::Waiting { wait: Duration::ZERO, reason: Wait::for_limit("a") };
                 assert_eq!(self.ledger.transition(lease, &wait).await.unwrap(), FencedWrite::Applied);
-                self.upkeep.keep_unqueued(lease).await.unwrap()
+                self.ledger.keep_unqueued(lease).await.unwrap()
             }
         };
         assert_eq!(written, FencedWrite::Applied, "{job:?}");
@@ -159,9 +157,7 @@ async fn random_histories_keep_the_counts(kind: Kind) {
         let fixture = &fixture;
         let workers = (0..4_u64).map(async |number| {
             let mut worker = Worker {
-                backlog: fixture.backlog(),
-                ledger: fixture.ledger(),
-                upkeep: fixture.database.upkeep(),
+                ledger: fixture.database.clone(),
                 random: Random(seed + number * 0x9E37_79B9),
                 number: seed * 8 + number,
                 recorded: 0,
@@ -173,11 +169,11 @@ async fn random_histories_keep_the_counts(kind: Kind) {
         });
         join_all(workers).await;
         fixture.counts_agree().await;
-        let repaired = fixture.backlog().repair_flows(&name("stripe"), 9).await.unwrap();
+        let repaired = fixture.database.repair_flows(&name("stripe"), 9).await.unwrap();
         assert_eq!(repaired, RepairedFlows::default(), "seed {seed:x}");
     }
     // Nothing is forgotten: all that wait are claimed once no flow is blocked.
-    fixture.backlog().unblock_flows(&name("stripe")).await.unwrap();
+    fixture.database.unblock_flows(&name("stripe")).await.unwrap();
     let waiting = fixture.one("SELECT count(*) FROM jobs WHERE backlog").await;
     let mut claimed = 0;
     loop {
@@ -207,7 +203,7 @@ async fn flood_does_not_starve_its_dispatcher() {
                         return;
                     }
                     let job = job(&format!("p{recorder}-{number}"));
-                    database.backlog().record_backlog(&job, hash(1), Duration::ZERO).await.unwrap();
+                    database.record_backlog(&job, hash(1), Duration::ZERO).await.unwrap();
                 }
             })
         })
@@ -215,7 +211,7 @@ async fn flood_does_not_starve_its_dispatcher() {
     while fixture.one("SELECT waiting > 40 FROM flows").await != "true" {
         tokio::task::yield_now().await;
     }
-    let backlog = fixture.backlog();
+    let backlog = fixture.database.clone();
     // On a busy machine, a batch may hold the lock for longer than a dispatcher waits.
     let mut claimed = 0;
     for _ in 0..30 {

@@ -13,7 +13,7 @@ impl Fixture {
     }
 
     async fn decline_refused(&self, at_most: u32) -> u32 {
-        self.backlog().decline_refused(&name("stripe"), at_most).await.unwrap()
+        self.database.decline_refused(&name("stripe"), at_most).await.unwrap()
     }
 }
 
@@ -47,13 +47,13 @@ async fn unknown_and_claimed_jobs_stay(kind: Kind) {
     fixture.refusing("mallory").await;
     let unknown = of("mallory", "unknown");
     let lease = fixture.take(&unknown).await.lease;
-    assert_eq!(fixture.ledger().begin_attempt(&lease, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let state = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
-    assert_eq!(fixture.ledger().finish_attempt(&lease, &end, &state).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.finish_attempt(&lease, &end, &state).await.unwrap(), FencedWrite::Applied);
     let lease = fixture.take(&unknown).await.lease;
     let how = BacklogReturn { came_from_backlog: false, ..RETURNED };
-    assert_eq!(fixture.backlog().return_to_backlog(&lease, &how).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(fixture.database.return_to_backlog(&lease, &how).await.unwrap(), FencedWrite::Applied);
     fixture.record(&of("mallory", "claimed")).await;
     let claimed = fixture.dispatch(9, 9).await;
     assert_eq!(ids(&claimed), ["unknown", "claimed"]);

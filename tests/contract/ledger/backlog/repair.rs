@@ -17,9 +17,9 @@ on_every_database!(
 /// A sweep and the dispatchers of idle lanes ask for the lanes with something to do, once for all.
 async fn idle_lanes_are_left_out(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (backlog, upkeep) = (fixture.database.backlog(), fixture.database.upkeep());
+    let ledger = &fixture.database;
     assert_eq!(
-        (backlog.lanes_with_flows().await.unwrap(), upkeep.lanes_with_open_jobs().await.unwrap()),
+        (ledger.lanes_with_flows().await.unwrap(), ledger.lanes_with_open_jobs().await.unwrap()),
         Default::default()
     );
     for lane in ["adyen", "mollie", "paypal", "stripe"] {
@@ -31,18 +31,17 @@ async fn idle_lanes_are_left_out(kind: Kind) {
         }
     }
     let lanes = |names: &[&str]| names.iter().map(|lane| name(lane)).collect::<BTreeSet<_>>();
-    assert_eq!(backlog.lanes_with_flows().await.unwrap(), lanes(&["adyen", "paypal", "stripe"]));
-    assert_eq!(upkeep.lanes_with_open_jobs().await.unwrap(), lanes(&["adyen", "mollie", "paypal", "stripe"]));
+    assert_eq!(ledger.lanes_with_flows().await.unwrap(), lanes(&["adyen", "paypal", "stripe"]));
+    assert_eq!(ledger.lanes_with_open_jobs().await.unwrap(), lanes(&["adyen", "mollie", "paypal", "stripe"]));
     // Their jobs have ended, but the rows of their flows are still there.
     fixture.sql("UPDATE jobs SET state = 'expired', backlog = FALSE WHERE id = 'paypal'").await.unwrap();
-    assert_eq!(upkeep.lanes_with_open_jobs().await.unwrap(), lanes(&["adyen", "mollie", "stripe"]));
+    assert_eq!(ledger.lanes_with_open_jobs().await.unwrap(), lanes(&["adyen", "mollie", "stripe"]));
     fixture.sql("DELETE FROM flows WHERE provider = 'adyen'").await.unwrap();
-    assert!(!backlog.lanes_with_flows().await.unwrap().contains(&name("adyen")));
+    assert!(!ledger.lanes_with_flows().await.unwrap().contains(&name("adyen")));
 }
 
 async fn repaired(fixture: &Fixture, at_most: u32) -> (u32, u32) {
-    let RepairedFlows { recreated, corrected } =
-        fixture.backlog().repair_flows(&name("stripe"), at_most).await.unwrap();
+    let RepairedFlows { recreated, corrected } = fixture.database.repair_flows(&name("stripe"), at_most).await.unwrap();
     (recreated, corrected)
 }
 
@@ -96,7 +95,7 @@ async fn older_program_claims_from_the_backlog() {
 
 async fn flow_at_its_class_time_is_removed(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let remove = async || fixture.backlog().remove_idle_flows(&name("stripe"), 9).await.unwrap();
+    let remove = async || fixture.database.remove_idle_flows(&name("stripe"), 9).await.unwrap();
     fixture.record(&of("acct_1", "a1")).await;
     for number in 0..5 {
         fixture.record(&of("acct_2", &format!("b{number}"))).await;

@@ -16,7 +16,7 @@ async fn position_is_that_in_the_flow(kind: Kind) {
     fixture.record(&Job { priority: 9, ..of("acct_1", "urgent") }).await;
     let place = async |id: &str| {
         let lane = [name("stripe")];
-        fixture.database.operator().queue_position(&job(id).id, &lane).await.unwrap().backlog
+        fixture.database.queue_position(&job(id).id, &lane).await.unwrap().backlog
     };
     let of_flow = |place: &BacklogPosition| (place.before_in_flow, place.flow.waiting, place.account_ahead);
     let a3 = place("a3").await.unwrap();
@@ -36,7 +36,7 @@ async fn position_is_that_in_the_flow(kind: Kind) {
 async fn largest_flows_come_first(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let lane = name("stripe");
-    assert_eq!(fixture.backlog().largest_flows(&lane, 20).await.unwrap(), LaneFlows::default());
+    assert_eq!(fixture.database.largest_flows(&lane, 20).await.unwrap(), LaneFlows::default());
     fixture.record(&Job { account: None, ..job("none") }).await;
     for (account, jobs) in [("small", 1), ("flood", 7), ("middle", 3)] {
         for number in 0..jobs {
@@ -51,12 +51,12 @@ async fn largest_flows_come_first(kind: Kind) {
     let flood = fixture.dispatch(20, 1).await.into_iter().find(|job| job.job.id.as_str() == "flood-0").unwrap();
     let how = BacklogReturn { block: Some(block(LEASE, "per-account")), ..RETURNED };
     fixture.give_back(&flood, &how).await;
-    let shown = fixture.backlog().largest_flows(&lane, 20).await.unwrap();
+    let shown = fixture.database.largest_flows(&lane, 20).await.unwrap();
     // Everything but the flood was claimed.
     assert_eq!((shown.flows, shown.waiting, shown.largest.len()), (1, 1, 1), "{shown:?}");
     assert_eq!(shown.largest[0].share(), None, "it is blocked");
     let ends = shown.largest[0].blocked_until.unwrap().0;
-    let now = fixture.database.operator().queue_position(&job("flood-0").id, &[]).await.unwrap().now.0;
+    let now = fixture.database.queue_position(&job("flood-0").id, &[]).await.unwrap().now.0;
     assert!((now..=now + i64::try_from(LEASE.as_millis()).unwrap()).contains(&ends), "{ends}, now {now}");
 
     for number in 0..4 {
@@ -64,7 +64,7 @@ async fn largest_flows_come_first(kind: Kind) {
     }
     fixture.record(&of("small", "again")).await;
     fixture.record(&Job { account: None, ..job("none-again") }).await;
-    let shown = fixture.backlog().largest_flows(&lane, 2).await.unwrap();
+    let shown = fixture.database.largest_flows(&lane, 2).await.unwrap();
     let truth = "SELECT count(*) FROM jobs WHERE backlog AND provider = 'stripe'";
     assert_eq!((shown.flows, shown.waiting.to_string()), (4, fixture.one(truth).await), "{shown:?}");
     let accounts: Vec<_> =
@@ -74,7 +74,7 @@ async fn largest_flows_come_first(kind: Kind) {
     assert_eq!(shown.largest.iter().map(|flow| flow.share()).collect::<Vec<_>>(), [Some(0.6), Some(0.2)]);
     let of_account = async |account: &str| {
         let account = Identifier::new(account).unwrap();
-        let flows = fixture.backlog().account_flows(&lane, &account).await.unwrap();
+        let flows = fixture.database.account_flows(&lane, &account).await.unwrap();
         flows.iter().map(|flow| (flow.class.number(), flow.waiting, flow.block().is_some())).collect::<Vec<_>>()
     };
     fixture.record(&Job { priority: 5, ..of("flood", "other-class") }).await;

@@ -36,7 +36,7 @@ impl Fixture {
     }
 
     async fn sync_weights(&self, lane: &str) -> u32 {
-        self.backlog().sync_weights(&name(lane)).await.unwrap()
+        self.database.sync_weights(&name(lane)).await.unwrap()
     }
 }
 
@@ -92,7 +92,7 @@ async fn recreated_flow_has_its_accounts_weight(kind: Kind) {
     fixture.with_weights(&[("heavy", 3)]).await;
     fixture.record(&of("heavy", "p1")).await;
     fixture.sql("DELETE FROM flows").await.unwrap();
-    assert_eq!(fixture.backlog().repair_flows(&name("stripe"), 10).await.unwrap().recreated, 1);
+    assert_eq!(fixture.database.repair_flows(&name("stripe"), 10).await.unwrap().recreated, 1);
     assert_eq!(fixture.weights().await, ["heavy3"]);
 }
 

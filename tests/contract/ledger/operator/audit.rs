@@ -79,12 +79,12 @@ async fn worker_writes_are_not_audited(kind: Kind) {
     let taken = fixture.take(&job("sending-lost")).await;
     assert!(taken.maybe_charged);
     assert_eq!(
-        fixture.ledger().transition(&taken.lease, &finished(FinalState::Succeeded)).await.unwrap(),
+        fixture.database.transition(&taken.lease, &finished(FinalState::Succeeded)).await.unwrap(),
         FencedWrite::Applied
     );
     for state in [FinalState::Dead, FinalState::Expired, FinalState::Review] {
         let hold = fixture.take(&job(&format!("put-{}", state.name()))).await.lease;
-        assert_eq!(fixture.ledger().transition(&hold, &finished(state)).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(fixture.database.transition(&hold, &finished(state)).await.unwrap(), FencedWrite::Applied);
     }
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0");
     let doubly = "SELECT count(*) FROM (SELECT job_id FROM outcome_events GROUP BY job_id HAVING count(*) > 1) AS t";
@@ -95,7 +95,7 @@ async fn resolution_audit_names_its_program(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let by_ops = Actor { program: Some("sluicegate ops"), ..by() };
     fixture.bring("dead").await;
-    fixture.operator().resolve(&id("dead"), &JobResolution::Discard, None, &by_ops).await.unwrap().unwrap();
+    fixture.database.resolve_job(&id("dead"), &JobResolution::Discard, None, &by_ops).await.unwrap().unwrap();
     let audit = fixture.details("dead").await.audit;
     assert_eq!(audit[0].program.as_deref(), Some("sluicegate ops"));
     assert_eq!((&audit[0].os_user, &audit[0].because), (&Some(by_ops.os_user), &by_ops.reason));
@@ -116,11 +116,11 @@ async fn resolution_without_audit_is_rolled_back(kind: Kind) {
     match kind {
         Kind::Postgres => {
             fixture.sql("ALTER TABLE job_audit ADD CHECK (job_id <> 'dead')").await.unwrap();
-            fixture.operator().resolve(&id("dead"), &JobResolution::Replay, None, &by()).await.unwrap_err();
+            fixture.database.resolve_job(&id("dead"), &JobResolution::Replay, None, &by()).await.unwrap_err();
         }
         _ => {
             fixture.sql("DROP TRIGGER jobs_record_decision").await.unwrap();
-            let decided = fixture.operator().resolve(&id("dead"), &JobResolution::Replay, None, &by()).await.unwrap();
+            let decided = fixture.database.resolve_job(&id("dead"), &JobResolution::Replay, None, &by()).await.unwrap();
             assert_eq!(decided, Err(ResolutionRefusal::Changed));
         }
     }

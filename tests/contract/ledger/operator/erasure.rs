@@ -30,11 +30,11 @@ impl Fixture {
     }
 
     async fn erase(&self) -> ErasureResult {
-        self.operator().erase(&account(), 100, &by()).await.unwrap()
+        self.database.erase_account(&account(), 100, &by()).await.unwrap()
     }
 
     async fn erasable(&self) -> ErasureCounts {
-        self.operator().erasure_counts(&account()).await.unwrap()
+        self.database.erasure_counts(&account()).await.unwrap()
     }
 
     async fn age_requests(&self) {
@@ -52,11 +52,15 @@ async fn account_is_erased_after_its_jobs_finish(kind: Kind) {
     let other = Job { account: Some(id("acct_2")), ..job("other") };
     let hold = fixture.take(&other).await.lease;
     assert_eq!(
-        fixture.ledger().transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
+        fixture.database.transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
         FencedWrite::Applied
     );
     assert_eq!(fixture.erasable().await.finished, 3);
-    assert_eq!(fixture.operator().erase(&account(), 2, &by()).await.unwrap().jobs, 2, "in the order of their ids");
+    assert_eq!(
+        fixture.database.erase_account(&account(), 2, &by()).await.unwrap().jobs,
+        2,
+        "in the order of their ids"
+    );
     assert_eq!(fixture.erase().await.jobs, 1);
     assert_eq!(fixture.erase().await, ErasureResult::default(), "each once");
     assert_eq!(fixture.erasable().await.finished, 0);
@@ -85,7 +89,7 @@ async fn erased_jobs_are_never_charged_again(kind: Kind) {
     assert_eq!(fixture.erase().await.jobs, 2);
     for id in ["paid", "dead"] {
         // The same message, with the account in it, is known by its hash. A message with another hash is a conflict.
-        let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
+        let claim = async |hash| fixture.database.claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
         assert_eq!(claim(hash(1)).await, Claim::Finished, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
     }
@@ -103,7 +107,7 @@ async fn unfinished_jobs_are_kept_and_counted(kind: Kind) {
     fixture.record_published("review", FinalState::Review).await;
     let hold = fixture.take(&job("unpublished")).await.lease;
     assert_eq!(
-        fixture.ledger().transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
+        fixture.database.transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
         FencedWrite::Applied
     );
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
@@ -143,7 +147,7 @@ async fn an_erased_account_is_written_nowhere(kind: Kind) {
     fixture.attempted("waited", "throttled", &waits).await;
     let hold = fixture.take(&job("waited")).await.lease;
     assert_eq!(
-        fixture.ledger().transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
+        fixture.database.transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
         FencedWrite::Applied
     );
     fixture.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
@@ -156,7 +160,7 @@ async fn an_erased_account_is_written_nowhere(kind: Kind) {
         body_sha256: [7; 32],
         body_bytes: 10,
     };
-    fixture.ledger().reject(&rejected).await.unwrap();
+    fixture.database.reject(&rejected).await.unwrap();
     let personal = ["acct_1", "invoice 7", "tok_1", "ch_paid", "said so", "charges"];
     assert!(fixture.found(&personal).await.len() > 8);
     assert_eq!(fixture.erase().await, ErasureResult { jobs: 2, requests: 2 });
@@ -218,7 +222,7 @@ impl Fixture {
 /// The totals of finished jobs hold erased jobs, or find them later.
 async fn erased_jobs_are_still_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let upkeep = fixture.database.upkeep();
+    let upkeep = fixture.database.clone();
     fixture.record_published("lately", FinalState::Succeeded).await;
     fixture.record_published("long-ago", FinalState::Declined).await;
     fixture.record_published("review", FinalState::Review).await;

@@ -22,7 +22,7 @@ async fn arrivals_in_a_period_are_exact(kind: Kind) {
     }
     let came = async |text: &str| fixture.details(text).await.line.created_at;
     let all = async |from: DatabaseTime, to: DatabaseTime, at_most| {
-        fixture.operator().arrivals(&name("stripe"), from, to, at_most).await.unwrap()
+        fixture.database.arrivals(&name("stripe"), from, to, at_most).await.unwrap()
     };
     let account = urgent.account.as_ref().map(|account| account.as_str().to_owned());
     let (urgent_at, plain_at) = (came("urgent").await, came("plain").await);
@@ -53,13 +53,13 @@ async fn long_history_is_read_in_pages(kind: Kind) {
     fixture.without_constraints(keyed).await.unwrap();
     let lane = name("lane-3");
     let all =
-        fixture.operator().arrivals(&lane, DatabaseTime(0), DatabaseTime(4_000_000_000_000), 100_000).await.unwrap();
+        fixture.database.arrivals(&lane, DatabaseTime(0), DatabaseTime(4_000_000_000_000), 100_000).await.unwrap();
     let counted = "SELECT count(*) FROM jobs WHERE provider = 'lane-3'";
     assert_eq!(all.len().to_string(), fixture.one(counted).await);
     let mut came: Vec<DatabaseTime> = all.iter().map(|job| job.created_at).collect();
     came.sort();
     let (from, to) = (came[came.len() / 2], came[came.len() / 2 + 100]);
     let within = came.iter().filter(|at| **at >= from && **at < to).count();
-    assert_eq!(fixture.operator().arrivals(&lane, from, to, 100_000).await.unwrap().len(), within);
-    assert_eq!(fixture.operator().arrivals(&lane, from, to, 7).await.unwrap().len(), 7);
+    assert_eq!(fixture.database.arrivals(&lane, from, to, 100_000).await.unwrap().len(), within);
+    assert_eq!(fixture.database.arrivals(&lane, from, to, 7).await.unwrap().len(), 7);
 }

@@ -14,7 +14,7 @@ on_every_database!(
 
 async fn queue_position_follows_due_time_and_priority(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let put = async |job: Job, wait: Duration| {
         let hold = fixture.take(&job).await.lease;
         let state = JobState::Waiting { wait, reason: Wait::with_detail(WaitReason::Retry, "why") };
@@ -33,7 +33,7 @@ async fn queue_position_follows_due_time_and_priority(kind: Kind) {
 
     let around = async |text: &str, sharing: &[&str]| {
         let sharing: Vec<ProviderName> = sharing.iter().map(|text| name(text)).collect();
-        fixture.operator().queue_position(&id(text), &sharing).await.unwrap()
+        fixture.database.queue_position(&id(text), &sharing).await.unwrap()
     };
     let b = around("b", &["stripe"]).await;
     assert_eq!((b.jobs_ahead, b.cost_ahead, b.due, b.workers), (2, 12, 4, 1), "{b:?}");
@@ -51,22 +51,22 @@ async fn queue_position_follows_due_time_and_priority(kind: Kind) {
 
 async fn request_history_is_reported(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let none = fixture.operator().queue_position(&id("unknown"), &[name("stripe")]).await.unwrap();
+    let none = fixture.database.queue_position(&id("unknown"), &[name("stripe")]).await.unwrap();
     assert_eq!(
         (none.mean_request_time, none.progress.unknown_since, none.progress.lookups, none.progress.resend),
         (None, None, 0, Resend::Never)
     );
     fixture.bring("unknown").await;
-    let known = fixture.operator().queue_position(&id("unknown"), &[name("stripe")]).await.unwrap();
+    let known = fixture.database.queue_position(&id("unknown"), &[name("stripe")]).await.unwrap();
     assert!(
         known.mean_request_time.unwrap() < Duration::from_secs(60)
             && known.progress.unknown_since.unwrap() <= known.now,
         "{known:?}"
     );
-    let uses = fixture.operator().recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(60))).await;
+    let uses = fixture.database.recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(60))).await;
     assert_eq!(
         uses.unwrap(),
-        fixture.ledger().recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(60))).await.unwrap()
+        fixture.database.recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(60))).await.unwrap()
     );
 }
 
@@ -83,9 +83,9 @@ async fn invalid_message_is_found_by_its_id(kind: Kind) {
             body_sha256: [7; 32],
             body_bytes: 9,
         };
-        fixture.ledger().reject(&message).await.unwrap();
+        fixture.database.reject(&message).await.unwrap();
     }
-    let around = fixture.operator().queue_position(&id("odd"), &[]).await.unwrap();
+    let around = fixture.database.queue_position(&id("odd"), &[]).await.unwrap();
     let reasons: Vec<&str> = around.rejected.iter().map(|rejection| rejection.reason.as_str()).collect();
     assert_eq!(reasons, ["conflict", "bad_amount"]);
     assert_eq!((around.rejected[0].lane.as_str(), around.rejected[0].detail.as_str()), ("stripe", "why"));

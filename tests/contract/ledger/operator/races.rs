@@ -14,7 +14,7 @@ on_every_database!(
 );
 
 async fn assert_lost(fixture: &Fixture, hold: &LeaseToken, number: u32) {
-    let ledger = fixture.ledger();
+    let ledger = fixture.database.clone();
     let before = fixture.picture(hold.id.as_str()).await;
     let end = AttemptEnd { number, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let waiting = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
@@ -35,14 +35,14 @@ async fn cancelling_an_active_job_revokes_its_lease(kind: Kind) {
     assert_lost(&fixture, &hold, 1).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
     // Its message is delivered again, and the job is finished.
-    assert_eq!(fixture.ledger().claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Finished);
+    assert_eq!(fixture.database.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Finished);
 }
 
 async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (operator, ledger, upkeep) = (fixture.operator(), fixture.ledger(), fixture.database.upkeep());
+    let ledger = fixture.database.clone();
     let provider = job("p1").provider;
-    let ahead = async |text: &str| operator.precancel(&id(text), &provider, &by()).await.unwrap();
+    let ahead = async |text: &str| ledger.precancel(&id(text), &provider, &by()).await.unwrap();
     assert_eq!(ahead("p1").await, Ok(()));
     let details = fixture.details("p1").await;
     assert_eq!((details.line.state.as_str(), details.line.currency.as_str()), ("cancelled", "XXX"));
@@ -64,7 +64,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
         request: &frozen,
     };
     assert_eq!(ledger.record_and_begin(first).await.unwrap(), FencedWrite::Stale);
-    assert_eq!(upkeep.message_state(&job("p1"), hash(7), 0).await.unwrap(), MessageState::Finished);
+    assert_eq!(ledger.message_state(&job("p1"), hash(7), 0).await.unwrap(), MessageState::Finished);
     let elsewhere = Job { provider: ProviderName::new("elsewhere").unwrap(), ..job("p1") };
     assert!(matches!(ledger.claim(&elsewhere, hash(7), "worker-a", LEASE).await.unwrap(), Claim::Conflict(_)));
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
@@ -74,7 +74,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!(ahead("p1").await, Err(wanted));
     let hold = fixture.take(&job("p2")).await.lease;
     let other = ProviderName::new("elsewhere").unwrap();
-    let refused = operator.precancel(&id("p2"), &other, &by()).await.unwrap();
+    let refused = ledger.precancel(&id("p2"), &other, &by()).await.unwrap();
     assert_eq!(refused, Err(ResolutionRefusal::OtherProvider { provider: provider.to_string() }));
     assert_eq!(ahead("p2").await, Ok(()));
     assert_lost(&fixture, &hold, 1).await;
@@ -82,7 +82,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     let keyed = Job { idempotency_key: Some(Identifier::new("p4").unwrap()), ..job("p3") };
     fixture.take(&keyed).await;
     assert_eq!(ahead("p4").await, Err(ResolutionRefusal::KeyTaken));
-    let accounts = upkeep.reconcile(LEASE, CheckScope::All).await.unwrap();
+    let accounts = ledger.reconcile(LEASE, CheckScope::All).await.unwrap();
     assert!(accounts.iter().all(|account| account.discrepancies().is_empty()), "{accounts:?}");
 }
 
@@ -113,16 +113,15 @@ async fn a_cancellation_and_a_request_never_both_happen(kind: Kind) {
     for round in 0..30 {
         let text = format!("p{round}");
         let hold = fixture.take(&job(&text)).await.lease;
-        let (ledger, operator) = (fixture.ledger(), fixture.operator());
+        let (ledger, deciding) = (fixture.database.clone(), fixture.database.clone());
         let (cancelled, first) = (id(&text), round % 2 == 0);
         let begin = tokio::spawn(async move { ledger.begin_attempt(&hold, &request("x")).await.unwrap() });
         if first {
             tokio::task::yield_now().await;
         }
-        let cancel =
-            tokio::spawn(
-                async move { operator.resolve(&cancelled, &JobResolution::Cancel, None, &by()).await.unwrap() },
-            );
+        let cancel = tokio::spawn(async move {
+            deciding.resolve_job(&cancelled, &JobResolution::Cancel, None, &by()).await.unwrap()
+        });
         let (begin_result, cancelled) = (begin.await.unwrap(), cancel.await.unwrap());
         let attempts = fixture.one(&format!("SELECT count(*) FROM attempts WHERE job_id = '{text}'")).await;
         match (begin_result, cancelled) {
@@ -141,11 +140,11 @@ async fn one_of_many_resolutions_wins(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.bring("review-unknown").await;
     let deciding = (0..16).map(|number| {
-        let operator = fixture.operator();
+        let operator = fixture.database.clone();
         let verdict = [JobResolution::Succeeded { reference: None }, JobResolution::Declined, JobResolution::Resend]
             [number % 3]
             .clone();
-        tokio::spawn(async move { operator.resolve(&id("review-unknown"), &verdict, None, &by()).await.unwrap() })
+        tokio::spawn(async move { operator.resolve_job(&id("review-unknown"), &verdict, None, &by()).await.unwrap() })
     });
     let decided: Vec<_> = futures_util::future::join_all(deciding).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(decided.iter().filter(|result| result.is_ok()).count(), 1, "{decided:?}");

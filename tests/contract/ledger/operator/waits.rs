@@ -8,7 +8,7 @@ const PER_ACCOUNT: &str = "per-account";
 
 async fn last_wait_is_shown_from_its_start(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let (ledger, of) = (fixture.ledger(), "late");
+    let (ledger, of) = (fixture.database.clone(), "late");
     let waited = async || fixture.details(of).await.waited;
     let delay = async |limit: &str| {
         let hold = fixture.take(&job(of)).await.lease;

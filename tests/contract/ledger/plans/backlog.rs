@@ -69,7 +69,7 @@ impl<E: Explained> Working<'_, E> {
         let except = vec![FlowKey { class: FlowClass::UNKNOWN, account: None }];
         let bounds = FairClaim { at_most, quantum: 4, flow_max: 8, except, class_max: FlowClass::LAST, order };
         let request = BacklogClaimRequest { lane: &lane, owner, lease, bounds: &bounds };
-        match self.fixture.database.backlog().claim_backlog(&request).await.unwrap() {
+        match self.fixture.database.claim_backlog(&request).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
             BacklogClaim::Busy => panic!("no other process claims"),
         }
@@ -77,16 +77,16 @@ impl<E: Explained> Working<'_, E> {
 
     /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
     pub async fn backlog(&mut self) {
-        let (backlog, lane) = (self.fixture.database.backlog(), name("backlogged"));
+        let (ledger, lane) = (self.fixture.database.clone(), name("backlogged"));
         for round in 0..8 {
             let jobs: Vec<Job> = (0..20)
                 .map(|n| Job { provider: lane.clone(), ..job(&format!("{}-backlog-{round}-{n}", self.run)) })
                 .collect();
-            let recorded = jobs.iter().map(|job| backlog.record_backlog(job, hash(1), Duration::ZERO));
+            let recorded = jobs.iter().map(|job| ledger.record_backlog(job, hash(1), Duration::ZERO));
             let recorded = join_all(recorded).await;
             assert!(recorded.into_iter().all(|recorded| recorded.unwrap() == BacklogRecord::Recorded));
             self.did_in_backlog("a job enters the backlog").await;
-            let known = backlog.record_backlog(&jobs[0], hash(1), Duration::ZERO).await.unwrap();
+            let known = ledger.record_backlog(&jobs[0], hash(1), Duration::ZERO).await.unwrap();
             assert_eq!(known, BacklogRecord::InBacklog);
             self.did_in_backlog("a job is refused").await;
             let claimed = self.dispatch(40).await;
@@ -95,7 +95,7 @@ impl<E: Explained> Working<'_, E> {
             let block = FlowBlock { wait: LEASE, reason: BlockedReason::Limit, limit: Some("day".to_owned()) };
             let reason = Wait::for_limit("day");
             let how = BacklogReturn { reason: Some(&reason), came_from_backlog: true, block: Some(block) };
-            let returned = claimed[..20].iter().map(|job| backlog.return_to_backlog(&job.claimed.lease, &how));
+            let returned = claimed[..20].iter().map(|job| ledger.return_to_backlog(&job.claimed.lease, &how));
             assert!(join_all(returned).await.into_iter().all(|written| written.unwrap() == FencedWrite::Applied));
             self.did_in_backlog("a job returns to the backlog").await;
             self.look_at_backlog().await;
@@ -103,29 +103,28 @@ impl<E: Explained> Working<'_, E> {
             self.did_in_backlog("the backlog is claimed in order").await;
         }
         for _ in 0..8 {
-            backlog.unblock_flows(&lane).await.unwrap();
+            ledger.unblock_flows(&lane).await.unwrap();
             self.did_in_backlog("a lane's blocks end").await;
         }
     }
 
     async fn look_at_backlog(&mut self) {
-        let (backlog, lane) = (self.fixture.database.backlog(), name("backlogged"));
-        let operator = self.fixture.database.operator();
-        let position = operator.queue_position(&job("b-2000").id, std::slice::from_ref(&lane)).await.unwrap();
+        let (ledger, lane) = (self.fixture.database.clone(), name("backlogged"));
+        let position = ledger.queue_position(&job("b-2000").id, std::slice::from_ref(&lane)).await.unwrap();
         assert!(position.backlog.is_some());
         self.did_in_backlog("a place in the backlog is read").await;
-        assert!(backlog.lanes_with_flows().await.unwrap().contains(&lane));
-        assert_eq!(backlog.waiting_flows(&lane, 3).await.unwrap().len(), 3);
-        assert_eq!(backlog.largest_flows(&lane, 3).await.unwrap().largest.len(), 3);
-        backlog.remove_idle_flows(&lane, 10).await.unwrap();
+        assert!(ledger.lanes_with_flows().await.unwrap().contains(&lane));
+        assert_eq!(ledger.waiting_flows(&lane, 3).await.unwrap().len(), 3);
+        assert_eq!(ledger.largest_flows(&lane, 3).await.unwrap().largest.len(), 3);
+        ledger.remove_idle_flows(&lane, 10).await.unwrap();
         self.did_in_backlog("flows are looked at").await;
         let account = Identifier::new("acct_1").unwrap();
-        assert_eq!(backlog.account_flows(&lane, &account).await.unwrap().len(), 1);
+        assert_eq!(ledger.account_flows(&lane, &account).await.unwrap().len(), 1);
         self.did_in_backlog("an account's flows are read").await;
-        assert_eq!(backlog.repair_flows(&lane, 10).await.unwrap().corrected, 0);
+        assert_eq!(ledger.repair_flows(&lane, 10).await.unwrap().corrected, 0);
         self.did_in_backlog("flows are compared with their jobs").await;
         let scope = CheckScope::Since(LEASE);
-        self.fixture.database.upkeep().reconcile(LEASE, scope).await.unwrap();
+        self.fixture.database.reconcile(LEASE, scope).await.unwrap();
         self.did_in_backlog("account of the last minutes").await;
     }
 }

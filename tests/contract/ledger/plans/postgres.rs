@@ -6,6 +6,7 @@ use super::super::*;
 use super::backlog::{FLOWS, claim_reads_no_blocked_flow};
 use super::work::{IN_HAND, Working};
 use super::{Access, Explained, LARGE, filling, judge};
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::upkeep::CheckScope;
 
@@ -210,7 +211,7 @@ const OF_AN_ACCOUNT: [&str; 5] = [
 /// Reconciles several times, because PostgreSQL may use a generic plan from the sixth time on. Returns the accesses of
 /// the last.
 async fn accounts(fixture: &Fixture, log: &mut DatabaseLog) -> Vec<Access> {
-    let (upkeep, minute, mut last) = (fixture.database.upkeep(), Duration::from_secs(60), Vec::new());
+    let (upkeep, minute, mut last) = (fixture.database.clone(), Duration::from_secs(60), Vec::new());
     for _ in 0..8 {
         upkeep.update_finished_totals().await.unwrap();
         log.accesses(fixture, "finished jobs are added").await;
@@ -246,13 +247,13 @@ async fn account_of_half_the_ledger_is_index_erased() {
     fixture.sql("VACUUM ANALYZE").await.unwrap();
     explain(&mut fixture).await;
     let mut log = DatabaseLog::from_now(&fixture);
-    let (operator, half) = (fixture.database.operator(), Identifier::new("half").unwrap());
+    let (operator, half) = (fixture.database.clone(), Identifier::new("half").unwrap());
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
     for round in 0..8 {
         let ended = operator.erasure_counts(&half).await.unwrap().finished;
         assert_eq!(ended, u64::from(filling::JOBS) / 2 - round * 500);
         let counted = log.accesses(&fixture, "an erasure is counted").await;
-        assert_eq!(operator.erase(&half, 500, &by).await.unwrap().jobs, 500);
+        assert_eq!(operator.erase_account(&half, 500, &by).await.unwrap().jobs, 500);
         let erased = log.accesses(&fixture, "an account is erased").await;
         for (accesses, most) in [(counted, ended + 500), (erased, 1_600)] {
             let of_jobs: Vec<_> = accesses.iter().filter(|access| access.table == "jobs").collect();

@@ -120,7 +120,7 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn begin_all(&self, holds: &[LeaseToken]) -> Vec<u32> {
-        let ledger = &self.fixture.ledger();
+        let ledger = &self.fixture.database;
         let beginning = holds.iter().map(|hold| async move {
             match ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
                 BeginResult::Attempt(number) => number,
@@ -138,7 +138,7 @@ impl<E: Explained> Working<'_, E> {
         outcome: &'static str,
         next: impl Fn(&LeaseToken) -> JobState,
     ) {
-        let ledger = &self.fixture.ledger();
+        let ledger = &self.fixture.database;
         let ended = holds.iter().zip(numbers).map(|(hold, number)| {
             let next = next(hold);
             async move { ledger.finish_attempt(hold, &end(*number, outcome), &next).await.unwrap() }
@@ -147,7 +147,7 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn transition_all(&self, holds: &[LeaseToken], next: &JobState) {
-        let ledger = &self.fixture.ledger();
+        let ledger = &self.fixture.database;
         let put = holds.iter().map(|hold| async move { ledger.transition(hold, next).await.unwrap() });
         assert!(join_all(put).await.iter().all(|written| *written == FencedWrite::Applied), "{next:?}");
     }
@@ -171,7 +171,7 @@ impl<E: Explained> Working<'_, E> {
 
     async fn recorded_with_requests(&self, round: u32) {
         let jobs: Vec<Job> = (0..CROWD).map(|number| self.job("first", round * CROWD + number)).collect();
-        let ledger = &self.fixture.ledger();
+        let ledger = &self.fixture.database;
         let recorded = jobs.iter().map(|job| async move {
             let hold = LeaseToken { id: job.id.clone(), fence: 7_000_000_000 };
             let request = request(job.id.as_str());
@@ -190,7 +190,7 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn intake(&mut self, round: u32) {
-        let ledger = self.fixture.ledger();
+        let ledger = self.fixture.database.clone();
         let holds = self.take("claimed", round).await;
         self.did("a job is recorded").await;
         let claimed = self.job("claimed", round * CROWD);
@@ -226,7 +226,7 @@ impl<E: Explained> Working<'_, E> {
         self.did("a job is recorded").await;
         let numbers = self.begin_all(&holds).await;
         self.did("a request is begun").await;
-        let again = self.fixture.ledger().begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
+        let again = self.fixture.database.begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
         assert_eq!(again, BeginResult::Stale);
         self.did("a request is refused").await;
         self.ended(&holds, &numbers, "throttled", |_| wait()).await;
@@ -249,7 +249,7 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn looking_up(&mut self, round: u32) {
-        let ledger = self.fixture.ledger();
+        let ledger = self.fixture.database.clone();
         let holds = self.take("asked", round).await;
         let numbers = self.begin_all(&holds).await;
         self.ended(&holds, &numbers, "unknown", |_| unknown()).await;
@@ -275,7 +275,7 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn leaving(&mut self, round: u32) {
-        let ledger = self.fixture.ledger();
+        let ledger = self.fixture.database.clone();
         let message = RejectedMessage {
             lane: name(&lane(round)),
             job_id: Some(format!("bad-{round}")),
@@ -295,7 +295,7 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn limiter(&mut self) {
-        let (ledger, quota) = (self.fixture.ledger(), name("lane-0"));
+        let (ledger, quota) = (self.fixture.database.clone(), name("lane-0"));
         let row = "INSERT INTO providers (name, url) VALUES ('lane-0', 'https://x.example/')";
         self.fixture.sql(row).await.unwrap();
         for round in 0..8 {
@@ -306,7 +306,7 @@ impl<E: Explained> Working<'_, E> {
             ledger.record_clock_attestations(&[said]).await.unwrap();
             ledger.stored_leaders(std::slice::from_ref(&quota)).await.unwrap();
             self.did("authority is asked for").await;
-            assert!(self.fixture.database.upkeep().lanes_with_open_jobs().await.unwrap().contains(&quota));
+            assert!(ledger.lanes_with_open_jobs().await.unwrap().contains(&quota));
             self.did("lanes with open jobs are read").await;
             ledger.recent_uses(&quota, Lookback::all(MINUTE)).await.unwrap();
             self.did("a quota is rebuilt").await;
@@ -319,25 +319,25 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn upkeep(&mut self) {
-        let (upkeep, fleet) = (self.fixture.database.upkeep(), self.fixture.database.fleet());
+        let ledger = self.fixture.database.clone();
         let which =
             OverduePolicy { grace: MINUTE, republish_after: MINUTE, republish_interval_max: 60 * MINUTE, at_most: 10 };
         for round in 0..8 {
             let lane = name(&lane(round));
-            upkeep.lease_duty("sweep", Duration::ZERO).await.unwrap();
-            assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
+            ledger.lease_duty("sweep", Duration::ZERO).await.unwrap();
+            assert_eq!(ledger.take_overdue(&lane, &which).await.unwrap().len(), 10);
             self.did("overdue jobs are taken").await;
-            upkeep.due_lookups(&lane, &deduplicates(), 10).await.unwrap();
+            ledger.due_lookups(&lane, &deduplicates(), 10).await.unwrap();
             self.did("due look-ups are read").await;
             let kept = self.job("kept", round);
             let hold = self.fixture.take(&kept).await.lease;
             self.transition_all(std::slice::from_ref(&hold), &wait()).await;
             self.did("a job is put down").await;
-            assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Applied);
-            assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
+            assert_eq!(ledger.keep_unqueued(&hold).await.unwrap(), FencedWrite::Applied);
+            assert_eq!(ledger.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
             self.did("jobs without a message are taken").await;
             let hold = self.fixture.take(&kept).await.lease;
-            assert_eq!(self.fixture.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
+            assert_eq!(self.fixture.database.release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
             self.did("a job is put down").await;
             let hold = self.fixture.take(&kept).await.lease;
             let refused = JobState::Waiting { wait: 60 * MINUTE, reason: Wait::for_limit("all") };
@@ -346,33 +346,33 @@ impl<E: Explained> Working<'_, E> {
             for (changed_ago, by) in [None, Some(MINUTE)].into_iter().zip([WaitCause::Limit, WaitCause::RetryAfter]) {
                 let which =
                     WakeFilter { changed_ago, cause: by, propagation_time: MINUTE, due_within: MINUTE, at_most: 10 };
-                upkeep.wake_waiting(&lane, &which).await.unwrap();
+                ledger.wake_waiting(&lane, &which).await.unwrap();
                 self.did("jobs that a limit refused are woken").await;
             }
-            upkeep.message_state(&kept, hash(1), 0).await.unwrap();
-            assert_eq!(upkeep.move_to_review(&hold.id, "why").await.unwrap(), FencedWrite::Applied);
+            ledger.message_state(&kept, hash(1), 0).await.unwrap();
+            assert_eq!(ledger.move_to_review(&hold.id, "why").await.unwrap(), FencedWrite::Applied);
             self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
             let hold = self.fixture.take(&late).await.lease;
             self.transition_all(&[hold], &wait()).await;
             self.did("a job is put down").await;
-            assert_eq!(upkeep.expire("too late", 10).await.unwrap(), 1);
+            assert_eq!(ledger.expire("too late", 10).await.unwrap(), 1);
             self.did("waiting jobs expire").await;
-            assert_eq!(upkeep.scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 10);
+            assert_eq!(ledger.scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 10);
             self.did("old jobs are emptied").await;
-            upkeep.forget_references(10).await.unwrap();
+            ledger.forget_references(10).await.unwrap();
             self.did("old references are forgotten").await;
             self.finished_jobs_are_summed_up(round).await;
-            upkeep.reconcile(MINUTE, CheckScope::Since(MINUTE)).await.unwrap();
+            ledger.reconcile(MINUTE, CheckScope::Since(MINUTE)).await.unwrap();
             self.did("account of the last minutes").await;
-            self.fixture.ledger().state_counts().await.unwrap();
+            self.fixture.database.state_counts().await.unwrap();
             self.did("states are counted").await;
-            self.fixture.database.operator().job_counts("dead").await.unwrap();
+            self.fixture.database.job_counts("dead").await.unwrap();
             self.did("dead jobs are counted").await;
-            fleet.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
+            ledger.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
             self.did("the oldest open job is looked for").await;
         }
-        upkeep.reconcile(MINUTE, CheckScope::All).await.unwrap();
+        ledger.reconcile(MINUTE, CheckScope::All).await.unwrap();
         self.did("account of everything").await;
         let report = WorkerReport {
             id: format!("{}-worker", self.run),
@@ -383,21 +383,21 @@ impl<E: Explained> Working<'_, E> {
             format: 1,
             body: "{}".to_owned(),
         };
-        fleet.report(&report).await.unwrap();
-        fleet.reports().await.unwrap();
-        fleet.remove_report(&report.id).await.unwrap();
+        ledger.write_report(&report).await.unwrap();
+        ledger.worker_reports().await.unwrap();
+        ledger.remove_report(&report.id).await.unwrap();
         self.did("a worker reports").await;
     }
 
     /// The first round counts all finished jobs; later rounds add those that finished since.
     async fn finished_jobs_are_summed_up(&mut self, round: u32) {
-        self.fixture.database.upkeep().update_finished_totals().await.unwrap();
+        self.fixture.database.update_finished_totals().await.unwrap();
         self.did(if round == 0 { "finished jobs are recounted" } else { "finished jobs are added" }).await;
     }
 
     /// A provider with few jobs among all the others: queries about it read no other provider's jobs.
     async fn a_small_provider(&mut self) {
-        let operator = self.fixture.database.operator();
+        let operator = self.fixture.database.clone();
         let small = name("small");
         for number in 0..3 {
             let key = (number == 1).then(|| Identifier::new(format!("{}-key", self.run)).unwrap());
@@ -407,9 +407,9 @@ impl<E: Explained> Working<'_, E> {
         self.did("a job is recorded").await;
         let of_provider = JobFilter { provider: Some(small.clone()), ..JobFilter::default() };
         for _ in 0..8 {
-            let first = operator.list(&of_provider, None, 2).await.unwrap().jobs;
+            let first = operator.list_jobs(&of_provider, None, 2).await.unwrap().jobs;
             let last = Identifier::new(first[1].id.clone()).unwrap();
-            assert_eq!(operator.list(&of_provider, Some(&last), 2).await.unwrap().jobs.len(), 1);
+            assert_eq!(operator.list_jobs(&of_provider, Some(&last), 2).await.unwrap().jobs.len(), 1);
             self.did("a provider's jobs are listed").await;
             let (from, to) =
                 (DatabaseTime(first[0].created_at.0 - 60_000), DatabaseTime(first[0].created_at.0 + 60_000));
@@ -422,28 +422,28 @@ impl<E: Explained> Working<'_, E> {
 
     async fn people(&mut self) {
         self.a_small_provider().await;
-        let operator = self.fixture.database.operator();
+        let operator = self.fixture.database.clone();
         let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: Some("asked".to_owned()) };
         for round in 0..8 {
             let finished = self.job("sent", round * CROWD).id;
-            operator.show(&finished).await.unwrap().unwrap();
+            operator.job_details(&finished).await.unwrap().unwrap();
             self.did("a job's history is read").await;
             operator.queue_position(&finished, &[name(&lane(round))]).await.unwrap();
             self.did("a job's queue position is read").await;
             let waiting = self.job("parked", round * CROWD).id;
-            assert_eq!(operator.resolve(&waiting, &JobResolution::Cancel, None, &by).await.unwrap(), Ok(()));
+            assert_eq!(operator.resolve_job(&waiting, &JobResolution::Cancel, None, &by).await.unwrap(), Ok(()));
             self.did("a person decides").await;
             let of_account = JobFilter { account: Some(account(7)), ..JobFilter::default() };
-            operator.list(&of_account, None, 20).await.unwrap();
+            operator.list_jobs(&of_account, None, 20).await.unwrap();
             self.did("an account's jobs are listed").await;
-            operator.list(&JobFilter::default(), None, 20).await.unwrap();
+            operator.list_jobs(&JobFilter::default(), None, 20).await.unwrap();
             self.did("jobs are listed").await;
             let in_review = JobFilter { state: Some("review"), ..JobFilter::default() };
-            operator.list(&in_review, None, 20).await.unwrap();
+            operator.list_jobs(&in_review, None, 20).await.unwrap();
             self.did("jobs of a state are listed").await;
             operator.erasure_counts(&account(round)).await.unwrap();
             self.did("an erasure is counted").await;
-            operator.erase(&account(round + 50), 20, &by).await.unwrap();
+            operator.erase_account(&account(round + 50), 20, &by).await.unwrap();
             self.did("an account is erased").await;
         }
     }

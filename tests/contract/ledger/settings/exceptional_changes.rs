@@ -12,7 +12,7 @@ async fn permission_error_names_the_required_role(kind: Kind) {
     fixture.apply(&file(FILE)).await;
     fixture.sql("CREATE ROLE may_read LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO may_read").await.unwrap();
     let url = fixture.url.replacen("://postgres@", "://may_read@", 1);
-    let settings = Database::open(&url, 2).unwrap().settings();
+    let settings = Database::open(&url, 2).unwrap();
     let error = settings.set_paused(&name("stripe"), true).await.unwrap_err();
     assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     for part in ["permission denied for table providers (SQLSTATE 42501)", "the operator's URL", "docs/security.md"] {
@@ -31,7 +31,7 @@ async fn rate_of_invalid_row_can_be_set(kind: Kind) {
         .sql(&format!("PRAGMA ignore_check_constraints = 1; {bad}; PRAGMA ignore_check_constraints = 0"))
         .await
         .unwrap();
-    let (settings, stripe) = (fixture.settings(), name("stripe"));
+    let (settings, stripe) = (fixture.database.clone(), name("stripe"));
     let was = settings.set_rate(&stripe, "per-minute", "20/1s".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((was.max_requests, was.validate().is_err()), (-3, true));
     assert_eq!(settings.readable_rows(Some(&stripe)).await.unwrap()[0].limits[0].max_requests, 20);

@@ -22,7 +22,7 @@ async fn invalid_row_stops_only_its_provider(kind: Kind) {
     ] {
         fixture.sql(sql).await.unwrap();
     }
-    let snapshot = fixture.settings().load().await.unwrap();
+    let snapshot = fixture.database.load_settings().await.unwrap();
     let (good, bad): (Vec<_>, Vec<_>) = snapshot.providers.into_iter().partition(Result::is_ok);
     assert_eq!(good.len(), 2);
     let bad: Vec<_> = bad.into_iter().map(Result::unwrap_err).collect();
@@ -46,7 +46,7 @@ async fn unreadable_row_closes_quota_and_keeps_pause(kind: Kind) {
     let unreadable = "UPDATE providers SET statuses = '{\"402\": 1e999}'";
     fixture.sql(unreadable).await.unwrap();
     fixture.sql("UPDATE providers SET paused = true WHERE name = 'dash'").await.unwrap();
-    let snapshot = fixture.settings().load().await.unwrap();
+    let snapshot = fixture.database.load_settings().await.unwrap();
     let bad: Vec<(&str, &str, bool)> = snapshot
         .providers
         .iter()
@@ -55,11 +55,11 @@ async fn unreadable_row_closes_quota_and_keeps_pause(kind: Kind) {
         .collect();
     assert_eq!(bad, [("bolt", "acme", false), ("dash", "acme", true)]);
     let bolt = ProviderName::new("bolt").unwrap();
-    assert!(set_paused(fixture.settings().as_ref(), &bolt, true, None).await.unwrap(), "it can be paused all the same");
-    let snapshot = fixture.settings().load().await.unwrap();
+    assert!(set_paused(&fixture.database, &bolt, true, None).await.unwrap(), "it can be paused all the same");
+    let snapshot = fixture.database.load_settings().await.unwrap();
     assert!(snapshot.providers[0].as_ref().unwrap_err().paused);
     // Payments can still be enqueued for the others, and the error names the unreadable row.
-    assert_eq!(fixture.settings().provider_names().await.unwrap(), ["bolt", "dash"]);
-    let error = fixture.settings().readable_rows(None).await.unwrap_err().to_string();
+    assert_eq!(fixture.database.provider_names().await.unwrap(), ["bolt", "dash"]);
+    let error = fixture.database.readable_rows(None).await.unwrap_err().to_string();
     assert!(error.contains("provider `bolt`: column `statuses` is not a JSON object"), "{error}");
 }

@@ -8,7 +8,7 @@ on_every_database!(change_is_signed_by_its_author);
 
 async fn change_is_signed_by_its_author(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let settings = fixture.settings();
+    let settings = fixture.database.clone();
     fixture.apply(&file(FILE)).await;
     let program = Some("sluicegate ops");
     let by = Actor { os_user: "alice@page".to_owned(), program, reason: Some("they \"asked\"".to_owned()) };

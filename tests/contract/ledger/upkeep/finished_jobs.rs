@@ -25,16 +25,16 @@ impl Fixture {
         let other = Job { provider: name("adyen"), ..job(&format!("{run}-adyen")) };
         let hold = self.take(&other).await.lease;
         let next = JobState::Final { state: FinalState::Cancelled, reason: "no".to_owned(), reference: None };
-        assert_eq!(self.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
         self.move_back(other.id.as_str(), "updated_at", ago_s).await;
     }
 
     async fn sum_up(&self) {
-        self.upkeep().update_finished_totals().await.unwrap();
+        self.database.update_finished_totals().await.unwrap();
     }
 
     async fn states(&self, checked: CheckScope) -> Vec<(String, u64, Vec<(String, u64)>)> {
-        let accounts = self.upkeep().reconcile(2 * MINUTE, checked).await.unwrap();
+        let accounts = self.database.reconcile(2 * MINUTE, checked).await.unwrap();
         let sorted = |mut account: LedgerReconciliation| {
             account.states.sort();
             (account.provider, account.recorded, account.states)
@@ -106,7 +106,7 @@ async fn stored_sum_is_used_until_recount(kind: Kind) {
     fixture.sum_up().await;
     assert_eq!(fixture.agree("recounted").await, 6);
     // Scrubbed jobs are in no index of finished jobs, but in the totals.
-    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 100).await.unwrap(), 5);
+    assert_eq!(fixture.database.scrub(ScrubScope::Finished, MINUTE, 100).await.unwrap(), 5);
     fixture.mark_back("recount_after", 700).await;
     fixture.sum_up().await;
     assert_eq!((fixture.agree("scrubbed").await, fixture.summed().await), (6, "4".to_owned()));
@@ -144,7 +144,7 @@ async fn concurrent_sums_count_once(kind: Kind) {
     fixture.mark_back("counted_before", 300).await;
     fixture.finish_ago("lately", 200).await;
     let sums = (0..8).map(|_| {
-        let upkeep = fixture.upkeep();
+        let upkeep = fixture.database.clone();
         tokio::spawn(async move { upkeep.update_finished_totals().await.unwrap() })
     });
     for sum in futures_util::future::join_all(sums).await {
@@ -184,6 +184,6 @@ async fn recount_may_exceed_the_silence_timeout() {
         .sql("CREATE TRIGGER slowly BEFORE INSERT ON finished_jobs FOR EACH STATEMENT EXECUTE FUNCTION slowly()")
         .await
         .unwrap();
-    fixture.upkeep().update_finished_totals().await.unwrap();
+    fixture.database.update_finished_totals().await.unwrap();
     assert_eq!(fixture.one("SELECT sum(jobs) FROM finished_jobs").await, "1");
 }

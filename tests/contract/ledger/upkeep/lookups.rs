@@ -37,10 +37,10 @@ impl Fixture {
     /// Records a job that may have been charged, and whose newest message copy, number 1, is back in the lane's queue.
     async fn is_unknown(&self, id: &str) {
         let hold = self.take(&job(id)).await.lease;
-        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(self.database.begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
         let next = unknown(SECOND);
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(self.database.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
         for column in ["wake_at", "delayed_until", "updated_at"] {
             self.move_back(id, column, 10).await;
         }
@@ -48,7 +48,7 @@ impl Fixture {
     }
 
     async fn due_lookups(&self, policy: &RetryPolicy) -> Vec<JobToRepublish> {
-        self.upkeep().due_lookups(&name("stripe"), policy, 100).await.unwrap()
+        self.database.due_lookups(&name("stripe"), policy, 100).await.unwrap()
     }
 
     async fn is_taken(&self, id: &str, arrived: DeliveredCopy) -> Claimed {
@@ -58,12 +58,12 @@ impl Fixture {
 
     /// Runs a look-up that finds nothing.
     async fn asked_in_vain(&self, claimed: &Claimed) -> Option<ReturnPlan> {
-        let BeginResult::Attempt(number) = self.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
+        let BeginResult::Attempt(number) = self.database.begin_lookup(&claimed.lease).await.unwrap() else {
             panic!("the lease is stale")
         };
         let detail = String::new();
         let end = LookupEnd { number, outcome: "in_progress", status: Some(200), detail, grants_resend: false };
-        let (written, _, back) = self.ledger().finish_lookup(&claimed.lease, &end, &unknown(MINUTE)).await.unwrap();
+        let (written, _, back) = self.database.finish_lookup(&claimed.lease, &end, &unknown(MINUTE)).await.unwrap();
         assert_eq!(written, FencedWrite::Applied);
         back
     }
@@ -137,8 +137,8 @@ async fn due_lookups_exclude_leased_and_delayed_jobs(kind: Kind) {
     let due = fixture.due_lookups(&FORGETS).await;
     assert_eq!(ids(&due), ["due", "due-first", "lost"]);
     assert_eq!((due[0].job.id.as_str(), due[0].copy), ("due-first", 1));
-    assert_eq!(fixture.upkeep().due_lookups(&name("stripe"), &FORGETS, 1).await.unwrap().len(), 1);
-    assert_eq!(fixture.upkeep().due_lookups(&name("adyen"), &FORGETS, 9).await.unwrap(), []);
+    assert_eq!(fixture.database.due_lookups(&name("stripe"), &FORGETS, 1).await.unwrap().len(), 1);
+    assert_eq!(fixture.database.due_lookups(&name("adyen"), &FORGETS, 9).await.unwrap(), []);
 }
 
 /// This holds however long the unreadable ones have been due.
@@ -156,7 +156,7 @@ async fn unreadable_lookups_do_not_hold_up_others(kind: Kind) {
         let set = format!("UPDATE jobs SET {column} = {instant} WHERE id = '{column}'");
         fixture.without_constraints(&set).await.unwrap();
     }
-    let due = fixture.upkeep().due_lookups(&name("stripe"), &FORGETS, 1).await.unwrap();
+    let due = fixture.database.due_lookups(&name("stripe"), &FORGETS, 1).await.unwrap();
     assert_eq!(ids(&due), ["good"]);
     assert_eq!(ids(&fixture.due_lookups(&FORGETS).await), ["good"]);
 }
@@ -182,10 +182,10 @@ async fn job_claimed_without_message_adds_none(kind: Kind) {
     }
     // The same holds if the job is delayed without a request.
     let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
-    let (written, back) = fixture.ledger().transition_with_copy(&claimed.lease, &unknown(MINUTE)).await.unwrap();
+    let (written, back) = fixture.database.transition_with_copy(&claimed.lease, &unknown(MINUTE)).await.unwrap();
     assert_eq!((written, back), (FencedWrite::Applied, Some(ReturnPlan { copy: 1, unqueued: false })));
     let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
-    let (written, back) = fixture.ledger().release_waiting_with_copy(&claimed.lease, MINUTE).await.unwrap();
+    let (written, back) = fixture.database.release_waiting_with_copy(&claimed.lease, MINUTE).await.unwrap();
     assert_eq!((written, back), (FencedWrite::Applied, Some(ReturnPlan { copy: 1, unqueued: false })));
     // From its delivery on it is a message like any other.
     let claimed = fixture.is_taken("p", DeliveredCopy::delivered(1, false)).await;
@@ -202,10 +202,10 @@ async fn message_counts_regardless_of_lookup_result(kind: Kind) {
         fixture.is_unknown(id).await;
         let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
         match id {
-            "leaves" => assert_eq!(fixture.ledger().release(&claimed.lease).await.unwrap(), FencedWrite::Applied),
+            "leaves" => assert_eq!(fixture.database.release(&claimed.lease).await.unwrap(), FencedWrite::Applied),
             "dies" => fixture.expire_lease(&claimed.lease).await,
             _ => {
-                assert_eq!(fixture.ledger().begin_lookup(&claimed.lease).await.unwrap(), BeginResult::Attempt(2));
+                assert_eq!(fixture.database.begin_lookup(&claimed.lease).await.unwrap(), BeginResult::Attempt(2));
                 fixture.expire_lease(&claimed.lease).await;
             }
         }
@@ -221,14 +221,14 @@ async fn finished_jobs_message_counts_until_taken(kind: Kind) {
     for id in ["p", "other"] {
         fixture.is_unknown(id).await;
         let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
-        let BeginResult::Attempt(number) = fixture.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
+        let BeginResult::Attempt(number) = fixture.database.begin_lookup(&claimed.lease).await.unwrap() else {
             panic!("the lease is stale")
         };
         let (outcome, detail) = ("accepted", String::new());
         let end = LookupEnd { number, outcome, status: Some(200), detail, grants_resend: false };
         let reference = Some(format!("ch-{id}"));
         let next = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference };
-        let (written, ..) = fixture.ledger().finish_lookup(&claimed.lease, &end, &next).await.unwrap();
+        let (written, ..) = fixture.database.finish_lookup(&claimed.lease, &end, &next).await.unwrap();
         assert_eq!(written, FencedWrite::Applied);
     }
     assert_eq!(fixture.messages().await, (0, 2));
@@ -243,7 +243,7 @@ async fn finished_jobs_message_counts_until_taken(kind: Kind) {
     }
     // An operator may empty a queue.
     fixture.move_back("other", "updated_at", 10).await;
-    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, SECOND, 10).await.unwrap(), 1);
+    assert_eq!(fixture.database.scrub(ScrubScope::Finished, SECOND, 10).await.unwrap(), 1);
     assert_eq!(fixture.messages().await, (0, 0));
 }
 
@@ -253,28 +253,28 @@ async fn erased_jobs_message_counts_until_scrubbed(kind: Kind) {
     for (id, state) in [("paid", FinalState::Succeeded), ("dead", FinalState::Dead)] {
         fixture.is_unknown(id).await;
         let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
-        let BeginResult::Attempt(number) = fixture.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
+        let BeginResult::Attempt(number) = fixture.database.begin_lookup(&claimed.lease).await.unwrap() else {
             panic!("the lease is stale")
         };
         let detail = String::new();
         let end = LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
         let next = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
-        let (written, ..) = fixture.ledger().finish_lookup(&claimed.lease, &end, &next).await.unwrap();
+        let (written, ..) = fixture.database.finish_lookup(&claimed.lease, &end, &next).await.unwrap();
         assert_eq!(written, FencedWrite::Applied);
         let set = format!("UPDATE jobs SET state = '{}', maybe_charged = (1 = 0) WHERE id = '{id}'", state.name());
         fixture.without_constraints(&set).await.unwrap();
         fixture.move_back(id, "updated_at", 600).await;
     }
     fixture.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
-    fixture.upkeep().update_finished_totals().await.unwrap();
+    fixture.database.update_finished_totals().await.unwrap();
     let account = Identifier::new("acct_1").unwrap();
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
-    assert_eq!(fixture.database.operator().erase(&account, 10, &by).await.unwrap().jobs, 2);
+    assert_eq!(fixture.database.erase_account(&account, 10, &by).await.unwrap().jobs, 2);
     assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE scrubbed_at IS NOT NULL").await, "2");
-    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, HOUR, 10).await.unwrap(), 0);
+    assert_eq!(fixture.database.scrub(ScrubScope::Finished, HOUR, 10).await.unwrap(), 0);
     let counted = async || fixture.one("SELECT count(*) FROM jobs WHERE delayed_until <= created_at").await;
     assert_eq!(counted().await, "2", "both are still in a queue");
-    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 2);
+    assert_eq!(fixture.database.scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 2);
     assert_eq!(counted().await, "0");
-    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 0, "each once");
+    assert_eq!(fixture.database.scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 0, "each once");
 }
