@@ -2,7 +2,39 @@
 //!
 //! Between two bounds it interpolates linearly; beyond the last bound it returns that bound.
 
-use sluicegate::worker::meter::Distribution;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Values by their size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Distribution {
+    /// Upper bounds in microseconds, ascending.
+    pub bounds_us: Vec<u64>,
+    /// One count per bound, and one of what exceeds the last; not cumulative.
+    pub counts: Vec<u64>,
+}
+
+impl Distribution {
+    /// Reads a histogram of seconds from its text, which alone has its buckets.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounds are microseconds to seconds")]
+    pub fn read(histogram: &Histogram) -> Self {
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        registry.register("h", "", histogram.clone());
+        // Only a writer can fail, and this one is a string.
+        let _ = encode(&mut text, &registry);
+        let (mut read, mut below) = (Self::default(), 0);
+        let buckets = text.lines().filter_map(|line| line.strip_prefix("h_bucket{le=\"")?.split_once("\"} "));
+        for (bound_s, cumulative) in buckets {
+            let bound_s: f64 = bound_s.parse().unwrap_or(f64::INFINITY);
+            read.bounds_us.extend(bound_s.is_finite().then(|| (bound_s * 1e6).round() as u64));
+            let cumulative: u64 = cumulative.parse().unwrap_or(below);
+            read.counts.push(cumulative - below);
+            below = cumulative;
+        }
+        read
+    }
+}
 
 /// The nearest-rank percentile of sorted values; 0 if there are none.
 pub fn nearest_rank(sorted: &[u64], percent: usize) -> u64 {
@@ -17,7 +49,6 @@ pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
             return part;
         }
         sum.counts.iter_mut().zip(&part.counts).for_each(|(count, more)| *count += more);
-        sum.sum_us += part.sum_us;
         sum
     })
 }
@@ -26,7 +57,7 @@ pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
 pub fn subtract(all: &Distribution, part: &Distribution) -> Distribution {
     let counts = all.counts.iter().zip(part.counts.iter().chain(std::iter::repeat(&0)));
     let counts = counts.map(|(all, part)| all.saturating_sub(*part)).collect();
-    Distribution { bounds_us: all.bounds_us, counts, sum_us: all.sum_us.saturating_sub(part.sum_us) }
+    Distribution { bounds_us: all.bounds_us.clone(), counts }
 }
 
 /// The value in µs below which this share (0 to 1) of the values is.
@@ -60,7 +91,7 @@ mod tests {
 
     #[test]
     fn percentiles_lie_where_the_counts_do() {
-        let one = Distribution { bounds_us: &[100, 200, 400], counts: vec![50, 40, 9, 1], sum_us: 0 };
+        let one = Distribution { bounds_us: vec![100, 200, 400], counts: vec![50, 40, 9, 1] };
         assert!((quantile_us(&one, 0.5) - 100.0).abs() < 1e-9);
         assert!((quantile_us(&one, 0.7) - 150.0).abs() < 1e-9);
         assert!((quantile_us(&one, 0.99) - 400.0).abs() < 1e-9);
@@ -70,6 +101,14 @@ mod tests {
         assert_eq!(two.counts, [100, 80, 18, 2]);
         assert_eq!((subtract(&two, &one), subtract(&one, &Distribution::default())), (one.clone(), one.clone()));
         assert!(quantile_us(&Distribution::default(), 0.5).abs() < 1e-9 && share_within(&sum([]), 1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn histogram_is_read_by_its_buckets() {
+        let histogram = Histogram::new([0.0001, 0.0006, 1.0]);
+        [0.0001, 0.00011, 0.0006, 1.1].into_iter().for_each(|value| histogram.observe(value));
+        let expected = Distribution { bounds_us: vec![100, 600, 1_000_000], counts: vec![1, 2, 0, 1] };
+        assert_eq!(Distribution::read(&histogram), expected);
     }
 
     #[test]

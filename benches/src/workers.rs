@@ -10,14 +10,14 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::quantile;
+use super::quantile::{self, Distribution};
 use sluicegate::cli::CommandError;
 use sluicegate::cli::connect::RunLock;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::LedgerError;
 use sluicegate::queue::message::CardNumbers;
-use sluicegate::worker::meter::{Distribution, LaneCounts, Meter};
+use sluicegate::worker::meter::{LaneMeter, Meter, ReturnReason};
 use sluicegate::worker::supervisor::{self, DrainReport, WorkerStatus};
 use sluicegate::worker::{Backends, WorkerOptions, settings_sync, sweeper};
 
@@ -51,30 +51,29 @@ impl BenchWorkers {
         self.locks.push(lock);
     }
 
-    fn counts(&self, provider: &ProviderName) -> Vec<LaneCounts> {
-        self.meters.iter().filter_map(|meter| meter.find_lane(provider)).map(|lane| lane.counts()).collect()
+    fn lanes(&self, provider: &ProviderName) -> Vec<Arc<LaneMeter>> {
+        self.meters.iter().filter_map(|meter| meter.find_lane(provider)).collect()
     }
 
     /// Jobs in a final state, as the workers count them.
     pub fn finished(&self, provider: &ProviderName) -> u64 {
-        let outcomes = self.counts(provider).into_iter().flat_map(|counts| counts.outcomes);
-        outcomes.filter(|(state, _)| FinalState::from_name(state).is_some()).map(|(_, count)| count).sum()
+        let of_lane = |lane: &Arc<LaneMeter>| FinalState::ALL.map(|state| lane.finished(state.name()).get());
+        self.lanes(provider).iter().flat_map(of_lane).sum()
     }
 
     /// Permits that were released unused, by reason.
     pub fn returned(&self, provider: &ProviderName) -> BTreeMap<&'static str, u64> {
-        let mut returned = BTreeMap::new();
-        for (reason, count) in self.counts(provider).into_iter().flat_map(|counts| counts.returned) {
-            *returned.entry(reason).or_default() += count;
-        }
-        returned
+        let lanes = self.lanes(provider);
+        let all = |why: ReturnReason| lanes.iter().map(|lane| lane.returned(why).get()).sum();
+        ReturnReason::ALL.map(|why| (why.code(), all(why))).into()
     }
 
     /// Lateness of starts against the times of their permits: of all starts, and of those granted ahead of time.
     pub fn lateness(&self, provider: &ProviderName) -> (Distribution, Distribution) {
-        let counts = self.counts(provider);
-        let all = quantile::sum(counts.iter().map(|counts| counts.lateness.clone()));
-        (all, quantile::sum(counts.into_iter().map(|counts| counts.lateness_ahead)))
+        // The part is read before the whole, so that it is never larger.
+        let lateness: Vec<_> = self.lanes(provider).iter().map(|lane| lane.lateness()).collect();
+        let ahead = quantile::sum(lateness.iter().map(|[_, ahead]| Distribution::read(ahead)));
+        (quantile::sum(lateness.iter().map(|[all, _]| Distribution::read(all))), ahead)
     }
 
     /// # Errors

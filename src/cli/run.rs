@@ -19,7 +19,6 @@ use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::explain::format::count;
 use crate::ops::api::OperatorContext;
 use crate::ops::deployment::Deployment;
-use crate::ops::metrics::{Metrics, MetricsSources};
 use crate::ops::{self, OpsState, OverviewCollector, OverviewSources};
 use crate::worker::heartbeat::{BackendKinds, HeartbeatReporter, WorkerIdentity};
 use crate::worker::retry::{RetryEnded, retry_while_unavailable};
@@ -121,15 +120,8 @@ fn ops_state(
         version: identity.version.clone(),
     };
     let collector = Arc::new(OverviewCollector::new(sources));
-    let metrics_sources = MetricsSources {
-        settings: ledger.clone(),
-        queue: queue.clone(),
-        limiter: limiter.clone(),
-        collector: Arc::clone(&collector),
-    };
     OpsState {
         deployment,
-        metrics: Arc::new(Metrics::new(progress.clone(), metrics_sources)),
         collector,
         worker_status: progress.clone(),
         limiter,

@@ -35,13 +35,13 @@ fn lane_overview(provider: &ProviderName, state: LaneStatus) -> LaneOverview {
         let left = pause.until.saturating_duration_since(Instant::now());
         (Some(pause.reason.to_string()), Some(left.as_millis()))
     };
-    let (state, (cause, ends_in_ms)) = match state {
-        LaneStatus::Running => ("running", (None, None)),
-        LaneStatus::IntakePaused(pause) => ("resting", until(pause)),
-        LaneStatus::Stopped(pause) => ("stopped", until(pause)),
-        LaneStatus::Probing { reason: cause } => ("probing", (Some(cause), None)),
+    let code = state.code();
+    let (cause, ends_in_ms) = match state {
+        LaneStatus::Running => (None, None),
+        LaneStatus::IntakePaused(pause) | LaneStatus::Stopped(pause) => until(pause),
+        LaneStatus::Probing { reason: cause } => (Some(cause), None),
     };
-    LaneOverview { provider: provider.to_string(), state, cause, ends_in_ms }
+    LaneOverview { provider: provider.to_string(), state: code, cause, ends_in_ms }
 }
 
 #[cfg(test)]

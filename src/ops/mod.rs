@@ -60,7 +60,6 @@ pub struct OpsState {
     pub deployment: deployment::Deployment,
     pub worker_status: watch::Receiver<WorkerStatus>,
     pub limiter: Arc<dyn Limiter>,
-    pub metrics: Arc<metrics::Metrics>,
     pub token: Option<SecretString>,
     pub wrong_tokens: Arc<WrongTokens>,
     pub collector: Arc<OverviewCollector>,
@@ -175,18 +174,11 @@ mod tests {
         let limiter = Arc::new(EmbeddedLimiter::new());
         let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
         let collector = overview::tests::test_collector(&database, progress.clone(), limiter.clone());
-        let metrics_sources = metrics::MetricsSources {
-            settings: database.clone(),
-            queue: queue.clone(),
-            limiter: limiter.clone(),
-            collector: Arc::clone(&collector),
-        };
         let operator_context =
             api::OperatorContext { ledger: database.clone(), queue, card_numbers: CardNumbers::Refuse };
         let id = database.deployment().await.unwrap();
         let state = OpsState {
             deployment: deployment::Deployment { id, database: "sqlite::memory:".to_owned() },
-            metrics: Arc::new(metrics::Metrics::new(progress.clone(), metrics_sources)),
             collector,
             worker_status: progress,
             limiter,

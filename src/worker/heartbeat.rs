@@ -22,12 +22,12 @@ use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::fleet::report::{
     BackendStatus, LaneReport, LaneState, PauseCause, ProcessReport, REPORT_FORMAT, ReportedDecision, ReportedPause,
-    WaitHistogram, problem_with_name,
+    problem_with_name,
 };
 use crate::fleet::workers::ROW_RETENTION;
 use crate::ledger::fleet::WorkerReport;
 use crate::limiter::gate::{BlockReason, GateView};
-use crate::worker::meter::LaneFigures;
+use crate::worker::meter::{LaneFigures, LaneMeter};
 
 /// Time between two reports.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -88,6 +88,7 @@ impl HeartbeatReporter {
                 backends = self.ping_backends() => backends,
                 () = stop.cancelled() => break,
             };
+            self.status.borrow().meter.record_backends(&backends);
             let all_answer = backends.values().all(|backend| backend.ok);
             // A database that does not answer is not asked to store a report.
             let unreachable =
@@ -219,10 +220,10 @@ fn rows_without_lane(progress: &WorkerStatus) -> Vec<String> {
 /// require.
 fn missing_field_warnings(progress: &WorkerStatus) -> Vec<String> {
     let rows = progress.settings.providers.values().filter(|row| row.enabled);
-    let lanes = rows.filter_map(|row| Some((row, progress.meter.find_lane(&row.name)?.uncounted())));
-    let warnings = |(row, counts): (&Arc<Provider>, Vec<(JobField, u64)>)| {
-        let missing = counts.into_iter().filter(|(lacks, jobs)| *jobs > 0 && !row.require.contains(lacks));
-        let missing = missing.filter(|(lacks, _)| row.counts_by(*lacks));
+    let lanes = rows.filter_map(|row| Some((row, progress.meter.find_lane(&row.name)?)));
+    let warnings = |(row, lane): (&Arc<Provider>, Arc<LaneMeter>)| {
+        let missing = JobField::ALL.into_iter().filter(|lacks| !row.require.contains(lacks) && row.counts_by(*lacks));
+        let missing = missing.map(|lacks| (lacks, lane.without(lacks).get())).filter(|(_, jobs)| *jobs > 0);
         missing.map(|(lacks, jobs)| missing_field_warning(&row.name, lacks, jobs)).collect::<Vec<_>>()
     };
     lanes.flat_map(warnings).collect()
@@ -303,10 +304,7 @@ fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, dec
         sent_total: figures.sent_total,
         sent_10s: 0,
         throttled_total: figures.throttled_total,
-        waits: WaitHistogram {
-            bounds_ms: figures.permit_waits.bounds_ms.to_vec(),
-            counts: figures.permit_waits.counts.clone(),
-        },
+        waits: figures.permit_waits.clone(),
         decisions: figures.decisions.iter().take(decisions).map(line).collect(),
     }
 }
@@ -348,6 +346,7 @@ mod tests {
 
     use super::*;
     use crate::domain::wait_reason::Wait;
+    use crate::worker::meter::Meter;
 
     #[tokio::test(start_paused = true)]
     async fn recent_requests_cover_ten_seconds() {
@@ -367,6 +366,27 @@ mod tests {
             assert_eq!(counted, [10, 20, 50, 50, 50, 50, 30, 10], "every {each:?}");
         }
         assert_eq!((per_10s(120, Duration::from_secs(12)), per_10s(7, Duration::ZERO)), (100, 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_backend_is_unavailable_until_it_responds() {
+        let meter = Meter::default();
+        let dependencies = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, meter.registry()).unwrap();
+            let samples = text.lines().filter_map(|line| line.strip_prefix("sluicegate_dependency_"));
+            samples.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let record = |status| meter.record_backends(&[("limiter".to_owned(), status)].into());
+        let up = ["up{dependency=\"limiter\"} 1", "rtt_seconds{dependency=\"limiter\"} 0.0"];
+        record(ping("redis", async { Ok(None) }).await);
+        assert_eq!(dependencies(), up);
+        let silent = ping("redis", std::future::pending()).await;
+        assert_eq!((silent.ok, silent.problem.as_deref()), (false, Some("no answer in time")));
+        record(silent);
+        assert_eq!(dependencies(), ["up{dependency=\"limiter\"} 0"]);
+        record(ping("redis", async { Ok(None) }).await);
+        assert_eq!(dependencies(), up);
     }
 
     #[test]

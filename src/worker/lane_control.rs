@@ -50,6 +50,18 @@ pub enum LaneStatus {
     },
 }
 
+impl LaneStatus {
+    /// The name in JSON and metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::IntakePaused(_) => "resting",
+            Self::Stopped(_) => "stopped",
+            Self::Probing { .. } => "probing",
+        }
+    }
+}
+
 /// The pauses of a lane: no charges, no consuming, or no sending either.
 #[derive(Debug)]
 pub struct LaneControl {

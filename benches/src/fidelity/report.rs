@@ -10,11 +10,11 @@ use serde::Serialize;
 use super::limit_cycles;
 use crate::conditions::Conditions;
 use crate::print::number;
-use crate::quantile;
+use crate::quantile::{self, Distribution};
 use sluicegate::cli::Console;
 use sluicegate::domain::limit::Rate;
 use sluicegate::provider::simulated;
-use sluicegate::worker::meter::{Distribution, ReturnReason};
+use sluicegate::worker::meter::ReturnReason;
 
 /// Targets for the lateness of starts.
 const P50_MAX_US: u64 = 600;

@@ -9,11 +9,8 @@ use std::fmt;
 use super::write::{Labels, MetricsWriter, float, seconds};
 use crate::fleet::clears::ClearTimeOverview;
 use crate::fleet::{OverviewInput, ProviderOverview, ProviderReconciliation};
+use crate::ledger::operator::STATES;
 use crate::ops::overview::{OverviewSnapshot, unix_ms};
-
-/// All states of the ledger.
-const STATES: [&str; 9] =
-    ["waiting", "sending", "unknown", "succeeded", "declined", "dead", "expired", "review", "cancelled"];
 
 pub(super) fn write(writer: &mut MetricsWriter<'_>, snapshot: &OverviewSnapshot) -> Result<(), fmt::Error> {
     let OverviewSnapshot { input, overview } = snapshot;

@@ -9,7 +9,11 @@ use crate::ops::guard::AuthenticationFailures;
 use crate::telemetry;
 use crate::worker::supervisor::WorkerStatus;
 
-pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<(), fmt::Error> {
+pub fn write(
+    writer: &mut MetricsWriter<'_>,
+    progress: &WorkerStatus,
+    failures: AuthenticationFailures,
+) -> Result<(), fmt::Error> {
     let (meter, known) = (&progress.meter, &progress.settings);
     let none = Labels::new;
     let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
@@ -30,22 +34,17 @@ pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<
         "Log lines that were dropped because they were not read in time.",
         [(none(), telemetry::log_lines_dropped())],
     )?;
-    let reloads = meter.reloads();
+    let AuthenticationFailures { wrong_token, too_soon } = failures;
     writer.counter(
-        "config_reloads",
-        "Reads of the settings: success if they had changed and were loaded, failure if they could not be read.",
-        [("success", reloads.succeeded), ("failure", reloads.failed)]
-            .map(|(result, count)| (vec![("result", result.to_owned())], count)),
+        "ops_authentication_failures",
+        "Tokens that the ops server rejected: wrong ones, and tokens too soon after a wrong one, not compared.",
+        [("wrong_token", wrong_token), ("too_soon", too_soon)]
+            .map(|(reason, count)| (vec![("reason", reason.to_owned())], count)),
     )?;
     writer.gauge(
         "config_last_reload_success_timestamp_seconds",
         "Time at which the settings in force were loaded, in Unix time.",
-        reloads.last_success_ms.map(|ms| (none(), seconds(ms))),
-    )?;
-    writer.counter(
-        "broker_objects_missed",
-        "Declared queues and exchanges that were found missing: an operator or a policy deleted them.",
-        [(none(), meter.missing_topology_total())],
+        meter.reloaded_at_ms().map(|ms| (none(), seconds(ms))),
     )?;
     let unpublished = meter.unpublished();
     writer.gauge(
@@ -70,19 +69,5 @@ pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<
         "invalid_rows",
         "1 while the provider's row is invalid: its last valid one applies, or it has no lane.",
         rows.map(|(provider, bad)| (vec![("provider", provider)], bad)),
-    )
-}
-
-/// Writes the counts of rejected tokens.
-pub fn write_authentication_failures(
-    writer: &mut MetricsWriter<'_>,
-    failures: AuthenticationFailures,
-) -> Result<(), fmt::Error> {
-    let AuthenticationFailures { wrong_token, too_soon } = failures;
-    writer.counter(
-        "ops_authentication_failures",
-        "Tokens that the ops server rejected: wrong ones, and tokens too soon after a wrong one, not compared.",
-        [("wrong_token", wrong_token), ("too_soon", too_soon)]
-            .map(|(reason, count)| (vec![("reason", reason.to_owned())], count)),
     )
 }

@@ -1,30 +1,15 @@
 //! The conversion from OpenMetrics to the older text format of Prometheus.
 //!
-//! The formats differ in how counters are announced and in the last line. Lines with values are the same in both, so
-//! they are not parsed.
+//! The formats differ in how counters are announced and in the last line. Lines with values are the same in both.
 
 /// Turns OpenMetrics text into the text format 0.0.4.
 pub fn from_open_metrics(open_metrics: &str) -> String {
-    let mut text = String::with_capacity(open_metrics.len());
-    let lines: Vec<&str> = open_metrics.lines().filter(|line| *line != "# EOF").collect();
-    for (at, line) in lines.iter().enumerate() {
-        let next_is_counter = || lines.get(at + 1).is_some_and(|next| is_counter(next));
-        if line.starts_with("# TYPE ") && is_counter(line) {
-            text.push_str(line.trim_end_matches(" counter"));
-            text.push_str("_total counter");
-        } else if let Some(help) = line.strip_prefix("# HELP ").filter(|_| next_is_counter()) {
-            let (name, words) = help.split_once(' ').unwrap_or((help, ""));
-            text.push_str(&format!("# HELP {name}_total {words}"));
-        } else {
-            text.push_str(line);
-        }
-        text.push('\n');
-    }
-    text
-}
-
-fn is_counter(line: &str) -> bool {
-    line.starts_with("# TYPE ") && line.ends_with(" counter")
+    let counters = open_metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"));
+    counters.fold(open_metrics.replace("# EOF\n", ""), |text, name| {
+        ["# HELP", "# TYPE"].iter().fold(text, |text, announcement| {
+            text.replace(&format!("{announcement} {name} "), &format!("{announcement} {name}_total "))
+        })
+    })
 }
 
 #[cfg(test)]

@@ -7,44 +7,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::buckets::{Buckets, ms};
-use super::decisions::{DecisionKind, DecisionLog, LaneDecision};
-use super::labelled_counter::LabelledCounter;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+
+use super::decisions::{DecisionKind, DecisionLog, LaneDecision, RecordedDecision};
+use super::families::{Counters, Families, Labels, UnsignedGauge, WAITS_MS, start_lateness};
 use crate::domain::job::{InvalidReason, JobField};
 use crate::domain::outcome::FinalState;
-
-/// Bounds of the waits for a permit, in milliseconds.
-pub(super) const WAITS_MS: [u64; 16] =
-    [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
-const WAITS_US: [u64; 16] = ms(WAITS_MS);
-/// Bounds of requests and of the hold of their permits, in microseconds.
-const REQUESTS_US: [u64; 13] = ms([5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000]);
-/// Bounds of the lateness of starts, in microseconds; 600 µs and 3 ms are the limits that starts are tested against.
-const LATENESS_US: [u64; 14] =
-    [100, 200, 500, 600, 1_000, 2_000, 3_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000];
-/// Bounds from the recording of a job to its end, in microseconds: from a tenth of a second to a week.
-const JOBS_US: [u64; 14] = ms([
-    100,
-    500,
-    1_000,
-    5_000,
-    15_000,
-    60_000,
-    300_000,
-    900_000,
-    3_600_000,
-    14_400_000,
-    43_200_000,
-    86_400_000,
-    259_200_000,
-    604_800_000,
-]);
+use crate::domain::provider::ProviderName;
+use crate::fleet::report::WaitHistogram;
 
 /// Classes of responses: the status class, no response at all, or not sent.
 const STATUS_CLASSES: [&str; 7] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none", "unsent"];
 
 /// Why a permit was refused.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusalLabels {
     /// A code of a closed list; `limit` for a limit.
     pub reason: &'static str,
@@ -83,96 +61,166 @@ impl ReturnReason {
     }
 }
 
+/// Figures of a lane for the overview, since the process started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneFigures {
+    /// Requests begun.
+    pub sent_total: u64,
+    /// Requests that the provider throttled although the limits allowed them.
+    pub throttled_total: u64,
+    /// Requests without a response yet.
+    pub in_flight: u64,
+    /// Messages taken from the queue and not finished.
+    pub active: u64,
+    pub permit_waits: WaitHistogram,
+    /// At most 50, newest first.
+    pub decisions: Vec<RecordedDecision>,
+}
+
 /// The counters of one lane; shared by all of its jobs.
 #[derive(Debug)]
 pub struct LaneMeter {
-    pub(super) sent: AtomicU64,
-    pub(super) throttled: AtomicU64,
-    pub(super) granted: AtomicU64,
-    pub(super) returned: LabelledCounter<&'static str>,
-    pub(super) redelivered: AtomicU64,
-    pub(super) uncounted: LabelledCounter<JobField>,
-    pub(super) in_flight: Arc<AtomicU64>,
-    pub(super) active: Arc<AtomicU64>,
-    pub(super) waiting: Arc<AtomicU64>,
-    pub(super) answers: LabelledCounter<&'static str>,
-    pub(super) outcomes: LabelledCounter<&'static str>,
-    pub(super) refused: LabelledCounter<RefusalLabels>,
-    pub(super) requeues: LabelledCounter<&'static str>,
-    pub(super) rejected: LabelledCounter<&'static str>,
-    pub(super) permit_waits: Buckets,
-    pub(super) lateness: Buckets,
-    pub(super) lateness_ahead: Buckets,
-    pub(super) holds: Buckets,
-    pub(super) requests: Buckets,
-    pub(super) jobs: Buckets,
-    pub(super) decisions: DecisionLog,
+    families: Arc<Families>,
+    /// The provider.
+    labels: Labels,
+    sent: AtomicU64,
+    /// The counts of [`WAITS_MS`] for the overview: a [`Histogram`] shows its own to a scrape alone.
+    waits: [AtomicU64; WAITS_MS.len() + 1],
+    lateness_ahead: Histogram,
+    decisions: DecisionLog,
 }
 
 /// Counts one thing in progress until it is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted for as long as this lives"]
-pub struct GaugeGuard(Arc<AtomicU64>);
+pub struct GaugeGuard(UnsignedGauge);
 
 impl GaugeGuard {
-    fn increment(gauge: &Arc<AtomicU64>) -> Self {
-        gauge.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(gauge))
+    fn increment(gauge: UnsignedGauge) -> Self {
+        gauge.inc();
+        Self(gauge)
     }
 }
 
 impl Drop for GaugeGuard {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Default for LaneMeter {
-    fn default() -> Self {
-        Self {
-            sent: AtomicU64::default(),
-            throttled: AtomicU64::default(),
-            granted: AtomicU64::default(),
-            returned: LabelledCounter::with_labels(ReturnReason::ALL.map(ReturnReason::code)),
-            redelivered: AtomicU64::default(),
-            uncounted: LabelledCounter::with_labels(JobField::ALL),
-            in_flight: Arc::default(),
-            active: Arc::default(),
-            waiting: Arc::default(),
-            answers: LabelledCounter::with_labels(STATUS_CLASSES),
-            outcomes: LabelledCounter::with_labels(FinalState::ALL.map(FinalState::name)),
-            refused: LabelledCounter::with_labels([]),
-            requeues: LabelledCounter::with_labels([]),
-            rejected: LabelledCounter::with_labels(InvalidReason::ALL.map(InvalidReason::code)),
-            permit_waits: Buckets::new(&WAITS_US),
-            lateness: Buckets::new(&LATENESS_US),
-            lateness_ahead: Buckets::new(&LATENESS_US),
-            holds: Buckets::new(&REQUESTS_US),
-            requests: Buckets::new(&REQUESTS_US),
-            jobs: Buckets::new(&JOBS_US),
-            decisions: DecisionLog::default(),
-        }
+        self.0.dec();
     }
 }
 
 impl LaneMeter {
+    /// Starts with all counters at zero: one that first appears with its first event shows no increase.
+    pub(super) fn new(provider: &ProviderName, families: Arc<Families>) -> Self {
+        let lane = Self {
+            families,
+            labels: vec![("provider", provider.to_string())],
+            sent: AtomicU64::default(),
+            waits: std::array::from_fn(|_| AtomicU64::default()),
+            lateness_ahead: start_lateness(),
+            decisions: DecisionLog::default(),
+        };
+        let all = &lane.families;
+        for counters in [&all.permits_granted, &all.provider_throttled, &all.redelivered] {
+            lane.own(counters);
+        }
+        for gauges in [&all.active_jobs, &all.gate_waiting_jobs, &all.in_flight_requests] {
+            lane.own(gauges);
+        }
+        for histograms in [&all.job_duration_seconds, &all.permit_wait_seconds, &all.start_lateness_seconds] {
+            lane.own(histograms);
+        }
+        for histograms in [&all.hold_seconds, &all.provider_request_duration_seconds] {
+            lane.own(histograms);
+        }
+        JobField::ALL.into_iter().for_each(|field| drop(lane.without(field)));
+        ReturnReason::ALL.into_iter().for_each(|why| drop(lane.returned(why)));
+        FinalState::ALL.into_iter().for_each(|state| drop(lane.finished(state.name())));
+        STATUS_CLASSES.into_iter().for_each(|class| drop(lane.responses(class)));
+        InvalidReason::ALL.into_iter().for_each(|reason| drop(lane.rejected(reason.code())));
+        lane
+    }
+
+    fn own<M: Clone>(&self, family: &Family<Labels, M>) -> M {
+        family.get_or_create_owned(&self.labels)
+    }
+
+    fn labelled(&self, family: &Counters, label: &'static str, value: &str) -> Counter {
+        let mut labels = self.labels.clone();
+        labels.push((label, value.to_owned()));
+        family.get_or_create_owned(&labels)
+    }
+
+    /// Jobs sent without a field that their provider's limits or rules use.
+    pub fn without(&self, field: JobField) -> Counter {
+        self.own(match field {
+            JobField::Account => &self.families.jobs_without_account,
+            JobField::Reference => &self.families.jobs_without_reference,
+        })
+    }
+
+    /// Permits that were released unused.
+    pub fn returned(&self, why: ReturnReason) -> Counter {
+        self.labelled(&self.families.permit_returned, "reason", why.code())
+    }
+
+    /// Jobs with this final state.
+    pub fn finished(&self, outcome: &str) -> Counter {
+        self.labelled(&self.families.jobs, "outcome", outcome)
+    }
+
+    /// Jobs that were delayed or requeued.
+    pub fn requeues(&self, reason: &str) -> Counter {
+        self.labelled(&self.families.requeues, "reason", reason)
+    }
+
+    fn responses(&self, class: &str) -> Counter {
+        self.labelled(&self.families.provider_requests, "status_class", class)
+    }
+
+    fn rejected(&self, reason: &str) -> Counter {
+        self.labelled(&self.families.rejected_messages, "reason", reason)
+    }
+
+    /// Lateness of all starts, and of those that lay ahead when their permit was granted; the others begin as soon as
+    /// they are recorded.
+    pub fn lateness(&self) -> [Histogram; 2] {
+        [self.own(&self.families.start_lateness_seconds), self.lateness_ahead.clone()]
+    }
+
+    /// The figures for the overview.
+    pub fn figures(&self) -> LaneFigures {
+        let counts = self.waits.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        LaneFigures {
+            sent_total: self.sent.load(Ordering::Relaxed),
+            throttled_total: self.own(&self.families.provider_throttled).get(),
+            in_flight: self.own(&self.families.in_flight_requests).get(),
+            active: self.own(&self.families.active_jobs).get(),
+            permit_waits: WaitHistogram { bounds_ms: WAITS_MS.to_vec(), counts },
+            decisions: self.decisions.read(),
+        }
+    }
+
     /// Counts a delivery; its job is active until the guard drops.
     pub fn delivery_started(&self, redelivered: bool) -> GaugeGuard {
         if redelivered {
-            self.redelivered.fetch_add(1, Ordering::Relaxed);
+            self.own(&self.families.redelivered).inc();
         }
-        GaugeGuard::increment(&self.active)
+        GaugeGuard::increment(self.own(&self.families.active_jobs))
     }
 
     /// Counts a job that waits for a permit until the guard drops.
     pub fn permit_wait_started(&self) -> GaugeGuard {
-        GaugeGuard::increment(&self.waiting)
+        GaugeGuard::increment(self.own(&self.families.gate_waiting_jobs))
     }
 
     /// Counts a granted permit that may be used this long after it was requested.
     pub fn record_grant(&self, wait: Duration) {
-        self.granted.fetch_add(1, Ordering::Relaxed);
-        self.permit_waits.observe(wait);
+        self.own(&self.families.permits_granted).inc();
+        self.own(&self.families.permit_wait_seconds).observe(wait.as_secs_f64());
+        let bucket = WAITS_MS.partition_point(|bound| Duration::from_millis(*bound) < wait);
+        if let Some(count) = self.waits.get(bucket) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         let (kind, reason) = (DecisionKind::Granted, "all limits had free slots".to_owned());
         self.decisions.record(LaneDecision { kind, merge_key: String::new(), reason, permits: 1 });
     }
@@ -180,29 +228,32 @@ impl LaneMeter {
     /// Counts a refused permit; `words` give the reason and the wait.
     pub fn record_refusal(&self, refused: RefusalLabels, words: String) {
         let merge_key = refused.limit.clone().unwrap_or_else(|| refused.reason.to_owned());
-        self.refused.increment(refused);
+        let mut labels = self.labels.clone();
+        labels.extend([("reason", refused.reason.to_owned()), ("limit", refused.limit.unwrap_or_default())]);
+        self.families.permits_refused.get_or_create(&labels).inc();
         self.decisions.record(LaneDecision { kind: DecisionKind::Refused, merge_key, reason: words, permits: 1 });
     }
 
     /// Counts a permit that was released unused.
     pub fn record_return(&self, why: ReturnReason) {
-        self.returned.increment(why.code());
+        self.returned(why).inc();
     }
 
     /// Counts a job that is sent for the first time without a field that its provider's limits or rules use.
     pub fn record_missing_field(&self, lacks: JobField) {
-        self.uncounted.increment(lacks);
+        self.without(lacks).inc();
     }
 
     /// Counts a request that begins this long after its permit's start, which may have lain `ahead` when the permit was
     /// granted; in flight until the guard drops.
     pub fn request_started(&self, lateness: Duration, ahead: bool) -> GaugeGuard {
         self.sent.fetch_add(1, Ordering::Relaxed);
-        self.lateness.observe(lateness);
+        // The whole is counted before the part, so that the part is never larger.
+        self.own(&self.families.start_lateness_seconds).observe(lateness.as_secs_f64());
         if ahead {
-            self.lateness_ahead.observe(lateness);
+            self.lateness_ahead.observe(lateness.as_secs_f64());
         }
-        GaugeGuard::increment(&self.in_flight)
+        GaugeGuard::increment(self.own(&self.families.in_flight_requests))
     }
 
     /// Counts the end of a request; `status` if there was a response, `left` if any of it may have been sent.
@@ -213,41 +264,41 @@ impl LaneMeter {
             None if left => "none",
             None => "unsent",
         };
-        self.answers.increment(class);
-        self.requests.observe(took);
+        self.responses(class).inc();
+        self.own(&self.families.provider_request_duration_seconds).observe(took.as_secs_f64());
     }
 
     /// Records the hold of a permit: from its start until the response was read, or until no response is awaited.
     pub fn record_hold(&self, held: Duration) {
-        self.holds.observe(held);
+        self.own(&self.families.hold_seconds).observe(held.as_secs_f64());
     }
 
     /// Counts a throttled response to a request that the limits allowed.
     pub fn record_throttle(&self) {
-        self.throttled.fetch_add(1, Ordering::Relaxed);
+        self.own(&self.families.provider_throttled).inc();
     }
 
     /// Counts a finished job and the time since it was recorded.
     pub fn record_finished(&self, outcome: &'static str, after: Duration) {
-        self.outcomes.increment(outcome);
-        self.jobs.observe(after);
+        self.finished(outcome).inc();
+        self.own(&self.families.job_duration_seconds).observe(after.as_secs_f64());
     }
 
     /// Counts a job that was delayed or requeued.
     pub fn record_requeue(&self, reason: &'static str) {
-        self.requeues.increment(reason);
+        self.requeues(reason).inc();
     }
 
     /// Counts and records the delay of a job.
     pub fn record_delay(&self, reason: &'static str, words: &str) {
-        self.requeues.increment(reason);
+        self.requeues(reason).inc();
         let (merge_key, reason) = (reason.to_owned(), words.to_owned());
         self.decisions.record(LaneDecision { kind: DecisionKind::Delayed, merge_key, reason, permits: 0 });
     }
 
     /// Counts a message that can never be a job.
     pub fn record_rejected(&self, reason: &'static str) {
-        self.rejected.increment(reason);
+        self.rejected(reason).inc();
     }
 
     pub fn record_decision(&self, decision: LaneDecision) {
@@ -258,61 +309,97 @@ impl LaneMeter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::meter::Meter;
 
-    fn count_of<K: PartialEq + Copy>(counts: &[(K, u64)], label: K) -> u64 {
-        counts.iter().find(|(known, _)| *known == label).map_or(0, |(_, count)| *count)
+    /// A meter with its one lane.
+    fn lane() -> (Meter, Arc<LaneMeter>) {
+        let meter = Meter::default();
+        let lane = meter.lane(&ProviderName::new("acme").unwrap());
+        (meter, lane)
+    }
+
+    /// Samples of a scrape whose names begin so, sorted.
+    fn samples(meter: &Meter, name: &str) -> Vec<String> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, meter.registry()).unwrap();
+        let mut samples: Vec<_> = text.lines().filter(|line| line.starts_with(name)).map(str::to_owned).collect();
+        samples.sort();
+        samples
     }
 
     #[test]
     fn gauges_count_until_their_guard_drops() {
-        let meter = LaneMeter::default();
-        let taken = [meter.delivery_started(false), meter.delivery_started(true)];
-        let waiting = meter.permit_wait_started();
-        let sent = meter.request_started(Duration::from_micros(300), true);
-        let figures = meter.figures();
+        let (meter, lane) = lane();
+        let taken = [lane.delivery_started(false), lane.delivery_started(true)];
+        let waiting = lane.permit_wait_started();
+        let sent = lane.request_started(Duration::from_micros(300), true);
+        let figures = lane.figures();
         assert_eq!((figures.active, figures.in_flight, figures.sent_total), (2, 1, 1));
-        assert_eq!((meter.counts().waiting, meter.counts().redelivered), (1, 1));
+        let waits = |jobs| [format!("sluicegate_gate_waiting_jobs{{provider=\"acme\"}} {jobs}")];
+        assert_eq!(samples(&meter, "sluicegate_gate_waiting_jobs"), waits(1));
+        assert_eq!(samples(&meter, "sluicegate_redelivered"), ["sluicegate_redelivered_total{provider=\"acme\"} 1"]);
         drop((taken, waiting, sent));
-        let figures = meter.figures();
-        assert_eq!((figures.active, figures.in_flight, figures.sent_total, meter.counts().waiting), (0, 0, 1, 0));
+        let figures = lane.figures();
+        assert_eq!((figures.active, figures.in_flight, figures.sent_total), (0, 0, 1));
+        assert_eq!(samples(&meter, "sluicegate_gate_waiting_jobs"), waits(0));
     }
 
     /// A counter that first appears with its first event shows Prometheus no increase.
     #[test]
-    fn rejection_counters_start_at_zero() {
-        let meter = LaneMeter::default();
-        let rejected = meter.counts().rejected;
-        assert_eq!((rejected.len(), rejected.iter().map(|(_, count)| count).sum::<u64>()), (15, 0), "{rejected:?}");
-        meter.record_rejected(InvalidReason::BadAmount.code());
-        assert_eq!((count_of(&meter.counts().rejected, "bad_amount"), meter.counts().rejected.len()), (1, 15));
+    fn counters_start_at_zero() {
+        let (meter, lane) = lane();
+        let rejected = || samples(&meter, "sluicegate_rejected_messages_total");
+        assert_eq!((rejected().len(), rejected().iter().filter(|line| line.ends_with("} 0")).count()), (15, 15));
+        lane.record_rejected(InvalidReason::BadAmount.code());
+        assert_eq!((rejected().len(), rejected().iter().filter(|line| line.ends_with("} 0")).count()), (15, 14));
+        for (name, count) in
+            [("jobs_total", 6), ("permit_returned", 5), ("provider_requests", 7), ("hold_seconds_c", 1)]
+        {
+            assert_eq!(samples(&meter, &format!("sluicegate_{name}")).len(), count, "{name}");
+        }
     }
 
     #[test]
     fn responses_are_counted_by_status_class() {
-        let meter = LaneMeter::default();
-        let took = Duration::from_millis(3);
+        let (meter, lane) = lane();
+        let took = Duration::from_millis(5);
         for status in [Some(200), Some(201), Some(429), Some(503), Some(799), None] {
-            meter.record_response(status, true, took);
+            lane.record_response(status, true, took);
         }
-        meter.record_response(None, false, took);
-        let answers = meter.counts().answers;
-        let found = ["2xx", "3xx", "4xx", "5xx", "none", "unsent"].map(|class| count_of(&answers, class));
+        lane.record_response(None, false, took);
+        let found = ["2xx", "3xx", "4xx", "5xx", "none", "unsent"].map(|class| lane.responses(class).get());
         assert_eq!(found, [2, 0, 1, 1, 2, 1]);
-        assert_eq!(meter.counts().requests.counts[0], 7);
+        let within = "sluicegate_provider_request_duration_seconds_bucket{le=\"0.005\",";
+        assert_eq!(samples(&meter, within), [format!("{within}provider=\"acme\"}} 7")]);
     }
 
     #[test]
     fn refusal_is_counted_by_limit_and_logged() {
-        let meter = LaneMeter::default();
+        let (meter, lane) = lane();
         let by = |limit: &str| RefusalLabels { reason: "limit", limit: Some(limit.to_owned()) };
-        meter.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.8 s".to_owned());
-        meter.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.7 s".to_owned());
-        meter.record_refusal(RefusalLabels { reason: "cold", limit: None }, "cold".to_owned());
-        assert_eq!(meter.counts().refused.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [1, 2]);
-        let decisions = meter.figures().decisions;
+        lane.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.8 s".to_owned());
+        lane.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.7 s".to_owned());
+        lane.record_refusal(RefusalLabels { reason: "cold", limit: None }, "cold".to_owned());
+        let of = |labels| format!("sluicegate_permits_refused_total{{provider=\"acme\",{labels}");
+        let expected = [of("reason=\"cold\",limit=\"\"} 1"), of("reason=\"limit\",limit=\"per-second\"} 2")];
+        assert_eq!(samples(&meter, "sluicegate_permits_refused"), expected);
+        let decisions = lane.figures().decisions;
         assert_eq!(decisions.len(), 2);
         assert_eq!((decisions[1].permits, decisions[1].reason.ends_with("0.7 s")), (2, true));
-        let waits = meter.figures().permit_waits;
+    }
+
+    #[test]
+    fn wait_counts_at_its_first_bound() {
+        let (meter, lane) = lane();
+        for us in [0, 1_000, 1_001, 300_000_000, 300_000_001] {
+            lane.record_grant(Duration::from_micros(us));
+        }
+        let waits = lane.figures().permit_waits;
+        assert_eq!((&waits.counts[..3], &waits.counts[14..]), ([2, 1, 0].as_slice(), [0, 1, 1].as_slice()));
         assert_eq!(waits.counts.len(), waits.bounds_ms.len() + 1);
+        for (le, count) in [("0.001", 2), ("0.002", 3), ("300.0", 4), ("+Inf", 5)] {
+            let sample = format!("sluicegate_permit_wait_seconds_bucket{{le=\"{le}\",provider=\"acme\"}} {count}");
+            assert_eq!(samples(&meter, &sample).len(), 1, "{sample}");
+        }
     }
 }

@@ -1,59 +1,56 @@
 //! The counters of this process: per lane how often, how long and why, and how its settings were read.
 //!
-//! There is one meter per process, passed in with its status. Counters are atomics; only the ring of decisions takes a
-//! short lock. The meter knows no job and no account, so it cannot show any.
+//! There is one meter per process, passed in with its status. It counts in metric families, which a scrape reads. The
+//! meter knows no job and no account, so it cannot show any.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
+
+use self::families::Families;
 use crate::domain::provider::ProviderName;
+use crate::fleet::report::BackendStatus;
 use crate::ledger::outcomes::UnpublishedEvents;
 
-mod buckets;
-mod counts;
 mod decisions;
-mod labelled_counter;
+mod families;
 mod lane;
 
-pub use buckets::Distribution;
-pub use counts::{Histogram, LaneCounts, LaneFigures};
 pub use decisions::{DecisionKind, LaneDecision, RecordedDecision};
-pub use lane::{GaugeGuard, LaneMeter, RefusalLabels, ReturnReason};
+pub use families::Labels;
+pub use lane::{GaugeGuard, LaneFigures, LaneMeter, RefusalLabels, ReturnReason};
+
+/// Prefix of all metrics.
+pub const PREFIX: &str = "sluicegate";
 
 /// All counters of one process.
 #[derive(Debug)]
 pub struct Meter {
+    registry: Registry,
+    families: Arc<Families>,
     lanes: RwLock<BTreeMap<ProviderName, Arc<LaneMeter>>>,
-    reloads: AtomicU64,
-    failed_reloads: AtomicU64,
     /// 0: never.
     reloaded_at_ms: AtomicU64,
     started_at_ms: u64,
     unpublished: RwLock<Option<UnpublishedEvents>>,
-    missing_topology: AtomicU64,
-}
-
-/// Counts of settings reloads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reloads {
-    pub succeeded: u64,
-    pub failed: u64,
-    /// Unix time in milliseconds of the last success.
-    pub last_success_ms: Option<u64>,
 }
 
 impl Default for Meter {
     fn default() -> Self {
-        Self {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let meter = Self {
+            families: Arc::new(Families::register(&mut registry)),
+            registry,
             lanes: RwLock::default(),
-            reloads: AtomicU64::new(0),
-            failed_reloads: AtomicU64::new(0),
             reloaded_at_ms: AtomicU64::new(0),
             started_at_ms: decisions::unix_ms(),
             unpublished: RwLock::default(),
-            missing_topology: AtomicU64::new(0),
-        }
+        };
+        ["success", "failure"].into_iter().for_each(|result| drop(meter.reloads(result)));
+        meter
     }
 }
 
@@ -64,7 +61,8 @@ impl Meter {
             return lane;
         }
         let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(lanes.entry(provider.clone()).or_default())
+        let new = || Arc::new(LaneMeter::new(provider, Arc::clone(&self.families)));
+        Arc::clone(lanes.entry(provider.clone()).or_insert_with(new))
     }
 
     /// The counters of a lane, if it has any.
@@ -72,28 +70,42 @@ impl Meter {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(provider).cloned()
     }
 
-    /// All lanes that ran since the process started.
-    pub fn lanes(&self) -> BTreeMap<ProviderName, Arc<LaneMeter>> {
-        self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// What this process counts itself, for a scrape.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    fn reloads(&self, result: &str) -> Counter {
+        self.families.config_reloads.get_or_create_owned(&vec![("result", result.to_owned())])
     }
 
     /// Counts settings that were loaded and are in force.
     pub fn record_reload(&self) {
-        self.reloads.fetch_add(1, Ordering::Relaxed);
+        self.reloads("success").inc();
         self.reloaded_at_ms.store(decisions::unix_ms(), Ordering::Relaxed);
     }
 
     /// Counts settings that could not be read; the last ones stay in force.
     pub fn record_failed_reload(&self) {
-        self.failed_reloads.fetch_add(1, Ordering::Relaxed);
+        self.reloads("failure").inc();
     }
 
-    pub fn reloads(&self) -> Reloads {
-        let last = self.reloaded_at_ms.load(Ordering::Relaxed);
-        Reloads {
-            succeeded: self.reloads.load(Ordering::Relaxed),
-            failed: self.failed_reloads.load(Ordering::Relaxed),
-            last_success_ms: (last > 0).then_some(last),
+    /// Unix time in milliseconds at which the settings in force were loaded.
+    pub fn reloaded_at_ms(&self) -> Option<u64> {
+        Some(self.reloaded_at_ms.load(Ordering::Relaxed)).filter(|at_ms| *at_ms > 0)
+    }
+
+    /// Records the last check of each backend.
+    pub fn record_backends(&self, backends: &BTreeMap<String, BackendStatus>) {
+        let Families { dependency_up, dependency_rtt_seconds, .. } = self.families.as_ref();
+        for (name, status) in backends {
+            let labels = vec![("dependency", name.clone())];
+            dependency_up.get_or_create(&labels).set(u64::from(status.ok));
+            if let Some(rtt_ms) = status.rtt_ms {
+                dependency_rtt_seconds.get_or_create(&labels).set(rtt_ms / 1_000.0);
+            } else {
+                dependency_rtt_seconds.remove(&labels);
+            }
         }
     }
 
@@ -108,11 +120,7 @@ impl Meter {
 
     /// Counts a declared queue or exchange that no longer exists.
     pub fn record_missing_topology(&self) {
-        self.missing_topology.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn missing_topology_total(&self) -> u64 {
-        self.missing_topology.load(Ordering::Relaxed)
+        self.families.broker_objects_missed.inc();
     }
 
     /// Unix time in milliseconds.
@@ -131,12 +139,11 @@ mod tests {
         assert!(meter.find_lane(&acme).is_none());
         meter.lane(&acme).record_throttle();
         meter.lane(&acme).record_throttle();
-        assert_eq!(meter.lanes()[&acme].figures().throttled_total, 2);
-        assert_eq!(meter.reloads(), Reloads::default());
+        assert_eq!(meter.lane(&acme).figures().throttled_total, 2);
+        assert_eq!(meter.reloaded_at_ms(), None);
         meter.record_failed_reload();
         meter.record_reload();
-        let reloads = meter.reloads();
-        assert_eq!((reloads.succeeded, reloads.failed), (1, 1));
-        assert!(reloads.last_success_ms >= Some(meter.started_at_ms()));
+        assert_eq!(["success", "failure"].map(|result| meter.reloads(result).get()), [1, 1]);
+        assert!(meter.reloaded_at_ms() >= Some(meter.started_at_ms()));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::domain::wait_reason::{WaitReason, sentence};
 use sluicegate::ledger::LedgerError;
@@ -16,7 +17,7 @@ use sluicegate::provider::ProviderFactory;
 use sluicegate::queue::embedded::EmbeddedQueue;
 use sluicegate::queue::message::CardNumbers;
 use sluicegate::queue::{Destination, OutgoingMessage, Properties, Queue};
-use sluicegate::worker::meter::LaneCounts;
+use sluicegate::worker::meter::LaneMeter;
 use sluicegate::worker::supervisor::{self, DrainReport, WorkerStatus};
 use sluicegate::worker::{Backends, WorkerOptions};
 use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
@@ -196,7 +197,10 @@ impl Bench {
 
     /// Payments that the running worker has finished, by final state.
     pub fn finished(&self, lane: &str) -> BTreeMap<&'static str, u64> {
-        self.counts(lane).outcomes.into_iter().filter(|(_, count)| *count > 0).collect()
+        let meter = self.meter(lane);
+        let finished =
+            |state: FinalState| (state.name(), meter.as_ref().map_or(0, |meter| meter.finished(state.name()).get()));
+        FinalState::ALL.map(finished).into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
     /// The running worker's figures of unpublished events.
@@ -206,21 +210,18 @@ impl Bench {
 
     /// Messages that the running worker has requeued for this reason.
     pub fn returned_permits(&self, lane: &str, reason: &str) -> u64 {
-        let requeues = self.counts(lane).requeues.into_iter();
-        requeues.filter(|(word, _)| *word == reason).map(|(_, count)| count).sum()
+        self.meter(lane).map_or(0, |meter| meter.requeues(reason).get())
     }
 
     /// Reason of the running worker's last decision of this kind.
     pub fn last_decision(&self, lane: &str, kind: &str) -> String {
-        let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
-        let decisions = meter.find_lane(&name(lane)).map(|lane| lane.figures().decisions).unwrap_or_default();
+        let decisions = self.meter(lane).map(|meter| meter.figures().decisions).unwrap_or_default();
         let last = decisions.into_iter().filter(|line| line.kind == kind).max_by_key(|line| line.at_ms);
         last.unwrap_or_else(|| panic!("{lane} has made no decision of kind {kind}")).reason
     }
 
-    fn counts(&self, lane: &str) -> LaneCounts {
-        let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
-        meter.find_lane(&name(lane)).map(|lane| lane.counts()).unwrap_or_default()
+    fn meter(&self, lane: &str) -> Option<Arc<LaneMeter>> {
+        self.running.as_ref().unwrap().progress.borrow().meter.find_lane(&name(lane))
     }
 
     /// Waits until the worker consumes no more messages.
