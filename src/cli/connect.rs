@@ -2,6 +2,7 @@
 //!
 //! Commands depend on this trait alone, so each can be tested with fakes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -16,7 +17,7 @@ use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::InvalidRow;
 use crate::limiter::Limiter;
 use crate::provider::secret_grants::SecretUse;
-use crate::queue::Queue;
+use crate::queue::{Queue, QueueError};
 use crate::worker;
 
 /// A message that a worker would accept.
@@ -99,4 +100,38 @@ pub trait Services: Send + Sync {
 
     /// Finishes running work and closes the open backends.
     async fn close(&self);
+}
+
+/// Providers whose queues the broker refuses to declare, and why: most likely another program declared them
+/// differently.
+pub type UndeclaredLanes = BTreeMap<ProviderName, String>;
+
+/// Declares the queues of all these providers. If the broker refuses, declares each `wanted` provider on its own, so
+/// that a problem with one provider does not stop the others.
+///
+/// # Errors
+/// When RabbitMQ is unreachable, or refuses the queues of every wanted provider.
+pub async fn declare_lanes(
+    queue: &dyn Queue,
+    names: &[ProviderName],
+    wanted: &[ProviderName],
+) -> Result<UndeclaredLanes, QueueError> {
+    match queue.declare(names).await {
+        Ok(()) => return Ok(UndeclaredLanes::new()),
+        Err(QueueError::Refused(_)) => {}
+        Err(error) => return Err(error),
+    }
+    let mut undeclared = UndeclaredLanes::new();
+    for name in wanted {
+        match queue.declare(std::slice::from_ref(name)).await {
+            Ok(()) => {}
+            // All wanted providers are refused.
+            Err(refusal @ QueueError::Refused(_)) if undeclared.len() + 1 == wanted.len() => return Err(refusal),
+            Err(QueueError::Refused(why)) => {
+                undeclared.insert(name.clone(), why);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(undeclared)
 }

@@ -11,11 +11,11 @@ use serde_json::json;
 use super::connect::{MissingDatabase, Services};
 use super::jobs::actor;
 use super::rows::{PROVIDER_HEADER, provider_cells};
-use super::{CommandError, Console, Exit, lane_declaration};
+use super::{CommandError, Console, Exit, connect};
 use crate::config::Config;
 use crate::domain::explain::format::count;
 use crate::domain::provider::ProviderName;
-use crate::fleet::pace::PaceOverview;
+use crate::fleet::limits::PaceOverview;
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
@@ -185,7 +185,7 @@ async fn declare_all_lanes(config: &Config, services: &dyn Services, ledger: &Da
     let names = names(ledger).await?;
     let declared = async {
         let queue = services.queue(config).await?;
-        Ok::<_, CommandError>(lane_declaration::declare_lanes(queue.as_ref(), &names, &names).await?)
+        Ok::<_, CommandError>(connect::declare_lanes(queue.as_ref(), &names, &names).await?)
     };
     let undeclared = declared.await.map_err(|error| {
         CommandError::Failed(format!(

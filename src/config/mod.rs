@@ -9,7 +9,6 @@ pub mod address;
 mod cross_checks;
 mod keys;
 mod layers;
-mod otlp;
 mod problem;
 mod raw;
 mod secrets;

@@ -9,16 +9,15 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use super::Purpose;
 use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, ValueProblem};
-use super::cross_checks;
 use super::problem::ConfigProblem;
-use super::raw::RawConfig;
+use super::raw::{RawConfig, RawTelemetry};
+use super::{Purpose, cross_checks};
 use crate::domain::sensitive::safe_quote::{path_if_safe, quote_if_safe};
-use crate::provider::outbound;
 use crate::provider::secret_grants::SecretGrants;
+use crate::provider::validate_outbound;
 pub use crate::queue::message::CardNumbers;
-use crate::tls::Authorities;
+use crate::tls::{Authorities, is_plaintext_allowed};
 
 /// Placeholders for secrets in the examples.
 const PLACEHOLDERS: [&str; 4] = ["random-characters", "changeme", "change-me", "placeholder"];
@@ -173,7 +172,7 @@ pub fn validate(raw: &RawConfig, purpose: Purpose, problems: &mut ProblemCollect
     let outbound_secrets = validate_secrets(&raw.outbound.secrets, problems);
     let authorities = validate_authorities(&raw.tls.ca_file, problems);
     let log = validate_log(&raw.log, problems);
-    let otlp_endpoint = super::otlp::validate_endpoint(&raw.telemetry, &raw.tls.plaintext_hosts, problems);
+    let otlp_endpoint = validate_otlp_endpoint(&raw.telemetry, &raw.tls.plaintext_hosts, problems);
     let parts = cross_checks::ParsedKeys {
         database: database.as_ref().map(|database| &database.url),
         queue: queue_url.as_ref(),
@@ -242,7 +241,7 @@ fn placeholder_problem(token: &str) -> Option<&'static str> {
 }
 
 fn validate_targets(entries: &[String], problems: &mut ProblemCollector) {
-    if let Err(entry_problems) = outbound::validate(entries) {
+    if let Err(entry_problems) = validate_outbound(entries) {
         let fix = "Write each as loopback, host:port, a CIDR like 10.0.0.0/8, or http://host:port";
         problems.add("outbound.allow", entry_problems.join("; "), fix);
     }
@@ -293,4 +292,46 @@ fn validate_log(raw: &super::raw::RawLog, problems: &mut ProblemCollector) -> Op
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
     let format = problems.parse_choice("log.format", &raw.format, &formats);
     Some(LogConfig { level: level?, format: format? })
+}
+
+const OTLP_KEY: &str = "telemetry.otlp_endpoint";
+
+/// Validates the address that spans are sent to. Plain text to other machines is rejected, because spans tell who pays
+/// whom when. `Some(None)`: no spans are sent. `None`: a problem was added.
+fn validate_otlp_endpoint(
+    raw: &RawTelemetry,
+    plaintext_hosts: &[String],
+    problems: &mut ProblemCollector,
+) -> Option<Option<String>> {
+    let text = raw.otlp_endpoint.as_str();
+    if text == "none" {
+        return Some(None);
+    }
+    if !cfg!(feature = "otlp") {
+        let what = "is set, and this build has no OpenTelemetry";
+        problems.add(OTLP_KEY, what, "Build with `cargo build --release --features otlp`, or set it to `none`");
+        return None;
+    }
+    let url = url::Url::parse(text).ok().filter(|url| {
+        let is_bare = url.username().is_empty() && url.password().is_none() && url.query().is_none();
+        matches!(url.scheme(), "http" | "https") && is_bare && url.fragment().is_none()
+    });
+    let Some((scheme, host)) = url.as_ref().and_then(|url| Some((url.scheme(), url.host_str()?))) else {
+        problems.add(
+            OTLP_KEY,
+            "is not the address of a collector",
+            "Write http://127.0.0.1:4318 or https://HOST, or `none`",
+        );
+        return None;
+    };
+    if scheme == "http" && !is_plaintext_allowed(host, plaintext_hosts) {
+        let what = format!("the connection to {host} would be plain text");
+        problems.add(
+            OTLP_KEY,
+            what,
+            format!("Use https://; or add \"{host}\" to tls.plaintext_hosts at your own risk"),
+        );
+        return None;
+    }
+    Some(Some(text.to_owned()))
 }

@@ -102,12 +102,13 @@ impl Breaker {
         }
     }
 
-    /// Takes in one outcome. `fraction` is a random number in 0..1 that spreads the probes of several processes.
+    /// Takes in the outcome of a request that began at `began`. `fraction` is a random number in 0..1 that spreads the probes of several processes.
     pub fn observe(
         &mut self,
         job: &JobId,
         sample: HealthSample,
-        (began, now): (Duration, Duration),
+        began: Duration,
+        now: Duration,
         fraction: f64,
     ) -> Option<BreakerTransition> {
         match self.opened {
@@ -183,14 +184,14 @@ mod tests {
         JobId::new(format!("job-{number}")).unwrap()
     }
 
-    fn at(seconds: u64) -> (Duration, Duration) {
-        (Duration::from_secs(seconds), Duration::from_secs(seconds))
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
     }
 
     fn opened() -> Breaker {
         let mut breaker = Breaker::default();
         let changes = (0..CONSECUTIVE_FAILURES_MAX)
-            .filter_map(|number| breaker.observe(&job(number), HealthSample::Down, at(0), 1.0));
+            .filter_map(|number| breaker.observe(&job(number), HealthSample::Down, at(0), at(0), 1.0));
         assert_eq!(changes.collect::<Vec<_>>(), [BreakerTransition::Opens { open_for: Duration::from_secs(5) }]);
         breaker
     }
@@ -222,10 +223,10 @@ mod tests {
     fn one_failing_job_does_not_open_it() {
         let mut breaker = Breaker::default();
         for _ in 0..100 {
-            assert_eq!(breaker.observe(&job(1), HealthSample::DownOrJobFault, at(0), 0.5), None);
+            assert_eq!(breaker.observe(&job(1), HealthSample::DownOrJobFault, at(0), at(0), 0.5), None);
         }
         let others = (2..=CONSECUTIVE_FAILURES_MAX)
-            .filter_map(|number| breaker.observe(&job(number), HealthSample::DownOrJobFault, at(0), 0.5));
+            .filter_map(|number| breaker.observe(&job(number), HealthSample::DownOrJobFault, at(0), at(0), 0.5));
         assert_eq!(others.count(), 1, "different jobs do");
     }
 
@@ -234,7 +235,7 @@ mod tests {
         let mut breaker = Breaker::default();
         let samples = [HealthSample::Reachable, HealthSample::Down].into_iter().cycle();
         let opens = samples.enumerate().position(|(number, sample)| {
-            breaker.observe(&job(u32::try_from(number).unwrap()), sample, at(0), 0.5).is_some()
+            breaker.observe(&job(u32::try_from(number).unwrap()), sample, at(0), at(0), 0.5).is_some()
         });
         assert_eq!(opens, Some(2 * WINDOW_FAILURES_MAX - 1));
     }
@@ -244,8 +245,7 @@ mod tests {
         let mut breaker = opened();
         for sample in [HealthSample::Reachable, HealthSample::Down] {
             for number in 0..10 {
-                let straggler = (Duration::from_secs(4), Duration::from_secs(9));
-                assert_eq!(breaker.observe(&job(number), sample, straggler, 1.0), None);
+                assert_eq!(breaker.observe(&job(number), sample, at(4), at(9), 1.0), None, "a straggler");
             }
         }
         assert!(breaker.is_open());
@@ -254,15 +254,15 @@ mod tests {
     #[test]
     fn probes_close_it_or_reopen_it_longer() {
         let mut breaker = opened();
-        assert_eq!(breaker.observe(&job(1), HealthSample::Reachable, at(5), 1.0), None);
+        assert_eq!(breaker.observe(&job(1), HealthSample::Reachable, at(5), at(5), 1.0), None);
         let longer = BreakerTransition::Opens { open_for: Duration::from_secs(10) };
-        assert_eq!(breaker.observe(&job(2), HealthSample::DownOrJobFault, at(6), 1.0), Some(longer));
+        assert_eq!(breaker.observe(&job(2), HealthSample::DownOrJobFault, at(6), at(6), 1.0), Some(longer));
         let changes: Vec<_> =
-            (0..3).map(|number| breaker.observe(&job(number), HealthSample::Reachable, at(16), 1.0)).collect();
+            (0..3).map(|number| breaker.observe(&job(number), HealthSample::Reachable, at(16), at(16), 1.0)).collect();
         assert_eq!(changes, [None, None, Some(BreakerTransition::Closes)]);
         assert!(!breaker.is_open());
         assert_eq!(
-            breaker.observe(&job(9), HealthSample::Down, at(17), 1.0),
+            breaker.observe(&job(9), HealthSample::Down, at(17), at(17), 1.0),
             None,
             "a closed breaker starts with no failures"
         );
@@ -273,7 +273,7 @@ mod tests {
         let mut breaker = opened();
         breaker.probe_from(Duration::from_secs(2));
         let changes: Vec<_> =
-            (0..3).map(|number| breaker.observe(&job(number), HealthSample::Reachable, at(2), 1.0)).collect();
+            (0..3).map(|number| breaker.observe(&job(number), HealthSample::Reachable, at(2), at(2), 1.0)).collect();
         assert_eq!(changes.last(), Some(&Some(BreakerTransition::Closes)));
     }
 
@@ -290,7 +290,7 @@ mod tests {
                 let sample = samples[usize::from(sample)];
                 let was_open = breaker.is_open();
                 answered = if was_open && sample == HealthSample::Reachable { answered + 1 } else { 0 };
-                match breaker.observe(&job(number), sample, at(now), 0.5) {
+                match breaker.observe(&job(number), sample, at(now), at(now), 0.5) {
                     Some(BreakerTransition::Closes) => prop_assert!(was_open && answered >= PROBES_TO_CLOSE),
                     Some(BreakerTransition::Opens { open_for }) => {
                         prop_assert!(sample != HealthSample::Reachable);

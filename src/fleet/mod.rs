@@ -5,17 +5,14 @@
 
 pub mod backlog;
 pub mod clears;
-mod limits;
+pub mod limits;
 #[cfg(test)]
 mod missing_tests;
 pub mod overview;
-pub mod pace;
 mod provider_counts;
 pub mod provider_status;
-pub mod recent;
 pub mod reconciliation;
 pub mod report;
-mod warnings;
 pub mod workers;
 
 pub use overview::{Overview, OverviewInput, ProviderOverview, overview};

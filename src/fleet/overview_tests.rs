@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fleet::by_provider;
 use crate::fleet::clears::MissingSource;
-use crate::fleet::recent::{permit_waits, recent_decisions};
 use crate::fleet::report::{LaneReport, LaneState, PauseCause, ProcessReport, ReportedPause, WaitHistogram};
+use crate::fleet::workers::{permit_waits, recent_decisions};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
 use crate::ledger::upkeep::LedgerReconciliation;
 

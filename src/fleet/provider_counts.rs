@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::ProviderReconciliation;
 use super::backlog::{Backlog, backlog};
 use super::overview::OverviewInput;
-use super::recent::lane_reports;
+use super::workers::lane_reports;
 use crate::domain::clear_time::MissingInput;
 use crate::domain::provider::Provider;
 

@@ -4,10 +4,10 @@
 //! exclusive lock on the database first.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{LimitStatus, Limiter, LimiterError};
@@ -50,12 +50,12 @@ impl Limiter for EmbeddedLimiter {
 
     async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
         // After a panic inside the state machine, slots are at worst held too long.
-        let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut quotas = self.quotas.lock();
         Ok(quotas.entry(spec.quota.clone()).or_default().call(self.now(), spec, call))
     }
 
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
-        let quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+        let quotas = self.quotas.lock();
         let unused = Quota::default();
         let quota = quotas.get(&spec.quota).unwrap_or(&unused);
         Ok(super::limit_statuses(spec, subject, &quota.usage(self.now(), spec, subject)))

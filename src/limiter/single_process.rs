@@ -5,9 +5,10 @@
 //! the lock counts as an unavailable store. See `docs/decisions/0014-leader-row-in-sql.md`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::embedded::EmbeddedLimiter;
@@ -44,7 +45,7 @@ impl SingleProcessLimiter {
 
     fn connection(&self, quota: &ProviderName) -> StoreConnection {
         // The map is consistent after every statement.
-        let reconnected_at = self.reconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let reconnected_at = self.reconnected_at.lock();
         let connected_at = reconnected_at.get(quota).copied().unwrap_or(self.connected_at);
         StoreConnection { run_id: self.run_id.clone(), connected_at }
     }
@@ -84,7 +85,7 @@ impl RemoteLimiter for SingleProcessLimiter {
     }
 
     async fn disconnect(&self, quota: &ProviderName, connection: &StoreConnection) {
-        let mut reconnected_at = self.reconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reconnected_at = self.reconnected_at.lock();
         let connected_at = reconnected_at.entry(quota.clone()).or_insert(self.connected_at);
         if *connected_at == connection.connected_at {
             *connected_at = Instant::now();

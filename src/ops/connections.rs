@@ -4,12 +4,12 @@
 //! decides which requests are probes.
 
 use std::future::Future as _;
-use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use std::{fmt, io};
 
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
@@ -20,7 +20,6 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use self::admission::{AdmissionBounds, AdmittedConnection, ConnectionAdmission};
 pub(super) use self::admission::{AdmissionError, RequestInProgress, RequestKind};
-use super::client_address::ClientAddress;
 
 mod admission;
 
@@ -177,6 +176,33 @@ impl AsyncWrite for BoundedConnection {
     }
 }
 
+const NETWORK_BITS: u32 = 64;
+
+/// The client by which connections and wrong tokens are counted: an IPv4 address or an IPv6 network, because a host
+/// usually has a whole /64 network. All clients behind a proxy share the proxy's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ClientAddress(IpAddr);
+
+impl From<IpAddr> for ClientAddress {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            // On a link all hosts share one network.
+            IpAddr::V6(v6) if v6.is_loopback() || v6.is_unicast_link_local() => IpAddr::V6(v6),
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> NETWORK_BITS << NETWORK_BITS)),
+            v4 @ IpAddr::V4(_) => v4,
+        })
+    }
+}
+
+impl fmt::Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V6(v6) if !v6.is_loopback() && !v6.is_unicast_link_local() => write!(f, "{v6}/{NETWORK_BITS}"),
+            address => write!(f, "{address}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use axum::Router;
@@ -291,5 +317,20 @@ mod tests {
             assert!(slow.await.unwrap().ends_with("slow"));
         }
         assert!(ask("127.0.0.3", "/").await.ends_with("here"), "ended requests still count");
+    }
+
+    #[test]
+    fn ipv6_network_is_one_client() {
+        let shown = |address: &str| ClientAddress::from(address.parse::<IpAddr>().unwrap()).to_string();
+        for (address, client) in [
+            ("10.1.2.3", "10.1.2.3"),
+            ("::ffff:10.1.2.3", "10.1.2.3"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+            ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+            ("::1", "::1"),
+            ("fe80::1:2", "fe80::1:2"),
+        ] {
+            assert_eq!(shown(address), client);
+        }
     }
 }

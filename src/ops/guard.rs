@@ -22,7 +22,6 @@ use wrong_tokens::TokenCheck;
 pub use wrong_tokens::{AuthenticationFailures, WrongTokens};
 
 mod caller;
-mod headers;
 mod wrong_tokens;
 
 /// Longest time for a response.
@@ -40,14 +39,14 @@ const SINGLE_VALUE_HEADERS: [HeaderName; 5] = [
 /// For all routes: rejects ambiguous requests and changes by other sites, and bounds the response time.
 pub(super) async fn check_request(request: Request, next: Next) -> Response {
     if let Some(problem) = ambiguity(&request) {
-        return headers::with_security_headers(refusal_response(StatusCode::BAD_REQUEST, &problem));
+        return with_security_headers(refusal_response(StatusCode::BAD_REQUEST, &problem));
     }
     let harmless = is_safe_method(request.method());
     if !harmless && let Some(problem) = cross_site_problem(request.headers()) {
-        return headers::with_security_headers(refusal_response(StatusCode::FORBIDDEN, problem));
+        return with_security_headers(refusal_response(StatusCode::FORBIDDEN, problem));
     }
     let answer = tokio::time::timeout(HANDLER_TIMEOUT, next.run(request)).await;
-    headers::with_security_headers(answer.unwrap_or_else(|_| {
+    with_security_headers(answer.unwrap_or_else(|_| {
         let words = if harmless { "no answer in time" } else { "no answer in time: check whether the change was made" };
         refusal_response(StatusCode::SERVICE_UNAVAILABLE, words)
     }))
@@ -170,6 +169,30 @@ fn is_loopback_host(host: &[u8]) -> bool {
     };
     let bare = name.trim_start_matches('[').trim_end_matches(']');
     name.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback())
+}
+
+const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; \
+         frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+];
+
+/// Adds the security headers: no content of other origins, no frames, no type sniffing, no caching. A header that a
+/// handler has set stays.
+fn with_security_headers(mut answer: Response) -> Response {
+    let headers = answer.headers_mut();
+    for (name, value) in SECURITY_HEADERS {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    answer
 }
 
 #[cfg(test)]

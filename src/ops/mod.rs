@@ -3,7 +3,7 @@
 //! It listens on loopback unless configured otherwise, and needs a token elsewhere. A GET changes nothing. Clients that
 //! are too slow or send too much are disconnected.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use parking_lot::Mutex;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -30,7 +31,6 @@ use crate::worker::supervisor::WorkerStatus;
 
 pub mod api;
 pub mod change;
-mod client_address;
 mod connections;
 pub mod deployment;
 pub mod explain;
@@ -82,7 +82,7 @@ impl StartupGate {
 
     /// Sets what the start waits for, in the words of the backend.
     pub fn set_waiting_for(&self, cause: String) {
-        *self.waiting_for.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
+        *self.waiting_for.lock() = Some(cause);
     }
 
     async fn respond(self, request: Request) -> Response {
@@ -94,7 +94,7 @@ impl StartupGate {
     }
 
     fn starting_body(&self) -> String {
-        let cause = self.waiting_for.lock().unwrap_or_else(PoisonError::into_inner);
+        let cause = self.waiting_for.lock();
         cause.as_ref().map_or_else(|| STARTING.to_owned(), |cause| format!("starting: {}\n", printable(cause)))
     }
 }
@@ -103,7 +103,7 @@ impl StartupGate {
 pub async fn serve(listener: TcpListener, gate: StartupGate, stop: CancellationToken) -> std::io::Result<()> {
     let answers = Router::new().fallback(move |request| gate.clone().respond(request));
     let service = answers
-        .layer(from_fn(api::json_errors::with_json_errors))
+        .layer(from_fn(api::problem::with_json_errors))
         .layer(from_fn(guard::admit_request))
         .layer(from_fn(guard::check_request));
     let service = service.into_make_service_with_connect_info::<ClientInfo>();

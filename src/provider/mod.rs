@@ -15,9 +15,9 @@ use crate::domain::local_fault::LocalFault;
 use crate::domain::lookup::LookupResult;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
+use http::OutboundPolicy;
 
 pub mod http;
-pub mod outbound;
 pub mod secret_grants;
 pub mod simulated;
 
@@ -139,4 +139,12 @@ pub trait ProviderFactory: Send + Sync {
     /// # Errors
     /// [`FreezeError`] if the row has an address or header that cannot be used.
     fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError>;
+}
+
+/// Checks each entry of the configuration list `outbound.allow`.
+///
+/// # Errors
+/// One line per entry that is neither `loopback`, host:port, a CIDR nor http://host:port.
+pub fn validate_outbound(entries: &[String]) -> Result<(), Vec<String>> {
+    OutboundPolicy::parse(entries).map(drop)
 }

@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::watch;
 
 use crate::domain::job::{InvalidReason, JobId};
-use crate::domain::provider::ProviderName;
+use crate::domain::provider::{ProviderName, RESERVED_NAMES};
 
 pub mod embedded;
-mod fault;
 pub mod headers;
 pub mod message;
-mod names;
 pub mod rabbitmq;
 
 pub use crate::domain::delay::{DELAY_STEPS, copy_step, delay_step};
@@ -226,4 +225,43 @@ pub trait Queue: Send + Sync {
 
     /// Whether the broker answers now; its version, where it tells one.
     async fn ping(&self) -> Result<Option<String>, QueueError>;
+}
+
+/// The signal by which a receipt that could not finish its message ends its lane; the first reason counts.
+///
+/// A place in the prefetch that never comes free would in time stop the lane without a sign. A lane that ends is opened
+/// again, and the broker delivers again what it held.
+#[derive(Default)]
+struct LaneFault(watch::Sender<Option<String>>);
+
+impl LaneFault {
+    pub fn record(&self, why: String) {
+        self.0.send_if_modified(|reason| {
+            let first = reason.is_none();
+            reason.get_or_insert(why);
+            first
+        });
+    }
+
+    pub fn reason(&self) -> Option<String> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for a reason. Cancel-safe: the reason stays.
+    pub async fn wait(&self) -> String {
+        // The sender lives in `self`, so there is no end without a reason.
+        let reason = self.0.subscribe().wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or_default()
+    }
+}
+
+/// The lane's queue. Names of Sluicegate's own queues are refused; all others are the domain's to judge.
+///
+/// # Errors
+/// [`QueueError::Refused`] when the provider has the name of one of our own queues.
+fn lane_queue(prefix: &str, provider: &ProviderName) -> Result<String, QueueError> {
+    if RESERVED_NAMES.contains(&provider.as_str()) {
+        return Err(QueueError::Refused(format!("provider `{provider}`: this name is reserved, choose another")));
+    }
+    Ok(format!("{prefix}.{provider}"))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::event::JobIndex;
+use super::world::JobIndex;
 use crate::domain::clock_attestation::AttestationCheck;
 use crate::domain::permit_protocol::{CostByKind, LimiterCall, LimiterReply, RebuildData};
 use crate::domain::provider::Provider;

@@ -18,11 +18,9 @@ pub mod arrivals;
 #[cfg(test)]
 mod clear_time_tests;
 mod driver;
-mod event;
 pub mod latency;
 mod process;
 pub mod result;
-mod series;
 #[cfg(test)]
 mod tests;
 mod windows;
@@ -30,8 +28,7 @@ mod world;
 
 pub use arrivals::{JobArrival, JobArrivals};
 pub use latency::LatencyModel;
-pub use result::{SimulationResult, steady_rate};
-pub use series::{Series, SeriesPoint};
+pub use result::{Series, SeriesPoint, SimulationResult, steady_rate};
 pub use windows::WindowCount;
 
 /// Deployment to simulate.

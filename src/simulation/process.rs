@@ -3,7 +3,7 @@
 //! The rules are those of `worker::lane`; gate and dispatcher are those of production. The simulation advances the time.
 
 use super::driver::{GateDriver, VirtualClock};
-use super::event::JobIndex;
+use super::world::JobIndex;
 use crate::domain::deadline_misses::MissStreak;
 use crate::domain::provider::{JobOrder, Provider};
 use crate::domain::time::micros_up;

@@ -6,10 +6,12 @@
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 /// Size of the buffer, in bytes: about 20,000 lines. The thread may be writing as much again.
 const BUFFER_MAX: usize = 4 * 1_024 * 1_024;
@@ -75,8 +77,9 @@ impl NonBlocking {
     /// Waits until everything is written, but no longer than `at_most`. Returns whether everything was written.
     pub fn flush_within(&self, at_most: Duration) -> bool {
         let has_more = |buffer: &mut Buffer| buffer.is_writing || !buffer.pending.is_empty();
-        let waited = self.0.changed.wait_timeout_while(self.0.lock(), at_most, has_more);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        let mut buffer = self.0.buffer.lock();
+        self.0.changed.wait_while_for(&mut buffer, has_more, at_most);
+        !has_more(&mut buffer)
     }
 }
 
@@ -94,14 +97,9 @@ impl Write for NonBlocking {
 }
 
 impl SharedLogBuffer {
-    /// A poisoned lock is usable, because no holder panics.
-    fn lock(&self) -> MutexGuard<'_, Buffer> {
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn push(&self, line: &[u8]) {
         let max = if IS_WRITER.get() { self.max + RESERVE } else { self.max };
-        let mut buffer = self.lock();
+        let mut buffer = self.buffer.lock();
         if buffer.pending.len() + line.len() > max {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
@@ -131,11 +129,11 @@ impl SharedLogBuffer {
 
     /// Waits for lines and swaps them into the empty `chunk`.
     fn take(&self, chunk: &mut Vec<u8>) {
-        let mut buffer = self.lock();
+        let mut buffer = self.buffer.lock();
         buffer.is_writing = false;
         self.changed.notify_all();
         let is_idle = |buffer: &mut Buffer| buffer.pending.is_empty();
-        buffer = self.changed.wait_while(buffer, is_idle).unwrap_or_else(PoisonError::into_inner);
+        self.changed.wait_while(&mut buffer, is_idle);
         std::mem::swap(&mut buffer.pending, chunk);
         buffer.is_writing = true;
     }
@@ -174,7 +172,7 @@ mod tests {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.started.send(()).unwrap_or_default();
             let taken = self.allowed.recv().map_err(|_| ErrorKind::BrokenPipe)??.min(bytes.len());
-            self.written.lock().unwrap().extend_from_slice(&bytes[..taken]);
+            self.written.lock().extend_from_slice(&bytes[..taken]);
             Ok(taken)
         }
 
@@ -207,7 +205,7 @@ mod tests {
         }
 
         fn text(&self) -> String {
-            String::from_utf8(self.written.lock().unwrap().clone()).unwrap()
+            String::from_utf8(self.written.lock().clone()).unwrap()
         }
     }
 

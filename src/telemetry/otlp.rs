@@ -5,7 +5,6 @@
 //! address.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
@@ -15,6 +14,7 @@ use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttp
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracerProvider, Tracer};
+use parking_lot::Mutex;
 use reqwest::blocking::Client;
 use reqwest::{Certificate, redirect};
 use tracing::Span;
@@ -139,7 +139,7 @@ pub fn store_context(id: &str, span: &Span) {
     if headers.is_empty() {
         return;
     }
-    let mut kept = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = CONTEXTS.lock();
     let kept = kept.get_or_insert_default();
     if kept.contexts.insert(id.to_owned(), headers).is_none() {
         kept.order.push_back(id.to_owned());
@@ -152,6 +152,6 @@ pub fn store_context(id: &str, span: &Span) {
 }
 
 pub fn stored_headers(id: &str) -> BTreeMap<String, String> {
-    let kept = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = CONTEXTS.lock();
     kept.as_ref().and_then(|kept| kept.contexts.get(id).cloned()).unwrap_or_default()
 }

@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -40,13 +41,13 @@ pub struct InFlightRequest(Arc<ActiveJobs>);
 
 impl ActiveJobs {
     pub fn insert(self: &Arc<Self>, lease: LeaseToken) -> ActiveJob {
-        self.lock().insert(lease.id.clone(), lease.fence);
+        self.leases.lock().insert(lease.id.clone(), lease.fence);
         ActiveJob { lease, jobs: Arc::clone(self) }
     }
 
     /// Inserts the lease; `None` if this process already has another lease of the job, which must be kept.
     pub fn try_insert(self: &Arc<Self>, lease: &LeaseToken) -> Option<ActiveJob> {
-        match self.lock().entry(lease.id.clone()) {
+        match self.leases.lock().entry(lease.id.clone()) {
             Entry::Occupied(_) => return None,
             Entry::Vacant(free) => free.insert(lease.fence),
         };
@@ -65,11 +66,11 @@ impl ActiveJobs {
 
     /// Whether the job is active in this process.
     pub fn contains(&self, job: &JobId) -> bool {
-        self.lock().contains_key(job)
+        self.leases.lock().contains_key(job)
     }
 
     pub fn count(&self) -> usize {
-        self.lock().len()
+        self.leases.lock().len()
     }
 
     /// Renews all leases until the token fires.
@@ -82,7 +83,7 @@ impl ActiveJobs {
                 () = stop.cancelled() => return,
             }
             let leases: Vec<LeaseToken> =
-                self.lock().iter().map(|(id, fence)| LeaseToken { id: id.clone(), fence: *fence }).collect();
+                self.leases.lock().iter().map(|(id, fence)| LeaseToken { id: id.clone(), fence: *fence }).collect();
             if leases.is_empty() {
                 continue;
             }
@@ -96,15 +97,11 @@ impl ActiveJobs {
             }
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, i64>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ActiveJob {
     fn drop(&mut self) {
-        let mut leases = self.jobs.lock();
+        let mut leases = self.jobs.leases.lock();
         if leases.get(&self.lease.id) == Some(&self.lease.fence) {
             leases.remove(&self.lease.id);
         }

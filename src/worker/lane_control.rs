@@ -3,9 +3,10 @@
 //! It does not decide: the decision tables and `domain::breaker` do. It keeps their decisions where intake, active jobs
 //! and `status` read them. See `docs/decisions/0035-circuit-breaker-per-lane.md`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
@@ -153,7 +154,7 @@ impl LaneControl {
     /// Pauses consuming and sending for this long; active jobs are delayed.
     pub fn pause_sending(&self, wait: Duration, by: PauseCause, cause: Wait) {
         if matches!(by, PauseCause::Breaker | PauseCause::Setup) {
-            let mut unhealthy_until = self.unhealthy_until();
+            let mut unhealthy_until = self.unhealthy_until.lock();
             *unhealthy_until = (*unhealthy_until).max(Some(Instant::now() + wait));
         }
         extend(&self.sending, wait, by, cause.clone());
@@ -162,13 +163,13 @@ impl LaneControl {
 
     /// Records that a request was recorded in time for its permit.
     pub fn record_on_time(&self) {
-        self.deadline_misses().record_on_time();
+        self.deadline_misses.lock().record_on_time();
     }
 
     /// Records that a request was recorded too late for its permit. If the ledger is too slow for several, intake is
     /// paused.
     pub fn record_deadline_miss(&self) {
-        let is_too_slow = self.deadline_misses().record_miss(self.since_origin(Instant::now()));
+        let is_too_slow = self.deadline_misses.lock().record_miss(self.since_origin(Instant::now()));
         if is_too_slow {
             let slow = "the ledger does not commit within the send budget";
             let cause = Wait::with_detail(WaitReason::LedgerUnavailable, slow);
@@ -228,7 +229,7 @@ impl LaneControl {
     }
 
     pub fn state(&self) -> LaneStatus {
-        if let Some(closed) = self.queue_refusal().clone() {
+        if let Some(closed) = self.queue_refusal.lock().clone() {
             return LaneStatus::Stopped(closed);
         }
         if let Some(pause) = self.sending_pause() {
@@ -247,9 +248,9 @@ impl LaneControl {
     pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) -> Option<BreakerTransition> {
         let sample = HealthSample::from_outcome(outcome)?;
         // The lock is kept until the change is applied, so that the later of two changes is the one that stays.
-        let mut breaker = self.breaker();
+        let mut breaker = self.breaker.lock();
         let change =
-            breaker.observe(job, sample, (self.since_origin(began), self.since_origin(Instant::now())), fraction);
+            breaker.observe(job, sample, self.since_origin(began), self.since_origin(Instant::now()), fraction);
         match change {
             Some(BreakerTransition::Opens { open_for }) => {
                 let wait = Wait::with_detail(WaitReason::CircuitOpen, failure_text(outcome));
@@ -266,7 +267,7 @@ impl LaneControl {
             }
             Some(BreakerTransition::Closes) => {
                 tracing::info!(provider = self.provider, "circuit breaker closes: the provider answers again");
-                *self.unhealthy_until() = Some(Instant::now());
+                *self.unhealthy_until.lock() = Some(Instant::now());
                 self.probing.send_replace(None);
             }
             None => {}
@@ -279,7 +280,7 @@ impl LaneControl {
     pub fn judge_refusal(&self, account: Option<&Identifier>, outcome: &Outcome, began: Instant) -> Option<FaultScope> {
         let sign = SetupSign::from_outcome(outcome)?;
         let (began, now) = (self.since_origin(began), self.since_origin(Instant::now()));
-        let scope = self.account_faults().record(account.map(Identifier::as_str), sign, began, now);
+        let scope = self.account_faults.lock().record(account.map(Identifier::as_str), sign, began, now);
         match (scope, sign) {
             (Some(FaultScope::Account { until }), _) => {
                 let wait_ms = until.saturating_sub(now).as_millis();
@@ -297,20 +298,21 @@ impl LaneControl {
 
     /// The pause of an account whose requests the provider refuses.
     pub fn account_pause(&self, account: Option<&Identifier>) -> Option<AccountPause> {
-        let (until, sign) = self.account_faults().pause_of(account?.as_str(), self.since_origin(Instant::now()))?;
+        let (until, sign) =
+            self.account_faults.lock().pause_of(account?.as_str(), self.since_origin(Instant::now()))?;
         Some(AccountPause { until: self.origin + until, sign })
     }
 
     /// Admits a charge of the job, or returns the pause of its account. After a pause one job at a time is admitted.
     pub fn admit_charge(&self, job: &Job) -> Option<AccountPause> {
         let (account, now) = (job.account.as_ref()?, self.since_origin(Instant::now()));
-        let (until, sign) = self.account_faults().admit(account.as_str(), &job.id, now)?;
+        let (until, sign) = self.account_faults.lock().admit(account.as_str(), &job.id, now)?;
         Some(AccountPause { until: self.origin + until, sign })
     }
 
     /// Time for which jobs have been sent since the provider was last down or misconfigured; `None`: they are not sent.
     pub fn healthy_for(&self) -> Option<Duration> {
-        let Some(until) = *self.unhealthy_until() else { return Some(Duration::MAX) };
+        let Some(until) = *self.unhealthy_until.lock() else { return Some(Duration::MAX) };
         if self.is_probing() { None } else { Instant::now().checked_duration_since(until) }
     }
 
@@ -318,26 +320,26 @@ impl LaneControl {
     /// [`Self::record_queue_open`] neither a message nor a job reaches the lane.
     pub fn record_queue_refusal(&self, wait: Duration, cause: &str) {
         let reason = Wait::with_detail(WaitReason::Misconfigured, cause);
-        *self.queue_refusal() = Some(LanePause { until: Instant::now() + wait, cause: PauseCause::Setup, reason });
+        *self.queue_refusal.lock() = Some(LanePause { until: Instant::now() + wait, cause: PauseCause::Setup, reason });
     }
 
     /// Records that the lane has its queue.
     pub fn record_queue_open(&self) {
-        *self.queue_refusal() = None;
+        *self.queue_refusal.lock() = None;
     }
 
     /// Whether a message would not reach the lane, because the broker refuses it its queue.
     pub fn is_queue_refused(&self) -> bool {
-        self.queue_refusal().is_some()
+        self.queue_refusal.lock().is_some()
     }
 
     /// Ends all pauses after a row changed: the change may have fixed their cause.
     pub fn clear(&self) {
-        let mut unhealthy_until = self.unhealthy_until();
+        let mut unhealthy_until = self.unhealthy_until.lock();
         *unhealthy_until = unhealthy_until.map(|until| until.min(Instant::now()));
         drop(unhealthy_until);
-        self.breaker().probe_from(self.since_origin(Instant::now()));
-        *self.account_faults() = AccountFaults::default();
+        self.breaker.lock().probe_from(self.since_origin(Instant::now()));
+        *self.account_faults.lock() = AccountFaults::default();
         for kind in [CallKind::Charge, CallKind::Lookup] {
             *self.throttle_streak(kind) = ThrottleStreak::default();
         }
@@ -375,27 +377,7 @@ impl LaneControl {
     }
 
     fn throttle_streak(&self, kind: CallKind) -> MutexGuard<'_, ThrottleStreak> {
-        self.throttle_streaks[kind as usize].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn account_faults(&self) -> MutexGuard<'_, AccountFaults> {
-        self.account_faults.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn deadline_misses(&self) -> MutexGuard<'_, MissStreak> {
-        self.deadline_misses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn queue_refusal(&self) -> MutexGuard<'_, Option<LanePause>> {
-        self.queue_refusal.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unhealthy_until(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.unhealthy_until.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn breaker(&self) -> MutexGuard<'_, Breaker> {
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+        self.throttle_streaks[kind as usize].lock()
     }
 }
 

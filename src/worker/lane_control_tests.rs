@@ -65,7 +65,7 @@ struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl std::io::Write for Page {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -92,7 +92,7 @@ async fn breaker_log_names_its_provider() {
         }
         assert!(changed, "{change}");
     }
-    let log = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    let log = String::from_utf8(page.0.lock().clone()).unwrap();
     let of_breaker: Vec<&str> = log.lines().filter(|line| line.contains("circuit breaker")).collect();
     assert!(of_breaker.len() >= 2 && of_breaker.iter().all(|line| line.contains("acme")), "{log}");
 }

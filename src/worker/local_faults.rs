@@ -3,9 +3,9 @@
 //! Every job meets such a fault, so the log has one line per fault and minute. `status` shows the lane's state.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::lane::LaneContext;
@@ -23,7 +23,7 @@ pub struct LocalFaults(Mutex<BTreeMap<String, Instant>>);
 impl LocalFaults {
     /// Whether the fault is to be logged now.
     fn is_due(&self, fault: &str) -> bool {
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock();
         logged.retain(|_, at| at.elapsed() < LOG_INTERVAL);
         let is_due = !logged.contains_key(fault);
         logged.entry(fault.to_owned()).or_insert_with(Instant::now);

@@ -4,9 +4,9 @@
 //! all.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Least time between two lines of the same kind.
@@ -36,7 +36,7 @@ impl LogThrottle {
     pub fn admits(&self, lane: &str, line: &'static str, reason: &'static str) -> bool {
         let mut admitted = false;
         let kind = LineKind { lane: lane.to_owned(), line, reason };
-        let mut kinds = self.lock();
+        let mut kinds = self.0.lock();
         let logged = kinds.entry(kind).or_insert_with(|| {
             admitted = true;
             Logged { at: Instant::now(), suppressed: 0 }
@@ -55,7 +55,7 @@ impl LogThrottle {
     }
 
     fn take_suppressed(&self, at_least: Duration) -> Vec<(LineKind, u64)> {
-        let mut kinds = self.lock();
+        let mut kinds = self.0.lock();
         let is_due = |logged: &Logged| logged.at.elapsed() >= at_least;
         kinds.retain(|_, logged| logged.suppressed > 0 || !is_due(logged));
         let due = kinds.iter_mut().filter(|(_, logged)| logged.suppressed > 0 && is_due(logged));
@@ -65,10 +65,6 @@ impl LogThrottle {
             (kind.clone(), count)
         })
         .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<LineKind, Logged>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

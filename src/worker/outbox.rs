@@ -7,14 +7,14 @@
 //! beside the later ones. See `docs/decisions/0023-transactional-outbox.md`.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture};
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use self::publish::{BatchResult, CONFIRM_TIMEOUT, EventResult, EventStatus, publish_batch};
@@ -23,7 +23,6 @@ use crate::ledger::OutcomeEvent;
 use crate::ledger::outcomes::EventSelection;
 
 mod publish;
-mod unpublished;
 
 /// Most events of one batch.
 const BATCH: u32 = 500;
@@ -55,7 +54,7 @@ pub struct Outbox {
 impl Outbox {
     /// Adds an event that the caller has written and leased for [`EVENT_LEASE`].
     pub fn push(&self, event: OutcomeEvent) {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         if pending.len() < PENDING_MAX {
             pending.push_back((Instant::now(), event));
             drop(pending);
@@ -70,7 +69,7 @@ impl Outbox {
 
     /// The next batch, without events whose lease may have expired meanwhile.
     fn take_batch(&self) -> Vec<OutcomeEvent> {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         let batch = pending.len().min(BATCH as usize);
         let ours = pending.drain(..batch).filter(|(at, _)| at.elapsed() < EVENT_LEASE / 2);
         ours.map(|(_, event)| event).collect()
@@ -87,12 +86,7 @@ impl Outbox {
     }
 
     fn is_empty(&self) -> bool {
-        self.pending().is_empty()
-    }
-
-    fn pending(&self) -> MutexGuard<'_, VecDeque<(Instant, OutcomeEvent)>> {
-        // The queue is consistent after every statement.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().is_empty()
     }
 }
 
@@ -210,7 +204,7 @@ impl LateConfirms<'_> {
 /// Publishes events until no job is active, then finishes its batches: events of jobs that a drain finishes leave at
 /// once.
 pub async fn run(worker: WorkerContext, drained: CancellationToken) {
-    tokio::join!(publish_all(&worker, &drained), unpublished::keep_counted(&worker, &drained));
+    tokio::join!(publish_all(&worker, &drained), keep_counted(&worker, &drained));
 }
 
 async fn publish_all(worker: &WorkerContext, drained: &CancellationToken) {
@@ -353,4 +347,27 @@ async fn write_marks(worker: &WorkerContext, marks: EventMarks) -> bool {
         .await
         .inspect_err(|error| tracing::warn!(%error, "failed to mark published events; they will be published again"))
         .is_ok()
+}
+
+/// Time between two counts.
+const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+/// A count takes at most this part of the database's time.
+const QUERY_TIME_DIVISOR: u32 = 20;
+
+/// Counts the unpublished events for metrics and reports.
+async fn keep_counted(worker: &WorkerContext, drained: &CancellationToken) {
+    let counting = async {
+        loop {
+            let began = Instant::now();
+            match worker.backends.ledger.unpublished_events().await {
+                Ok(unpublished) => worker.meter.set_unpublished(Some(unpublished)),
+                Err(error) => {
+                    tracing::debug!(%error, "failed to count unpublished outcome events");
+                    worker.meter.set_unpublished(None);
+                }
+            }
+            sleep(COUNT_INTERVAL.max(began.elapsed() * QUERY_TIME_DIVISOR)).await;
+        }
+    };
+    drained.run_until_cancelled(counting).await.unwrap_or_default()
 }

@@ -3,10 +3,11 @@
 //! A gate is open only while all limits of its quota are known and some enabled row names the quota.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -80,7 +81,7 @@ impl Quotas {
     pub fn apply_settings(&self, known: &LoadedSettings) -> ChangedQuotas {
         let (mut changed, mut named) = (ChangedQuotas::default(), BTreeSet::new());
         let specs = quota_specs(known);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         for QuotaRows { quota, spec, .. } in specs {
             named.insert(quota);
             let Some(spec) = spec else {
@@ -117,7 +118,7 @@ impl Quotas {
     }
 
     pub fn gate(&self, quota: &ProviderName) -> Option<Gate> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).get(quota).map(|open| open.gate.clone())
+        self.open.lock().get(quota).map(|open| open.gate.clone())
     }
 
     /// Releases the permits of finished requests and closes all gates.
@@ -146,7 +147,7 @@ impl Quotas {
         self.tasks.spawn(async move {
             task.await;
             // The gate's last call goes through the limiter too. By now another gate may be open for the quota.
-            let open = open.lock().unwrap_or_else(PoisonError::into_inner);
+            let open = open.lock();
             if !open.contains_key(&quota) {
                 limiter.close_quota(&quota);
             }

@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
+use parking_lot::{Condvar, Mutex};
 use tokio::time::{Instant, sleep_until};
 
 /// Owner of the timer thread.
@@ -64,7 +65,7 @@ impl StartTimer {
     }
 
     fn has_thread(&self) -> bool {
-        let mut thread = lock(&self.thread);
+        let mut thread = self.thread.lock();
         if matches!(*thread, TimerThread::NotStarted) {
             let shared = Arc::clone(&self.shared);
             let spawned = std::thread::Builder::new().name("start-timer".to_owned()).spawn(move || shared.run());
@@ -79,9 +80,9 @@ impl StartTimer {
 
 impl Drop for StartTimer {
     fn drop(&mut self) {
-        lock(&self.shared.queue).ended = true;
+        self.shared.queue.lock().ended = true;
         self.shared.changed.notify_one();
-        if let TimerThread::Running(thread) = std::mem::take(&mut *lock(&self.thread)) {
+        if let TimerThread::Running(thread) = std::mem::take(&mut *self.thread.lock()) {
             // It waits for nothing but the queue, and does nothing that panics.
             let _ = thread.join();
         }
@@ -96,24 +97,21 @@ impl Shared {
 
     /// The thread: wakes the sleepers whose instant has come, until its owner is dropped.
     fn run(&self) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         while !queue.ended {
             let now = std::time::Instant::now();
             let due = queue.take_due(now);
             if !due.is_empty() {
                 drop(queue);
                 due.into_iter().for_each(Waker::wake);
-                queue = lock(&self.queue);
+                queue = self.queue.lock();
                 continue;
             }
             let first = queue.sleepers.first_key_value().map(|((first, _), _)| *first);
-            queue = match first {
-                Some(first) => {
-                    let waited = self.changed.wait_timeout(queue, first.saturating_duration_since(now));
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
-            };
+            match first {
+                Some(first) => _ = self.changed.wait_until(&mut queue, first),
+                None => self.changed.wait(&mut queue),
+            }
         }
     }
 }
@@ -133,7 +131,7 @@ impl Sleeper<'_> {
         if std::time::Instant::now() >= instant {
             return Poll::Ready(());
         }
-        let mut queue = lock(&self.shared.queue);
+        let mut queue = self.shared.queue.lock();
         let key = *self.key.get_or_insert_with(|| {
             queue.arrivals += 1;
             (instant, queue.arrivals)
@@ -151,7 +149,7 @@ impl Sleeper<'_> {
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            lock(&self.shared.queue).sleepers.remove(&key);
+            self.shared.queue.lock().sleepers.remove(&key);
         }
     }
 }
@@ -160,11 +158,6 @@ impl Drop for Sleeper<'_> {
 fn is_real_clock() -> bool {
     let (before, now, after) = (Instant::now(), std::time::Instant::now(), Instant::now());
     before.into_std() <= now && now <= after.into_std()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The data is consistent after every statement.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -178,7 +171,7 @@ mod tests {
     use super::*;
 
     fn sleepers(timer: &StartTimer) -> usize {
-        lock(&timer.shared.queue).sleepers.len()
+        timer.shared.queue.lock().sleepers.len()
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -233,9 +226,9 @@ mod tests {
     #[tokio::test]
     async fn the_thread_ends_with_its_owner() {
         let timer = StartTimer::default();
-        assert!(matches!(*lock(&timer.thread), TimerThread::NotStarted));
+        assert!(matches!(*timer.thread.lock(), TimerThread::NotStarted));
         timer.sleep_until(Instant::now() + Duration::from_millis(1)).await;
-        assert!(matches!(*lock(&timer.thread), TimerThread::Running(_)));
+        assert!(matches!(*timer.thread.lock(), TimerThread::Running(_)));
         let shared = Arc::downgrade(&timer.shared);
         drop(timer);
         assert_eq!(shared.strong_count(), 0, "the thread still holds the queue");
@@ -250,6 +243,6 @@ mod tests {
             assert!((instant..=instant + Duration::from_millis(2)).contains(&Instant::now()));
         }
         assert!(started.elapsed() < Duration::from_secs(3_600));
-        assert!(matches!(*lock(&timer.thread), TimerThread::NotStarted), "no thread for virtual time");
+        assert!(matches!(*timer.thread.lock(), TimerThread::NotStarted), "no thread for virtual time");
     }
 }

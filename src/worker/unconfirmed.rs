@@ -2,9 +2,9 @@
 //! end.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -22,14 +22,14 @@ pub struct UnconfirmedPublishes(Mutex<BTreeMap<ProviderName, Vec<JoinHandle<()>>
 impl UnconfirmedPublishes {
     /// Whether a publish to this lane still waits for its confirm.
     pub fn blocks(&self, lane: &ProviderName) -> bool {
-        let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut late = self.0.lock();
         let Some(publishes) = late.get_mut(lane) else { return false };
         publishes.retain(|publish| !publish.is_finished());
         !publishes.is_empty()
     }
 
     fn add(&self, lane: &ProviderName, publish: JoinHandle<()>) {
-        let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut late = self.0.lock();
         late.entry(lane.clone()).or_default().push(publish);
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::Services;
-use super::job_count::job_count;
+use super::input::job_count;
 use super::{CommandError, Console, Exit};
 use crate::config::{self, Config};
 use crate::domain::explain::format::count;

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 use tokio::io::{AsyncBufRead, BufReader};
 
+use super::super::connect::UndeclaredLanes;
 use super::super::input::{self, Input, InputError};
-use super::super::lane_declaration::UndeclaredLanes;
 use super::lines::{InputLine, LineReader};
 use super::{CheckedMessage, CommandError, Console, Exit, Services, outgoing};
 use crate::config::{CardNumbers, QueueUrl};

@@ -10,8 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::connect::{CheckedMessage, Services};
-use super::lane_declaration::declare_lanes;
+use super::connect::{CheckedMessage, Services, declare_lanes};
 use super::provider::{names, parse_name, unknown_provider};
 use super::{CommandError, Console, Exit};
 use crate::config::Config;

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::super::connect::Services;
-use super::super::{CommandError, Console, Exit, lane_declaration, provider};
+use super::super::{CommandError, Console, Exit, connect, provider};
 use super::bulk::{BulkReport, JobActionResult};
 use super::ids::IdSource;
 use crate::config::Config;
@@ -62,7 +62,7 @@ pub async fn run(
         queue.ping().await?;
     } else {
         // Safe: the ledger has these payments, and the sweeper republishes lost messages.
-        for (name, why) in lane_declaration::declare_lanes(queue.as_ref(), &providers, &providers).await? {
+        for (name, why) in connect::declare_lanes(queue.as_ref(), &providers, &providers).await? {
             console.message(&format!("warning: {name}: {why}"))?;
         }
     }

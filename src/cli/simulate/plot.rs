@@ -66,7 +66,7 @@ fn draw(columns: &[VariantRun], start: Timestamp) -> Result<String, Box<dyn std:
             let line = column.figures.series.points.iter().map(|point| (x(point), point.waiting as f64));
             (format!("{}: {ends}", short_name(&column.name)), line.collect::<Curve>(), None)
         });
-        chart(&upper, (&format!("time since the start ({unit})"), "not finished yet (jobs)"), waiting.collect())?;
+        chart(&upper, &format!("time since the start ({unit})"), "not finished yet (jobs)", waiting.collect())?;
         let rates = columns.iter().map(|column| {
             let limit = column.model.provider.tightest_rate();
             let named = limit.map_or_else(String::new, |limit| format!(", limit {limit} (dashed)"));
@@ -77,11 +77,7 @@ fn draw(columns: &[VariantRun], start: Timestamp) -> Result<String, Box<dyn std:
                 limit.map(|limit| limit.per_second()),
             )
         });
-        chart(
-            &lower,
-            (&format!("time since the start ({unit})"), "rate at the provider (requests/s)"),
-            rates.collect(),
-        )?;
+        chart(&lower, &format!("time since the start ({unit})"), "rate at the provider (requests/s)", rates.collect())?;
         root.present()?;
     }
     Ok(text)
@@ -129,7 +125,8 @@ fn short_name(name: &str) -> String {
 /// Draws lines with their names, some with a level to compare with.
 fn chart(
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-    (x_desc, y_desc): (&str, &str),
+    x_desc: &str,
+    y_desc: &str,
     lines: Vec<(String, Curve, Option<f64>)>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let all = || lines.iter().flat_map(|(_, line, _)| line);

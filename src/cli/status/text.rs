@@ -32,13 +32,13 @@ pub(super) fn render_overview(overview: &Overview, shape: TableShape, height: Op
     let warnings = overview.warnings.iter().map(|warning| format!("warning: {warning}"));
     let notes = reconciliation_lines(overview).into_iter().chain(warnings);
     let tail: Vec<String> = notes.flat_map(|line| split_lines(&wrap_words("", &line, width))).collect();
-    let (head, blocks) = match shape {
+    let table = match shape {
         TableShape::Plain => plain_table(overview),
         TableShape::Terminal { .. } => terminal_table(&overview.providers, width),
     };
     let mut page = match height {
-        None => [vec![head], blocks].concat().concat(),
-        Some(height) => fit_height(overview, (head, blocks), height.saturating_sub(tail_height(&tail, height) + 1)),
+        None => table.into_lines(),
+        Some(height) => fit_height(overview, table, height.saturating_sub(tail_height(&tail, height) + 1)),
     };
     page.push(String::new());
     page.extend(match height {
@@ -63,12 +63,29 @@ fn truncate_lines(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
     lines
 }
 
-/// The providers with problems first, then those with the largest backlog; the rest is counted.
-fn fit_height(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>>), height: usize) -> Vec<String> {
-    let lines = |blocks: &[Vec<String>]| blocks.iter().map(Vec::len).sum::<usize>();
-    if head.len() + lines(&blocks) <= height {
-        return [vec![head], blocks].concat().concat();
+/// The header of the table, and one block of lines per provider.
+struct StatusTable {
+    head: Vec<String>,
+    blocks: Vec<Vec<String>>,
+}
+
+impl StatusTable {
+    /// In lines.
+    fn height(&self) -> usize {
+        self.head.len() + self.blocks.iter().map(Vec::len).sum::<usize>()
     }
+
+    fn into_lines(self) -> Vec<String> {
+        [vec![self.head], self.blocks].concat().concat()
+    }
+}
+
+/// The providers with problems first, then those with the largest backlog; the rest is counted.
+fn fit_height(overview: &Overview, table: StatusTable, height: usize) -> Vec<String> {
+    if table.height() <= height {
+        return table.into_lines();
+    }
+    let StatusTable { head, blocks } = table;
     let mut ranked: Vec<(&ProviderOverview, Vec<String>)> = overview.providers.iter().zip(blocks).collect();
     let quiet = |state: ProviderState| {
         matches!(
@@ -89,8 +106,8 @@ fn fit_height(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>
     page
 }
 
-/// Table header and one block of lines per provider, for pipes.
-fn plain_table(overview: &Overview) -> (Vec<String>, Vec<Vec<String>>) {
+/// The table for pipes.
+fn plain_table(overview: &Overview) -> StatusTable {
     let rows: Vec<Vec<String>> = overview.providers.iter().map(cells).collect();
     let table = render_table(&HEADER, &rows, TableShape::Plain);
     let mut lines = table.lines().map(str::to_owned);
@@ -99,11 +116,11 @@ fn plain_table(overview: &Overview) -> (Vec<String>, Vec<Vec<String>>) {
         let note = status_note(provider).map(|note| wrap_words(INDENT, &note, None));
         [Some(line), note].into_iter().flatten().collect()
     };
-    (head, lines.zip(&overview.providers).map(with_note).collect())
+    StatusTable { head, blocks: lines.zip(&overview.providers).map(with_note).collect() }
 }
 
-/// Table header and blocks for a terminal: limit and usage in one column, and no column of zeros.
-fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<String>, Vec<Vec<String>>) {
+/// The table for a terminal: limit and usage in one column, and no column of zeros.
+fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> StatusTable {
     let column = |title, figures, cell: fn(&ProviderOverview) -> String| TableColumn {
         title,
         is_right_aligned: figures,
@@ -137,7 +154,7 @@ fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<
         let note = status_note(provider).map(|note| split_lines(&wrap_words(INDENT, &note, width))).unwrap_or_default();
         [vec![line], note].concat()
     };
-    (head, lines.zip(providers).map(with_note).collect())
+    StatusTable { head, blocks: lines.zip(providers).map(with_note).collect() }
 }
 
 fn split_lines(text: &str) -> Vec<String> {

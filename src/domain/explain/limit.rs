@@ -77,23 +77,32 @@ fn refused_limit(refused: Option<&PermitRefusal>) -> Option<(&str, &PermitRefusa
     })
 }
 
-/// Number of jobs ahead, their total cost, and whether they were counted in the queue that the job is in.
-fn jobs_ahead(facts: &Facts) -> (u64, u64, bool) {
+/// The jobs ahead of a job.
+struct JobsAhead {
+    jobs: u64,
+    /// Their total cost.
+    cost: u64,
+    /// They were counted in the queue that the job is in.
+    exact: bool,
+}
+
+fn jobs_ahead(facts: &Facts) -> JobsAhead {
     let before = &facts.ahead;
+    let ahead = |jobs, cost, exact| JobsAhead { jobs, cost, exact };
     match &facts.claim {
-        ClaimState::AskedWorker { position: Some(position), .. } => (position.before, position.cost_before, true),
-        ClaimState::AwaitingEgress { position: bucket, .. } => (bucket.before, bucket.before, true),
+        ClaimState::AskedWorker { position: Some(position), .. } => ahead(position.before, position.cost_before, true),
+        ClaimState::AwaitingEgress { position: bucket, .. } => ahead(bucket.before, bucket.before, true),
         // Between two steps: the job has left one queue and not joined the next.
-        ClaimState::AskedWorker { position: None, .. } => (0, 0, false),
+        ClaimState::AskedWorker { position: None, .. } => ahead(0, 0, false),
         // The lane's queue is behind this job already.
-        ClaimState::OtherWorker { .. } => (before.jobs.min(before.active), before.cost.min(before.active), false),
-        ClaimState::Unclaimed => (before.jobs, before.cost, false),
+        ClaimState::OtherWorker { .. } => ahead(before.jobs.min(before.active), before.cost.min(before.active), false),
+        ClaimState::Unclaimed => ahead(before.jobs, before.cost, false),
     }
 }
 
 pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook {
     let position = gate_position(facts);
-    let (before, cost_before, exact) = jobs_ahead(facts);
+    let JobsAhead { jobs: before, cost: cost_before, exact } = jobs_ahead(facts);
     let cost = if kind == CallKind::Charge { job.cost } else { 1 };
     // A job in a bucket has a known egress time, and a job at the gate has left its bucket.
     let passes_buckets = matches!(facts.claim, ClaimState::Unclaimed | ClaimState::OtherWorker { .. });

@@ -3,9 +3,8 @@
 //! A counter does not know other limits. Acquiring from several limits or from none is the work of [`super::grant`].
 
 use super::bucket::{AHEAD_MAX_US, Bucket};
-use super::counters::LedgerUsage;
+use super::counters::{FreeSlots, LedgerUsage};
 use super::coverage::UncountedUses;
-use super::in_flight::FreeSlots;
 use super::log::UseLog;
 use super::start_spread::StartSpreader;
 use super::window::FixedWindowCounter;

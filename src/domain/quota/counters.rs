@@ -4,13 +4,13 @@
 //! buggy worker costs throughput, never safety. A permit without a response by then counts as answered then, and each
 //! limit's window runs from there. A release without a lease is ignored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use super::counter::Counter;
+use super::counter::{Availability, Counter};
 use super::coverage::UncountedUses;
-use crate::domain::limit::AppliesTo;
+use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::permit_protocol::{
-    CallKind, CostByKind, Incarnation, PastUse, PermitRelease, ReleaseKind, UsageHistory,
+    CallKind, CostByKind, Incarnation, PastUse, PermitRelease, ReleaseKind, Subject, UsageHistory,
 };
 use crate::domain::quota_spec::CounterSpec;
 use crate::domain::time::{micros_down, micros_up};
@@ -207,4 +207,88 @@ impl Counters {
         let oldest_us = self.oldest_deadline_us;
         self.oldest_deadline_us = if oldest_us == 0 { deadline_us } else { oldest_us.min(deadline_us) };
     }
+}
+
+/// Slots of a concurrency limit that no request in flight holds; below zero after the limit was lowered. Valid during a
+/// call only.
+///
+/// A use that has ended counts for nothing, so there is no log: a released slot is free at once. Two requests that use
+/// the same slot do not overlap at the provider, because the second one starts after the response to the first one, or
+/// after its lease.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FreeSlots(i64);
+
+impl FreeSlots {
+    pub fn of(max: u32, in_flight: u64) -> Self {
+        Self(i64::from(max) - in_flight.cast_signed())
+    }
+
+    /// Called before the first request of a call.
+    pub fn begin_batch(&mut self, max: u32, in_flight: u64) {
+        *self = Self::of(max, in_flight);
+    }
+
+    /// Finds `cost` slots; `None` if a request in flight has to end before.
+    pub fn find(&self, cost: u64, from_us: u64) -> Option<Availability> {
+        let permits = self.0.max(0).cast_unsigned() / cost.max(1);
+        (permits > 0).then_some(Availability { start_us: from_us, origin_ms: 0, permits })
+    }
+
+    pub fn consume(&mut self, cost: u64) {
+        self.0 -= cost.cast_signed();
+    }
+}
+
+/// Counters of a subject, with what this call acquires.
+pub(super) struct SubjectCounters {
+    pub key: String,
+    pub scope: Scope,
+    pub counters: Counters,
+    /// Spec indices of its counters.
+    pub indices: Vec<usize>,
+    /// Whether it existed before this call.
+    pub existed: bool,
+    pub granted: InFlightCost,
+    pub latest_us: u64,
+}
+
+/// The subjects of one call, each once. They are found by key, without a search: a call may name thousands, each for one
+/// request or release.
+#[derive(Default)]
+pub(super) struct CallSubjects<'a> {
+    pub list: Vec<SubjectCounters>,
+    positions: HashMap<&'a str, usize>,
+}
+
+impl<'a> CallSubjects<'a> {
+    pub fn contains(&self, subject: &Subject) -> bool {
+        self.positions.contains_key(subject.key.as_str())
+    }
+
+    /// Adds a subject that is not in the list.
+    pub fn push(&mut self, subject: &'a Subject, counters: SubjectCounters) {
+        self.positions.insert(&subject.key, self.list.len());
+        self.list.push(counters);
+    }
+
+    /// Positions in the list of those subjects that are in it, in their order.
+    pub fn positions(&self, subjects: &[Subject]) -> Vec<usize> {
+        subjects.iter().filter_map(|subject| self.positions.get(subject.key.as_str()).copied()).collect()
+    }
+}
+
+/// The subjects at these positions, each once, in the order of the list.
+pub(super) fn select_subjects<'a>(
+    list: &'a mut [SubjectCounters],
+    positions: &[usize],
+) -> impl Iterator<Item = &'a mut SubjectCounters> + use<'a> {
+    let mut positions = positions.to_vec();
+    positions.sort_unstable();
+    positions.dedup();
+    let (mut rest, mut passed) = (list.iter_mut(), 0);
+    positions.into_iter().filter_map(move |position| {
+        let subject = rest.nth(position - passed);
+        passed = position + 1;
+        subject
+    })
 }

@@ -6,8 +6,7 @@
 //! `docs/decisions/0016-one-batched-call-per-quota.md`.
 
 use super::counter::{Availability, Counter};
-use super::counters::{Counters, InFlightCost};
-use super::subjects::{self, SubjectCounters};
+use super::counters::{Counters, InFlightCost, SubjectCounters, select_subjects};
 use crate::domain::limit::AppliesTo;
 use crate::domain::permit_protocol::{
     CallKind, LimiterRefusal, PermitGrant, PermitRequest, RefusalReason, Shortage, SkippedRequest, SlotInstant,
@@ -44,6 +43,13 @@ struct NoStart {
     shortage: Shortage,
 }
 
+/// What one permit of a request uses.
+#[derive(Clone, Copy)]
+struct PermitUse {
+    kind: CallKind,
+    cost: u64,
+}
+
 /// Counters that count one call.
 pub(super) struct CallCounters<'a> {
     pub provider: &'a mut Counters,
@@ -59,7 +65,7 @@ impl CallCounters<'_> {
     }
 
     fn matching_mut(&mut self, positions: &[usize], kind: CallKind, shadow: bool) -> Vec<&mut Counter> {
-        let subjects = subjects::select_mut(self.subjects, positions).map(|subject| &mut subject.counters);
+        let subjects = select_subjects(self.subjects, positions).map(|subject| &mut subject.counters);
         let all = std::iter::once(&mut *self.provider).chain(subjects).flat_map(|counters| &mut counters.per_limit);
         all.filter(|counter| counter.spec.shadow == shadow && counter.spec.applies(kind)).collect()
     }
@@ -94,25 +100,24 @@ impl Grants {
             self.skipped.push(SkippedRequest { request_index: index, ..*front });
             return true;
         }
-        let cost = u64::from(request.cost.max(1));
+        let permit = PermitUse { kind: request.kind, cost: u64::from(request.cost.max(1)) };
         let mut left = u64::from(request.permits);
         while left > 0 {
-            let start = match find_start(context, counters.provider, cost, request.kind) {
+            let start = match find_start(context, counters.provider, permit) {
                 Ok(start) => start,
                 Err(no_start) => return self.refuse(context, counters.provider, index, request.kind, &no_start),
             };
-            let permits =
-                match subject_room(context, counters.subjects, positions, (cost, request.kind), start.start_us) {
-                    Ok(permits) => permits.min(start.permits).min(left),
-                    Err(NoStart { position: limit, wait_us, exact, shortage }) => {
-                        self.skipped.push(SkippedRequest { request_index: index, limit, wait_us, exact, shortage });
-                        return true;
-                    }
-                };
-            let permits = count_in_shadow(context, counters, positions, (cost, request.kind), permits, start.start_us);
-            consume(counters, positions, (cost * permits, request.kind), start.start_us);
+            let permits = match subject_room(context, counters.subjects, positions, permit, start.start_us) {
+                Ok(permits) => permits.min(start.permits).min(left),
+                Err(NoStart { position: limit, wait_us, exact, shortage }) => {
+                    self.skipped.push(SkippedRequest { request_index: index, limit, wait_us, exact, shortage });
+                    return true;
+                }
+            };
+            let permits = count_in_shadow(context, counters, positions, permit, permits, start.start_us);
+            consume(counters, positions, permit.kind, permit.cost * permits, start.start_us);
             left -= permits;
-            self.record(context, (index, request.kind), cost * permits, permits, start);
+            self.record(context, index, permit, permits, start);
         }
         true
     }
@@ -147,12 +152,12 @@ impl Grants {
     fn record(
         &mut self,
         context: &GrantContext<'_>,
-        (request_index, kind): (usize, CallKind),
-        uses: u64,
+        request_index: usize,
+        permit: PermitUse,
         permits: u64,
         start: CommonStart,
     ) {
-        *self.granted.of_kind_mut(kind) += uses;
+        *self.granted.of_kind_mut(permit.kind) += permit.cost * permits;
         self.latest_us = self.latest_us.max(start.start_us);
         let wait_us = start.start_us - context.now_us;
         let permits = u32::try_from(permits).unwrap_or(u32::MAX);
@@ -173,8 +178,7 @@ impl Grants {
 fn find_start(
     context: &GrantContext<'_>,
     provider: &Counters,
-    cost: u64,
-    kind: CallKind,
+    PermitUse { kind, cost }: PermitUse,
 ) -> Result<CommonStart, NoStart> {
     let enforced = |counter: &&Counter| !counter.spec.shadow && counter.spec.applies(kind);
     let counting = provider.per_limit.iter().enumerate().filter(|(_, counter)| enforced(counter));
@@ -249,7 +253,7 @@ fn subject_room(
     context: &GrantContext<'_>,
     subjects: &[SubjectCounters],
     positions: &[usize],
-    (cost, kind): (u64, CallKind),
+    PermitUse { kind, cost }: PermitUse,
     start_us: u64,
 ) -> Result<u64, NoStart> {
     let request_subjects = || positions.iter().filter_map(|position| subjects.get(*position));
@@ -290,7 +294,7 @@ fn count_in_shadow(
     context: &GrantContext<'_>,
     counters: &mut CallCounters<'_>,
     positions: &[usize],
-    (cost, kind): (u64, CallKind),
+    PermitUse { kind, cost }: PermitUse,
     permits: u64,
     start_us: u64,
 ) -> u64 {
@@ -311,7 +315,7 @@ fn count_in_shadow(
     permits
 }
 
-fn consume(counters: &mut CallCounters<'_>, positions: &[usize], (uses, kind): (u64, CallKind), start_us: u64) {
+fn consume(counters: &mut CallCounters<'_>, positions: &[usize], kind: CallKind, uses: u64, start_us: u64) {
     for position in positions {
         if let Some(subject) = counters.subjects.get_mut(*position) {
             *subject.granted.of_kind_mut(kind) += uses;

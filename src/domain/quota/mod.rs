@@ -24,20 +24,16 @@ mod counter;
 mod counters;
 mod coverage;
 mod grant;
-mod in_flight;
 mod log;
 mod start_spread;
-mod subjects;
 #[cfg(test)]
 mod tests;
-pub mod throttle;
 mod usage;
 mod window;
 
-use counters::{Counters, InFlightCost, LedgerUsage};
+use counters::{CallSubjects, Counters, InFlightCost, LedgerUsage, SubjectCounters, select_subjects};
 use coverage::{UncountedUses, UsageCoverage};
 use grant::{CallCounters, GrantContext, Grants};
-use subjects::{CallSubjects, SubjectCounters};
 
 /// Retention of the reply to a caller's last call for a repeat, in microseconds.
 pub const REPLY_RETENTION_US: u64 = 600_000_000;
@@ -210,7 +206,7 @@ impl QuotaState {
         for release in call.releases.iter().take(BATCH_MAX) {
             self.provider.release(now_us, call.incarnation, release, true);
             let positions = subjects.positions(&release.subjects);
-            for subject in subjects::select_mut(&mut subjects.list, &positions) {
+            for subject in select_subjects(&mut subjects.list, &positions) {
                 subject.counters.release(now_us, call.incarnation, release, false);
             }
         }
@@ -239,7 +235,7 @@ impl QuotaState {
         }
         for seed in &seeds.subjects {
             let positions = subjects.positions(std::slice::from_ref(&seed.subject));
-            for subject in subjects::select_mut(&mut subjects.list, &positions) {
+            for subject in select_subjects(&mut subjects.list, &positions) {
                 subject.existed |=
                     subject.counters.seed(now_us, &LedgerUsage::from_history(now_us, &seed.history), open_until_us);
             }

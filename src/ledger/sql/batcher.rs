@@ -6,10 +6,11 @@
 //! back, each write runs alone. If a commit hangs, the next batch starts. See `docs/decisions/0026-group-commit.md`.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -91,7 +92,7 @@ impl Batcher {
     ) -> Result<Option<SqlRow>, LedgerError> {
         let (reply, answer) = oneshot::channel();
         let served = {
-            let mut state = self.0.state();
+            let mut state = self.0.state.lock();
             let gathers_until = state.flush_deadline();
             state.waiting.push_back(BatchRequest { args, flush_at: Instant::now() + max_batch_delay, reply });
             if state.flush_deadline() < gathers_until {
@@ -107,12 +108,6 @@ impl Batcher {
             Ok(Err(_)) => Err(LedgerError::Unavailable("the batch task ended early".to_owned())),
             Err(_) => Err(LedgerError::Unavailable(format!("not written within {} s", WORK_TIMEOUT.as_secs()))),
         }
-    }
-}
-
-impl BatchQueue {
-    fn state(&self) -> MutexGuard<'_, BatchState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,7 +128,7 @@ impl BatchRun {
     /// Returns when the next batch is due.
     async fn wait_for_flush(&self) {
         loop {
-            let until = self.0.state().flush_deadline();
+            let until = self.0.state.lock().flush_deadline();
             let Some(until) = until.filter(|until| *until > Instant::now()) else { return };
             tokio::select! {
                 () = sleep_until(until) => return,
@@ -144,7 +139,7 @@ impl BatchRun {
 
     /// The next batch, each job once.
     fn next_batch(&self) -> Vec<BatchRequest> {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         let (mut units, mut left, mut jobs) = (Vec::new(), VecDeque::new(), HashSet::new());
         while units.len() < BATCH_JOBS_MAX
             && let Some(unit) = state.waiting.pop_front()
@@ -172,7 +167,7 @@ impl Drop for BatchRun {
     /// Only after a panic do requests still wait here: dropping them gives their callers an error.
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let mut state = self.0.state();
+            let mut state = self.0.state.lock();
             state.running = false;
             state.waiting.clear();
         }

@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use tokio::runtime::Handle;
@@ -129,7 +130,7 @@ impl Connections {
     async fn wait(&self, purpose: ConnectionPurpose, until: Instant) -> Result<Session, sqlx::Error> {
         let (waiter, mut lent) = oneshot::channel();
         {
-            let mut state = self.0.lock();
+            let mut state = self.0.state.lock();
             if state.is_closed {
                 return Err(sqlx::Error::PoolClosed);
             }
@@ -140,7 +141,7 @@ impl Connections {
             self.0.assign(&mut state);
         }
         let mut first = timeout(WAIT_FOR_FIRST, &mut lent).await.ok();
-        if first.is_none() && self.0.lock().slots.open() > 0 {
+        if first.is_none() && self.0.state.lock().slots.open() > 0 {
             first = tokio::time::timeout_at(until, &mut lent).await.ok();
         }
         match first {
@@ -152,7 +153,7 @@ impl Connections {
                 if let Ok(Ok(lent)) = lent.try_recv() {
                     return Ok(Session::new(lent));
                 }
-                let mut state = self.0.lock();
+                let mut state = self.0.state.lock();
                 state.slots.remove_waiters(oneshot::Sender::is_closed);
                 Err(state.last_failure.clone().map_or_else(all_busy, Into::into))
             }
@@ -177,7 +178,7 @@ impl Connections {
         loop {
             let closed = self.0.closed.notified();
             {
-                let mut state = self.0.lock();
+                let mut state = self.0.state.lock();
                 state.is_closed = true;
                 drop(state.slots.take_waiters());
                 let idle = state.slots.prune(|_| true);
@@ -192,11 +193,6 @@ impl Connections {
 }
 
 impl PoolShared {
-    /// No code panics while it has the lock.
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lends and connects, as the slots decide.
     fn assign(self: &Arc<Self>, state: &mut PoolState) {
         if state.is_closed {
@@ -220,21 +216,21 @@ impl PoolShared {
     async fn grow(self: Arc<Self>, purpose: ConnectionPurpose) {
         let pause = match self.open_for(purpose).await {
             Ok((open, is_shared)) => {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 state.add_connection(purpose, open, is_shared);
                 self.note_recovery(&mut state);
                 self.assign(&mut state);
                 return;
             }
-            Err(error) => self.lock().record_failure(error, &self.short),
+            Err(error) => self.state.lock().record_failure(error, &self.short),
         };
         {
             // Waiting callers can use the existing connections.
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             self.assign(&mut state);
         }
         sleep(pause).await;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.slots.may_connect_again();
         self.assign(&mut state);
     }
@@ -255,7 +251,7 @@ impl PoolShared {
         let shared = Arc::clone(self);
         runtime.spawn(async move {
             sleep(PAUSE.1.mul_f64(rand::random())).await;
-            let mut state = shared.lock();
+            let mut state = shared.state.lock();
             state.slots.may_connect_again();
             shared.assign(&mut state);
         });
@@ -266,14 +262,14 @@ impl PoolShared {
         let shared = Arc::clone(self);
         runtime.spawn(async move {
             sleep(IDLE_MAX_SHORT.saturating_add(PAUSE.0)).await;
-            shared.lock().prune();
+            shared.state.lock().prune();
         });
     }
 
     /// Compares the pool's first connection with a second one: whether a pooler lends one server process to both. Such
     /// a pooler would also share it, and its settings, with strangers.
     async fn compare(&self, first: &ServerProcess) -> bool {
-        if std::mem::replace(&mut self.lock().was_compared, true) {
+        if std::mem::replace(&mut self.state.lock().was_compared, true) {
             return false;
         }
         let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.options)).await else { return false };

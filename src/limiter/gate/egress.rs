@@ -5,9 +5,10 @@
 //! permit. So a job at a limit of its own costs the other jobs of its lane nothing.
 //! See `docs/decisions/0038-permit-before-worker-slot.md`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::domain::leaky_bucket::LeakyBucket;
@@ -72,7 +73,7 @@ impl LaneEgress {
 
     /// Applies a changed row; the caller wakes the gate.
     pub(crate) fn configure_at(&self, workers: u32, jobs_per_second: f64, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let since_origin = now.saturating_duration_since(state.origin);
         state.workers = workers;
         state.bucket.set_rate(jobs_per_second, since_origin);
@@ -81,13 +82,13 @@ impl LaneEgress {
 
     /// Number of its worker slots, free or not.
     pub(super) fn workers(&self) -> usize {
-        usize::try_from(self.lock().workers).unwrap_or(usize::MAX)
+        usize::try_from(self.0.lock().workers).unwrap_or(usize::MAX)
     }
 
     /// Sets how many paced jobs wait at the gate. As many as there are free worker slots keep their turn by the egress
     /// rate while a limit makes them wait.
     pub(super) fn set_paced(&self, now: Instant, jobs: usize) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.paced = u32::try_from(jobs).unwrap_or(u32::MAX);
         let since_origin = now.saturating_duration_since(state.origin);
         state.count_waiting(since_origin);
@@ -95,7 +96,7 @@ impl LaneEgress {
 
     /// What is free now. A gate that finds no slot is notified when one is released.
     pub(super) fn free(&self, now: Instant) -> FreeEgress {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let slots = state.free_slots();
         state.gate_waits = slots == 0;
         let since_origin = now.saturating_duration_since(state.origin);
@@ -106,14 +107,14 @@ impl LaneEgress {
 
     /// Wait for the egress rate of a job with this many paced jobs before it.
     pub(super) fn wait_behind(&self, now: Instant, jobs_ahead: u64) -> Duration {
-        let state = self.lock();
+        let state = self.0.lock();
         let since_origin = now.saturating_duration_since(state.origin);
         state.bucket.wait_behind(since_origin, u32::try_from(jobs_ahead).unwrap_or(u32::MAX))
     }
 
     /// Takes a worker slot, and a tick of the bucket if the job is paced.
     pub(crate) fn occupy(&self, rule: EgressRule, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.busy += 1;
         let since_origin = now.saturating_duration_since(state.origin);
         if rule == EgressRule::Paced {
@@ -124,7 +125,7 @@ impl LaneEgress {
 
     /// Returns a worker slot, and the tick if it is refunded. Returns whether the gate should look at its waiters.
     pub(crate) fn vacate(&self, is_refunded: bool, now: Instant) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.busy = state.busy.saturating_sub(1);
         let since_origin = now.saturating_duration_since(state.origin);
         if is_refunded {
@@ -133,11 +134,6 @@ impl LaneEgress {
         state.count_waiting(since_origin);
         let is_awaited = state.busy < state.workers && std::mem::take(&mut state.gate_waits);
         is_awaited || is_refunded
-    }
-
-    fn lock(&self) -> MutexGuard<'_, EgressState> {
-        // The state is consistent after every statement.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

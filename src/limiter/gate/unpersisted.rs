@@ -3,9 +3,10 @@
 //! Each permit reports how long its write took ([`AimdWindow`]). The gate asks for as many permits as there are free
 //! slots; the other jobs wait in the queue without a refusal.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::domain::persist_window::{AimdWindow, PersistSample};
@@ -42,7 +43,7 @@ impl PersistWindow {
     /// Number of permits to ask for now. If it is 0, [`WindowSlot::persisted`] and [`WindowSlot::discarded`] say when
     /// the gate should ask again.
     pub fn free_slots(&self) -> u32 {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let free = state.free_slots();
         state.gate_waits = free == 0;
         free
@@ -50,7 +51,7 @@ impl PersistWindow {
 
     /// Adds a permit that was granted now and can be used within `budget`.
     pub fn occupy(self: &Arc<Self>, granted_at: Instant, budget: Duration) -> WindowSlot {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.unpersisted += 1;
         WindowSlot {
             window: Arc::clone(self),
@@ -59,11 +60,6 @@ impl PersistWindow {
             unpersisted: state.unpersisted,
             epoch: state.aimd.epoch(),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WindowState> {
-        // The state is consistent after every statement.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -101,7 +97,7 @@ impl WindowSlot {
     }
 
     fn free(self, took: Option<Duration>) -> bool {
-        let mut state = self.window.lock();
+        let mut state = self.window.0.lock();
         if let Some(took) = took {
             let Self { budget, unpersisted, epoch, .. } = self;
             state.aimd.record(PersistSample { took, budget, unpersisted, epoch });

@@ -8,9 +8,10 @@
 //! See `docs/decisions/0014-leader-row-in-sql.md`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -19,14 +20,13 @@ use super::embedded::EmbeddedLimiter;
 use super::leader_election::{Leader, LeadershipTiming, NoLeaderCause};
 use super::{LeaderRows, LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreClockReading};
 use crate::domain::clock_attestation::AttestationCheck;
-use crate::domain::permit_protocol::{LimiterCall, LimiterReply, PermitRequest, Subject};
+use crate::domain::permit_protocol::{LimiterCall, LimiterReply, PermitRequest, Shortage, SkippedRequest, Subject};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 use view::LeadershipView;
 
 mod attestation;
-mod share;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -65,13 +65,8 @@ impl LeaderGuardedLimiter {
         }
     }
 
-    fn lock_views(&self) -> MutexGuard<'_, HashMap<ProviderName, LeadershipView>> {
-        // A view is consistent after every statement.
-        self.views.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn current_leader(&self, quota: &ProviderName) -> Result<CurrentLeader, LimiterError> {
-        let views = self.lock_views();
+        let views = self.views.lock();
         let view = views.get(quota).ok_or_else(|| LimiterError::Unavailable("this quota is not open".to_owned()))?;
         match (view.decide(Instant::now()).leader, view.term_run_id()) {
             (Leader::NoLeader(NoLeaderCause::StoreUnavailable), _) => Err(view.unavailable_error()),
@@ -84,7 +79,7 @@ impl LeaderGuardedLimiter {
     /// Records whether a call shows that the store is unavailable.
     fn record_result(&self, quota: &ProviderName, outcome: &Result<LimiterReply, LimiterError>) {
         let Err(error @ LimiterError::Unavailable(_)) = outcome else { return };
-        if let Some(view) = self.lock_views().get_mut(quota)
+        if let Some(view) = self.views.lock().get_mut(quota)
             && view.record_unavailable(error, Instant::now())
         {
             self.probe_now.notify_one();
@@ -110,7 +105,7 @@ impl Limiter for LeaderGuardedLimiter {
                 outcome
             }
             (Leader::FallbackShare, StoreDown::Share { workers }) => {
-                share::call(&self.share_limiter, spec, call, workers).await
+                call_share(&self.share_limiter, spec, call, workers).await
             }
             (Leader::FallbackShare, StoreDown::Wait) => {
                 Err(LimiterError::Unavailable(NoLeaderCause::StoreUnavailable.to_string()))
@@ -150,11 +145,11 @@ impl Limiter for LeaderGuardedLimiter {
     }
 
     fn check_attestation(&self, quota: &ProviderName, read: &StoreClockReading) -> AttestationCheck {
-        self.lock_views().get(quota).map_or(AttestationCheck::Missing, |view| view.attestations.check_attestation(read))
+        self.views.lock().get(quota).map_or(AttestationCheck::Missing, |view| view.attestations.check_attestation(read))
     }
 
     fn attest_clock(&self, quota: &ProviderName, run_id: &str, since: Micros, read: StoreClockReading) {
-        if let Some(view) = self.lock_views().get_mut(quota)
+        if let Some(view) = self.views.lock().get_mut(quota)
             && view.attestations.record_comparison(run_id, since, read)
         {
             self.poll_now.notify_one();
@@ -163,7 +158,7 @@ impl Limiter for LeaderGuardedLimiter {
 
     fn open_quota(&self, spec: &QuotaSpec) {
         let timing = self.timing.with_start_delay_max(BOOKING_HORIZON + spec.send_budget);
-        let mut views = self.lock_views();
+        let mut views = self.views.lock();
         match views.get_mut(&spec.quota) {
             Some(view) => view.apply_settings(spec.store_down, timing),
             None => {
@@ -175,10 +170,53 @@ impl Limiter for LeaderGuardedLimiter {
     }
 
     fn close_quota(&self, quota: &ProviderName) {
-        self.lock_views().remove(quota);
+        self.views.lock().remove(quota);
     }
 
     async fn run_background(&self, stop: CancellationToken) {
         watch::run_until_stopped(self, stop).await;
     }
+}
+
+/// How long a request that costs more than a share is deferred before the next try, in microseconds. Shares last for a
+/// minute at least, and each try of a delayed job costs a round through the queue.
+const OVERSIZED_WAIT_US: u64 = 15_000_000;
+
+/// One call on this worker's share of the limits. A request that costs more than the share is skipped while shares last,
+/// so that it does not block the wait queue. See `docs/decisions/0015-fallback-shares-without-redis.md`.
+async fn call_share(
+    shares: &EmbeddedLimiter,
+    spec: &QuotaSpec,
+    call: &LimiterCall,
+    workers: u32,
+) -> Result<LimiterReply, LimiterError> {
+    let mut own = call.divided_by(spec, workers);
+    let spec = spec.divided_by(workers);
+    let mut oversized = Vec::new();
+    let mut fitting = Vec::new();
+    for (index, request) in own.requests.iter().enumerate() {
+        match request.exceeded_limit(&spec) {
+            Some(limit) => {
+                oversized.push(SkippedRequest {
+                    request_index: index,
+                    limit,
+                    wait_us: OVERSIZED_WAIT_US,
+                    exact: false,
+                    shortage: Shortage::NoSlot,
+                });
+            }
+            None => fitting.push(index),
+        }
+    }
+    own.requests = fitting.iter().filter_map(|index| request_at(&own, *index)).collect();
+    let mut reply = shares.call(&spec, &own).await?;
+    let original_index = |index: usize| fitting.get(index).copied().unwrap_or(usize::MAX);
+    reply.grants.iter_mut().for_each(|grant| grant.request_index = original_index(grant.request_index));
+    reply.skipped.iter_mut().for_each(|skipped| skipped.request_index = original_index(skipped.request_index));
+    reply.skipped.extend(oversized);
+    Ok(reply)
+}
+
+fn request_at(call: &LimiterCall, index: usize) -> Option<PermitRequest> {
+    call.requests.get(index).cloned()
 }

@@ -66,7 +66,7 @@ async fn watch_connections(limiter: &LeaderGuardedLimiter) -> Infallible {
 
 impl LeaderGuardedLimiter {
     fn open_quotas(&self) -> Vec<ProviderName> {
-        self.lock_views().keys().cloned().collect()
+        self.views.lock().keys().cloned().collect()
     }
 
     async fn poll_rows(&self) -> Result<(), String> {
@@ -77,7 +77,7 @@ impl LeaderGuardedLimiter {
         let sent_at = Instant::now();
         let mut rows = self.rows.leader_rows(&quotas).await?;
         let received_at = Instant::now();
-        let mut views = self.lock_views();
+        let mut views = self.views.lock();
         for quota in quotas {
             if let Some(view) = views.get_mut(&quota) {
                 view.record_row(rows.remove(&quota), sent_at, received_at);
@@ -89,7 +89,7 @@ impl LeaderGuardedLimiter {
     async fn probe_connections(&self) {
         for (quota, outcome) in self.store.probe(&self.open_quotas()).await {
             let now = Instant::now();
-            let mut views = self.lock_views();
+            let mut views = self.views.lock();
             let Some(view) = views.get_mut(&quota) else { continue };
             let is_change = match outcome {
                 Ok(connection) => view.record_reachable(connection, now),
@@ -110,7 +110,7 @@ impl LeaderGuardedLimiter {
             Some((quota.clone(), connection.clone()))
         };
         let stale: Vec<(ProviderName, StoreConnection)> =
-            self.lock_views().iter().filter_map(stale_connection).collect();
+            self.views.lock().iter().filter_map(stale_connection).collect();
         let disconnect = async |(quota, connection): &(ProviderName, StoreConnection)| {
             if !self.store.previous_store_has_ended() {
                 tracing::info!(%quota, "another limiter store is leader: reconnecting");
@@ -124,7 +124,8 @@ impl LeaderGuardedLimiter {
     async fn apply_decisions(&self) {
         let now = Instant::now();
         let takeovers: Vec<(ProviderName, Takeover)> = self
-            .lock_views()
+            .views
+            .lock()
             .iter()
             .filter_map(|(quota, view)| {
                 let decision = view.decide(now);
@@ -148,7 +149,7 @@ impl LeaderGuardedLimiter {
             let (term, attestation) = view.attestations.attestation_due(&view.term_run_id()?)?;
             Some(QuotaAttestation { quota: quota.clone(), term, attestation })
         };
-        let due: Vec<_> = self.lock_views().iter().filter_map(due).collect();
+        let due: Vec<_> = self.views.lock().iter().filter_map(due).collect();
         if due.is_empty() {
             return;
         }
@@ -183,7 +184,7 @@ impl LeaderGuardedLimiter {
                 } else {
                     tracing::info!(%quota, holder, term, "another worker changed the limiter leader first");
                 }
-                if let Some(view) = self.lock_views().get_mut(&quota) {
+                if let Some(view) = self.views.lock().get_mut(&quota) {
                     view.record_row(Some(row), sent_at, Instant::now());
                 }
             }

@@ -4,10 +4,11 @@
 //! other server does not know the call.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_ok;
+use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisError, TlsCertificates, Value};
@@ -275,7 +276,7 @@ impl RedisConnections {
             return Ok(map);
         }
         let map = Arc::new(self.fetch_slot_map().await?);
-        *lock(&self.slot_map) = Some(Arc::clone(&map));
+        *self.slot_map.lock() = Some(Arc::clone(&map));
         self.drop_departed_nodes(&map);
         Ok(map)
     }
@@ -310,7 +311,7 @@ impl RedisConnections {
     /// Nodes with a connection that no task is replacing now.
     fn connected_nodes(&self) -> Vec<RedisNode> {
         let Ok(seed) = self.seed() else { return Vec::new() };
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock();
         let connected = slots.iter().filter(|(_, slot)| slot.try_lock().is_ok_and(|connection| connection.is_some()));
         let endpoint = |address: &str| {
             let (host, port) = address.rsplit_once(':')?;
@@ -320,7 +321,7 @@ impl RedisConnections {
     }
 
     fn connection_slot(&self, address: &str) -> ConnectionSlot {
-        Arc::clone(lock(&self.slots).entry(address.to_owned()).or_default())
+        Arc::clone(self.slots.lock().entry(address.to_owned()).or_default())
     }
 
     /// Drops the connections of nodes that have left the cluster.
@@ -329,25 +330,20 @@ impl RedisConnections {
         let masters: Vec<String> = map.masters().into_iter().map(|endpoint| seed.sibling(endpoint).address).collect();
         let is_named =
             |address: &String| masters.contains(address) || self.seeds.iter().any(|seed| seed.address == *address);
-        lock(&self.slots).retain(|address, _| is_named(address));
+        self.slots.lock().retain(|address, _| is_named(address));
     }
 
     fn cached_slot_map(&self) -> Option<Arc<SlotMap>> {
-        lock(&self.slot_map).clone()
+        self.slot_map.lock().clone()
     }
 
     fn clear_slot_map(&self) {
-        *lock(&self.slot_map) = None;
+        *self.slot_map.lock() = None;
     }
 
     fn seed(&self) -> Result<&RedisNode, LimiterError> {
         self.seeds.first().ok_or_else(|| LimiterError::Refused("limiter.url names no node".to_owned()))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The data behind these locks is consistent after every statement.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

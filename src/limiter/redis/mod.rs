@@ -12,5 +12,4 @@ pub mod encode;
 mod error;
 pub mod keys;
 pub mod library;
-pub mod peek;
 mod slots;

@@ -17,12 +17,9 @@ use crate::queue::message::CardNumbers;
 
 pub mod body;
 #[cfg(test)]
-mod hostile_text_tests;
+mod every_route_tests;
 pub mod jobs;
-pub mod json_errors;
 pub mod problem;
-#[cfg(test)]
-mod repeated_key_tests;
 pub mod resolutions;
 pub mod settings;
 #[cfg(test)]

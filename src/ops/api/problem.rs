@@ -2,8 +2,11 @@
 //!
 //! It shows no more than the commands do: no SQL statement, no address, no value of a header.
 
+use axum::body::to_bytes;
+use axum::extract::Request;
 use axum::extract::rejection::QueryRejection;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -100,4 +103,32 @@ impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
         Self::bad_request(rejection.body_text())
     }
+}
+
+/// Longest error text, in bytes; ours are shorter.
+const BYTES_MAX: usize = 16 * 1024;
+
+/// Turns every error response of the API into JSON: those that no handler made, and those before the start. Responses
+/// that are JSON already stay unchanged.
+pub async fn with_json_errors(request: Request, next: Next) -> Response {
+    let is_asked_of_api = request.uri().path().starts_with("/api/");
+    let answer = next.run(request).await;
+    let (status, kind) = (answer.status(), answer.headers().get(header::CONTENT_TYPE));
+    let is_refused = status.is_client_error() || status.is_server_error();
+    if !is_asked_of_api || !is_refused || kind.is_some_and(|kind| *kind == HeaderValue::from_static("application/json"))
+    {
+        return answer;
+    }
+    let (mut parts, body) = answer.into_parts();
+    let words = match status {
+        StatusCode::NOT_FOUND => "there is no such path: see /api/v1/openapi.json".to_owned(),
+        StatusCode::METHOD_NOT_ALLOWED => "this path does not allow the method: see /api/v1/openapi.json".to_owned(),
+        _ => {
+            let text = to_bytes(body, BYTES_MAX).await.unwrap_or_default();
+            String::from_utf8_lossy(&text).trim().to_owned()
+        }
+    };
+    let mut refusal = ApiError(status, words).into_response();
+    refusal.headers_mut().extend(parts.headers.remove(header::ALLOW).map(|allow| (header::ALLOW, allow)));
+    refusal
 }

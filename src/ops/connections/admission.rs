@@ -6,11 +6,12 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::ops::client_address::ClientAddress;
+use crate::ops::connections::ClientAddress;
 
 /// Upper bounds on simultaneous requests and connections.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +73,7 @@ impl ConnectionAdmission {
     pub(super) fn admit(self: &Arc<Self>, address: ClientAddress) -> Option<AdmittedConnection> {
         let AdmissionBounds { requests, requests_per_address: requests_of_address, probe_connections: for_probes } =
             self.bounds;
-        let mut holders = self.lock();
+        let mut holders = self.connections.lock();
         let address_is_full = holders.with_address(address).count() >= requests_of_address + for_probes;
         if address_is_full || holders.connections.len() >= requests + for_probes {
             let idlest = holders.connection_to_close(address_is_full.then_some(address))?;
@@ -93,7 +94,7 @@ impl ConnectionAdmission {
         id: u64,
         kind: RequestKind,
     ) -> Result<RequestInProgress, AdmissionError> {
-        let mut holders = self.lock();
+        let mut holders = self.connections.lock();
         let address = holders.connections.get(&id).ok_or(AdmissionError::ConnectionClosed)?.address;
         let others = |holder: &&ConnectionEntry| holder.request == Some(RequestKind::Other);
         if kind == RequestKind::Other {
@@ -106,10 +107,6 @@ impl ConnectionAdmission {
         }
         holders.connections.get_mut(&id).ok_or(AdmissionError::ConnectionClosed)?.request = Some(kind);
         Ok(RequestInProgress { id, admission: Arc::clone(self) })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +143,7 @@ pub(super) struct AdmittedConnection {
 
 impl Drop for AdmittedConnection {
     fn drop(&mut self) {
-        self.admission.lock().connections.remove(&self.id);
+        self.admission.connections.lock().connections.remove(&self.id);
     }
 }
 
@@ -159,7 +156,7 @@ pub(in crate::ops) struct RequestInProgress {
 
 impl Drop for RequestInProgress {
     fn drop(&mut self) {
-        let mut holders = self.admission.lock();
+        let mut holders = self.admission.connections.lock();
         let turn = holders.next_sequence();
         if let Some(holder) = holders.connections.get_mut(&self.id) {
             (holder.request, holder.idle_since) = (None, turn);

@@ -4,12 +4,12 @@
 //! a proxy all clients are one address.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::ops::client_address::ClientAddress;
+use crate::ops::connections::ClientAddress;
 
 /// Wrong tokens without a delay: typos, and a program that still has the old token.
 const FAILURES_WITHOUT_DELAY: u32 = 3;
@@ -78,8 +78,7 @@ impl WrongTokens {
     /// Compares a token unless its address must wait. The comparison happens under the lock, so that simultaneous
     /// guesses are counted one after the other.
     pub(super) fn check(&self, address: ClientAddress, compare: impl FnOnce() -> bool) -> TokenCheck {
-        let (check, line) =
-            self.state.lock().unwrap_or_else(PoisonError::into_inner).check(address, Instant::now(), compare);
+        let (check, line) = self.state.lock().check(address, Instant::now(), compare);
         if let Some(FailureLogLine { failures: AuthenticationFailures { wrong_token, too_soon }, delay }) = line {
             let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(
@@ -92,7 +91,7 @@ impl WrongTokens {
 
     /// The failures so far.
     pub fn failures(&self) -> AuthenticationFailures {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).failures
+        self.state.lock().failures
     }
 }
 

@@ -5,21 +5,21 @@
 //! first: while they cannot be read, no other query goes to the database.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt as _;
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::HISTORY_MAX_S;
 use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, QueueDepths};
 use super::cache::{CachedSource, CachedValue, QueryResult, VersionedSource};
 use super::fan_out::{query_concurrently, split_results};
 use super::history::{HistoryPoint, OverviewHistory};
-use super::pause_authors::pause_authors;
+use super::{HISTORY_MAX_S, pause_authors};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::fleet::backlog::PaymentCount;
@@ -140,7 +140,7 @@ impl OverviewCollector {
     /// The last points of one provider, oldest first.
     pub fn history(&self, provider: &str, seconds: u64) -> Vec<HistoryPoint> {
         let points = seconds.min(HISTORY_MAX_S) / SAMPLE_EVERY.as_secs();
-        let history = lock_ignoring_poison(&self.history);
+        let history = self.history.lock();
         history.last_points(provider, usize::try_from(points).unwrap_or(usize::MAX))
     }
 
@@ -165,7 +165,7 @@ impl OverviewCollector {
         let BacklogCounts { reconciliations: Some(accounts), started_at: Some(had_at), .. } = counted else {
             return BTreeMap::new();
         };
-        let mut seen = lock_ignoring_poison(&self.payment_counts);
+        let mut seen = self.payment_counts.lock();
         let (before, last_at) = &mut *seen;
         if last_at.is_none_or(|last_at| last_at < *had_at) {
             let since = last_at.map_or(Duration::ZERO, |last_at| *had_at - last_at);
@@ -184,13 +184,13 @@ impl OverviewCollector {
     /// figure in both; a snapshot that is no later than the last point would repeat it.
     pub(super) async fn record_point(&self) {
         let seen = self.last_snapshot.lock().await.clone();
-        let is_new = |overview: &Overview| lock_ignoring_poison(&self.history).is_later(overview);
+        let is_new = |overview: &Overview| self.history.lock().is_later(overview);
         let seen = seen.filter(|(at, snapshot)| at.elapsed() < SAMPLE_EVERY && is_new(&snapshot.overview));
         let overview = match seen {
             Some((_, snapshot)) => snapshot.overview,
             None => self.build_snapshot(CollectFor::HistoryOnly).await.overview,
         };
-        lock_ignoring_poison(&self.history).record(&overview);
+        self.history.lock().record(&overview);
     }
 
     async fn record_history(&self, stop: &CancellationToken) {
@@ -256,7 +256,7 @@ impl OverviewCollector {
             workers: visible_workers(&stored_reports, reports.age, reports.outage),
             reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
-            recent_per_s: lock_ignoring_poison(&self.history).recent_per_s(),
+            recent_per_s: self.history.lock().recent_per_s(),
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
@@ -357,10 +357,6 @@ impl OverviewCollector {
         let (used, problem) = split_results(query_concurrently(each).await);
         QueryResult { value: Some(used.into_iter().collect()), problem }
     }
-}
-
-fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The known providers, and the valid ones of these names.

@@ -3,6 +3,8 @@
 //! The data come from the [`OverviewCollector`], which queries each source once for all readers. While a backend is
 //! unavailable its figures are missing, with a warning; the response is no error.
 
+use std::collections::BTreeMap;
+
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -15,11 +17,11 @@ use super::api::problem::{ApiError, ErrorBody};
 use super::json::JsonResponse;
 use crate::domain::provider::ProviderName;
 use crate::fleet::overview::{Overview, ProviderOverview};
-use crate::fleet::recent::{DecisionOverview, permit_waits, recent_decisions};
 use crate::fleet::report::WaitHistogram;
-use crate::fleet::workers::WorkerOverview;
+use crate::fleet::workers::{DecisionOverview, WorkerOverview, permit_waits, recent_decisions};
+use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
-use crate::ledger::provider_row::RedactedRow;
+use crate::ledger::provider_row::{ProviderRow, RedactedRow};
 use crate::ledger::settings_audit::AuditedChange;
 
 mod backlog_counts;
@@ -27,11 +29,9 @@ mod cache;
 mod collector;
 mod fan_out;
 mod history;
-mod pause_authors;
 
 pub use collector::{OverviewCollector, OverviewSnapshot, OverviewSources, all_provider_names, unix_ms};
 pub use history::HistoryPoint;
-pub use pause_authors::pause_authors;
 
 /// Length of the history, in seconds.
 const HISTORY_MAX_S: u64 = 15 * 60;
@@ -184,6 +184,21 @@ impl From<AuditedChange> for ChangeOverview {
 
 fn no_such_provider() -> ApiError {
     ApiError::not_found("no such provider")
+}
+
+/// Changes of a provider that are searched: the pause is the last one, or close to it.
+const CHANGES_MAX: u32 = 50;
+
+/// The author of each pause by provider, in words. While the audit cannot be read, the author is missing.
+pub async fn pause_authors(ledger: &Database, rows: &[ProviderRow]) -> BTreeMap<String, String> {
+    let mut words = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.paused) {
+        let Ok(name) = ProviderName::new(row.name.as_str()) else { continue };
+        let Ok(changes) = ledger.settings_audit(Some(&name), CHANGES_MAX).await else { continue };
+        let who = changes.iter().find_map(|change| change.describe_pause());
+        words.extend(who.map(|who| (row.name.clone(), who)));
+    }
+    words
 }
 
 #[cfg(test)]

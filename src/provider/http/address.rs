@@ -8,36 +8,36 @@ use crate::domain::sensitive::safe_quote::quote_if_safe;
 
 /// Ranges that are never a provider on the public internet.
 /// <https://www.iana.org/assignments/iana-ipv4-special-registry>
-const V4_SPECIAL: [(Ipv4Addr, u8); 15] = [
-    (Ipv4Addr::new(0, 0, 0, 0), 8),
-    (Ipv4Addr::new(10, 0, 0, 0), 8),
-    (Ipv4Addr::new(100, 64, 0, 0), 10),
-    (Ipv4Addr::new(127, 0, 0, 0), 8),
-    (Ipv4Addr::new(169, 254, 0, 0), 16),
-    (Ipv4Addr::new(172, 16, 0, 0), 12),
-    (Ipv4Addr::new(192, 0, 0, 0), 24),
-    (Ipv4Addr::new(192, 0, 2, 0), 24),
-    (Ipv4Addr::new(192, 88, 99, 0), 24),
-    (Ipv4Addr::new(192, 168, 0, 0), 16),
-    (Ipv4Addr::new(198, 18, 0, 0), 15),
-    (Ipv4Addr::new(198, 51, 100, 0), 24),
-    (Ipv4Addr::new(203, 0, 113, 0), 24),
-    (Ipv4Addr::new(224, 0, 0, 0), 4),
-    (Ipv4Addr::new(240, 0, 0, 0), 4),
+const V4_SPECIAL: [Network; 15] = [
+    v4([0, 0, 0, 0], 8),
+    v4([10, 0, 0, 0], 8),
+    v4([100, 64, 0, 0], 10),
+    v4([127, 0, 0, 0], 8),
+    v4([169, 254, 0, 0], 16),
+    v4([172, 16, 0, 0], 12),
+    v4([192, 0, 0, 0], 24),
+    v4([192, 0, 2, 0], 24),
+    v4([192, 88, 99, 0], 24),
+    v4([192, 168, 0, 0], 16),
+    v4([198, 18, 0, 0], 15),
+    v4([198, 51, 100, 0], 24),
+    v4([203, 0, 113, 0], 24),
+    v4([224, 0, 0, 0], 4),
+    v4([240, 0, 0, 0], 4),
 ];
 
 /// Exceptions within global unicast, `2000::/3`: protocol assignments with Teredo, documentation, 6to4.
 /// <https://www.iana.org/assignments/iana-ipv6-special-registry>
-const V6_SPECIAL: [(Ipv6Addr, u8); 4] = [
-    (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
-    (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
-    (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16),
-    (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
+const V6_SPECIAL: [Network; 4] = [
+    v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
+    v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
+    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),
+    v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
 ];
 
-const V6_GLOBAL_UNICAST: (Ipv6Addr, u8) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
+const V6_GLOBAL_UNICAST: Network = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 /// An IPv4 address as an IPv6-only network sees it. <https://www.rfc-editor.org/rfc/rfc6052#section-2.1>
-const V6_NAT64: (Ipv6Addr, u8) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+const V6_NAT64: Network = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
 
 /// An address range written as CIDR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +75,8 @@ impl Network {
 
     fn contains(self, ip: IpAddr) -> bool {
         match (self.base, ip) {
-            (IpAddr::V4(base), IpAddr::V4(ip)) => in_v4(ip, (base, self.prefix_bits)),
-            (IpAddr::V6(base), IpAddr::V6(ip)) => in_v6(ip, (base, self.prefix_bits)),
+            (IpAddr::V4(base), IpAddr::V4(ip)) => (u32::from(ip) ^ u32::from(base)) & mask_v4(self.prefix_bits) == 0,
+            (IpAddr::V6(base), IpAddr::V6(ip)) => (u128::from(ip) ^ u128::from(base)) & mask_v6(self.prefix_bits) == 0,
             _ => false,
         }
     }
@@ -109,25 +109,21 @@ impl AddressRule {
 
 fn is_public(ip: IpAddr) -> bool {
     match ip {
-        IpAddr::V4(ip) => is_public_v4(ip),
-        IpAddr::V6(ip) if in_v6(ip, V6_NAT64) => {
-            let [.., a, b, c, d] = ip.octets();
-            is_public_v4(Ipv4Addr::new(a, b, c, d))
+        IpAddr::V4(_) => !V4_SPECIAL.iter().any(|range| range.contains(ip)),
+        IpAddr::V6(v6) if V6_NAT64.contains(ip) => {
+            let [.., a, b, c, d] = v6.octets();
+            is_public(Ipv4Addr::new(a, b, c, d).into())
         }
-        IpAddr::V6(ip) => in_v6(ip, V6_GLOBAL_UNICAST) && !V6_SPECIAL.into_iter().any(|range| in_v6(ip, range)),
+        IpAddr::V6(_) => V6_GLOBAL_UNICAST.contains(ip) && !V6_SPECIAL.iter().any(|range| range.contains(ip)),
     }
 }
 
-fn is_public_v4(ip: Ipv4Addr) -> bool {
-    !V4_SPECIAL.into_iter().any(|range| in_v4(ip, range))
+const fn v4([a, b, c, d]: [u8; 4], prefix_bits: u8) -> Network {
+    Network { base: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix_bits }
 }
 
-fn in_v4(ip: Ipv4Addr, (base, bits): (Ipv4Addr, u8)) -> bool {
-    (u32::from(ip) ^ u32::from(base)) & mask_v4(bits) == 0
-}
-
-fn in_v6(ip: Ipv6Addr, (base, bits): (Ipv6Addr, u8)) -> bool {
-    (u128::from(ip) ^ u128::from(base)) & mask_v6(bits) == 0
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], prefix_bits: u8) -> Network {
+    Network { base: IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h)), prefix_bits }
 }
 
 fn mask_v4(bits: u8) -> u32 {

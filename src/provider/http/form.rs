@@ -31,12 +31,12 @@ fn append_value(out: &mut BoundedBuffer, path: &mut String, json: &str, depth_le
     match json.bytes().next() {
         Some(b'{') if depth_left > 0 => {
             let members: BTreeMap<String, &RawValue> = serde_json::from_str(json).unwrap_or_default();
-            members.into_iter().try_for_each(|(inner, value)| append_nested(out, path, &inner, (value, depth_left)))
+            members.into_iter().try_for_each(|(inner, value)| append_nested(out, path, &inner, value, depth_left))
         }
         Some(b'[') if depth_left > 0 => {
             let items: Vec<&RawValue> = serde_json::from_str(json).unwrap_or_default();
             let mut items = items.into_iter().enumerate();
-            items.try_for_each(|(index, value)| append_nested(out, path, &index.to_string(), (value, depth_left)))
+            items.try_for_each(|(index, value)| append_nested(out, path, &index.to_string(), value, depth_left))
         }
         Some(b'n') => Ok(()),
         _ => {
@@ -50,7 +50,8 @@ fn append_nested(
     out: &mut BoundedBuffer,
     path: &mut String,
     step: &str,
-    (value, depth_left): (&RawValue, usize),
+    value: &RawValue,
+    depth_left: usize,
 ) -> Result<(), BodyError> {
     let above = path.len();
     path.extend(["[", step, "]"]);

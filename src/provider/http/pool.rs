@@ -3,10 +3,11 @@
 //! A connection leaves the pool before its server is likely to close it. So a request rarely meets the close
 //! (`docs/decisions/0032-connection-reuse.md`).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hyper::header::HeaderMap;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use super::connection::HttpConnection;
@@ -76,7 +77,7 @@ impl ConnectionPool {
     /// Takes the most recently used connection. Its server may have closed it, or sent bytes on it, meanwhile.
     pub(super) fn take(&self) -> Option<HttpConnection> {
         loop {
-            let idle = self.lock_idle().connections.pop()?;
+            let idle = self.idle.lock().connections.pop()?;
             if Instant::now() < idle.expires_at {
                 return Some(idle.connection);
             }
@@ -89,7 +90,7 @@ impl ConnectionPool {
         if !self.reuse.is_allowed || until <= Instant::now() {
             return;
         }
-        let mut idle = self.lock_idle();
+        let mut idle = self.idle.lock();
         idle.connections.push(IdleConnection { connection, expires_at: until });
         if !std::mem::replace(&mut idle.has_sweep_task, true) {
             drop(idle);
@@ -99,7 +100,7 @@ impl ConnectionPool {
 
     /// Closes expired connections. Returns when the next one expires.
     fn close_expired(&self) -> Option<Instant> {
-        let mut idle = self.lock_idle();
+        let mut idle = self.idle.lock();
         let now = Instant::now();
         let expired: Vec<IdleConnection> = idle.connections.extract_if(.., |entry| entry.expires_at <= now).collect();
         let next = idle.connections.iter().map(|entry| entry.expires_at).min();
@@ -107,10 +108,6 @@ impl ConnectionPool {
         drop(idle);
         drop(expired);
         next
-    }
-
-    fn lock_idle(&self) -> MutexGuard<'_, IdleConnections> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

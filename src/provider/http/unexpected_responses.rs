@@ -3,9 +3,9 @@
 //! A gateway that sends responses twice does so with every payment, so lines are limited. No byte of a response is
 //! logged.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::domain::provider::ProviderName;
@@ -55,7 +55,7 @@ impl UnexpectedResponseLog {
     }
 
     pub(super) fn record(&self, response: UnexpectedResponse) {
-        if let Some(strays) = self.state.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now()) {
+        if let Some(strays) = self.state.lock().count(Instant::now()) {
             let (provider, what) = (&self.provider, response.describe());
             tracing::warn!(%provider, strays, what, "provider sent an unexpected response; connection closed");
         }

@@ -3,7 +3,7 @@
 //! A request is counted, under one short lock, before its body is read. So serving does not distort the counts.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -12,14 +12,14 @@ use axum::extract::{ConnectInfo, Json, Request, State};
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use axum::routing::{get, post};
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::charge::ChargeRequest;
 use super::listener::{SeverHandle, SeverableListener};
 use super::strict::{Arrival, Reply};
-use super::{Effect, FakeOptions, FakeProviderReport, ResponseTimes, StrictProvider};
+use super::{ChargeRequest, Effect, FakeOptions, FakeProviderReport, ResponseTimes, StrictProvider};
 use crate::domain::time::millis_up;
 
 /// Largest body that is read, in bytes: above what the worker ever sends.
@@ -63,7 +63,7 @@ impl FakeProvider {
             .route("/_report", get(async |State(handle): State<FakeHandle>| Json(handle.report())))
             .route("/_effects", get(async |State(handle): State<FakeHandle>| Json(handle.effects())))
             .route("/_arrivals", get(async |State(handle): State<FakeHandle>| Json(handle.arrivals_us())))
-            .route("/_reset", post(async |State(handle): State<FakeHandle>| handle.lock().reset()))
+            .route("/_reset", post(async |State(handle): State<FakeHandle>| handle.provider.lock().reset()))
             .fallback(handle_request)
             .with_state(self.handle)
             .into_make_service_with_connect_info::<SeverHandle>();
@@ -85,24 +85,19 @@ impl FakeHandle {
     /// Report of all requests so far. Percentiles are computed outside the lock, so that a report delays no arrival.
     pub fn report(&self) -> FakeProviderReport {
         let (counted, durations_us) = {
-            let provider = self.lock();
+            let provider = self.provider.lock();
             (provider.report_without_times(), provider.durations_us())
         };
         FakeProviderReport { answer_ms: ResponseTimes::from_durations(durations_us), ..counted }
     }
 
     pub fn effects(&self) -> Vec<Effect> {
-        self.lock().effects().to_vec()
+        self.provider.lock().effects().to_vec()
     }
 
     /// Microseconds since the provider was made, ascending.
     pub fn arrivals_us(&self) -> Vec<u64> {
-        self.lock().arrivals().to_vec()
-    }
-
-    /// A poisoned lock is used further: no change under it is left half done in a way that matters.
-    fn lock(&self) -> MutexGuard<'_, StrictProvider> {
-        self.provider.lock().unwrap_or_else(PoisonError::into_inner)
+        self.provider.lock().arrivals().to_vec()
     }
 
     /// The provider's clock: microseconds since it was made.
@@ -112,14 +107,14 @@ impl FakeHandle {
 
     /// Records an arrival. The clock is read under the lock, so that arrivals are recorded in order.
     fn record_arrival(&self) -> Arrival {
-        let mut provider = self.lock();
+        let mut provider = self.provider.lock();
         let now_us = self.now_us();
         let arrival = provider.record_arrival(now_us);
         provider.begin_flight(arrival)
     }
 
     fn record_response(&self, arrival: Arrival, status: u16) {
-        self.lock().record_response(arrival, self.now_us(), status);
+        self.provider.lock().record_response(arrival, self.now_us(), status);
     }
 }
 
@@ -152,7 +147,7 @@ async fn respond_to_the_end(handle: &FakeHandle, arrival: Arrival, request: Requ
     let handle = handle.clone();
     let work = tokio::spawn(async move {
         let response = respond(&handle, arrival, request).await;
-        handle.lock().end_flight();
+        handle.provider.lock().end_flight();
         response
     });
     work.await.ok().flatten()
@@ -186,7 +181,7 @@ async fn process_request(
 ) -> Result<Reply, (u16, &'static str)> {
     let (parts, body) = request.into_parts();
     if parts.method == Method::GET && parts.uri.path() == LOOKUP_PATH {
-        let mut provider = handle.lock();
+        let mut provider = handle.provider.lock();
         if !provider.supports_lookup() {
             return Err((404, "no_such_page"));
         }
@@ -201,7 +196,7 @@ async fn process_request(
     let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let is_form = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
     let asked = ChargeRequest::parse(header(IDEMPOTENCY_KEY), is_form, &body).map_err(|code| (400, code))?;
-    Ok(handle.lock().process(arrival, &asked))
+    Ok(handle.provider.lock().process(arrival, &asked))
 }
 
 fn rate_limit_response(wait: Duration) -> Response<Body> {

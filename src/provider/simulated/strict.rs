@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::charge::ChargeRequest;
 use super::faults::{FaultDraw, draw};
 use super::report::{FakeProviderReport, LimitReport, ResponseTimes};
 use super::windows::ArrivalWindows;
-use super::{FakeOptions, OnLimit};
+use super::{ChargeRequest, FakeOptions, OnLimit};
 use crate::domain::time::micros_up;
 
 /// Largest number of ids in a report.

@@ -3,9 +3,10 @@
 //! A write never waits for others to join: when no commit runs, it commits at once with all writes that are queued. A
 //! caller gets its result only after the commit that holds its write.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use sqlx::SqlitePool;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
@@ -48,7 +49,7 @@ impl WriteBatcher {
     /// Committed when this returns. Dropped before its turn it is not written, and after that it is, all the same.
     pub async fn write(&self, write: MessageWrite) -> Result<i64, QueueError> {
         let (reply, mut answer) = oneshot::channel();
-        self.waiting().push(QueuedWrite { write, reply });
+        self.waiting.lock().push(QueuedWrite { write, reply });
         let _turn = self.commit_lock.lock().await;
         loop {
             match answer.try_recv() {
@@ -67,15 +68,10 @@ impl WriteBatcher {
     }
 
     fn next(&self) -> Vec<QueuedWrite> {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         waiting.retain(|unit| !unit.reply.is_closed());
         let units = waiting.len().min(WRITES_MAX);
         waiting.drain(..units).collect()
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Vec<QueuedWrite>> {
-        // Whole after every statement.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,8 +12,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use super::store::{Store, TakenMessage};
-use crate::queue::fault::LaneFault;
-use crate::queue::{Delivery, LaneConsumer, QueueError, Receipt};
+use crate::queue::{Delivery, LaneConsumer, LaneFault, QueueError, Receipt};
 
 /// How soon messages that other processes publish are seen.
 const POLL_EVERY: Duration = Duration::from_millis(200);

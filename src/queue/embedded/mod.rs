@@ -5,25 +5,24 @@
 //! queue `payments.outcomes` without a consumer, of which the newest 100,000 are kept.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use sqlx::SqlitePool;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    DELAY_STEPS, DeadLetter, Destination, LaneConsumer, OutgoingMessage, Queue, QueueError, SearchResult, headers,
-    names,
+    DELAY_STEPS, DeadLetter, DeathCause, Destination, LaneConsumer, OutgoingMessage, Queue, QueueError, Receipt,
+    SearchResult, headers, lane_queue,
 };
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 
 mod batch;
-mod dead_letters;
-mod find;
 mod lane;
 mod store;
 
@@ -46,7 +45,7 @@ struct LaneSignals(Arc<Mutex<HashMap<String, Arc<Notify>>>>);
 
 impl LaneSignals {
     fn for_queue(&self, queue: &str) -> Arc<Notify> {
-        let mut signals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut signals = self.0.lock();
         Arc::clone(signals.entry(queue.to_owned()).or_default())
     }
 }
@@ -78,7 +77,7 @@ impl EmbeddedQueue {
 impl Queue for EmbeddedQueue {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
         for provider in providers {
-            names::lane_queue(PREFIX, provider)?;
+            lane_queue(PREFIX, provider)?;
         }
         self.ping().await.map(drop)
     }
@@ -87,7 +86,7 @@ impl Queue for EmbeddedQueue {
         if places == 0 {
             return Err(QueueError::Refused("a lane needs at least one place".to_owned()));
         }
-        let queue = names::lane_queue(PREFIX, provider)?;
+        let queue = lane_queue(PREFIX, provider)?;
         self.ping().await?;
         let signal = self.signals.for_queue(&queue);
         Ok(Box::new(EmbeddedLane::open(self.store.clone(), queue, signal, places, &self.tasks)))
@@ -96,12 +95,12 @@ impl Queue for EmbeddedQueue {
     async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError> {
         let properties = headers::with_destination_headers(&message);
         let (queue, delay_ms) = match &message.destination {
-            Destination::Lane(provider) => (names::lane_queue(PREFIX, provider)?, 0),
+            Destination::Lane(provider) => (lane_queue(PREFIX, provider)?, 0),
             Destination::Delay { provider, step } => {
                 if !DELAY_STEPS.contains(step) {
                     return Err(QueueError::Refused(format!("{step:?} is not one of the delay steps")));
                 }
-                (names::lane_queue(PREFIX, provider)?, millis_up(*step))
+                (lane_queue(PREFIX, provider)?, millis_up(*step))
             }
             Destination::Invalid { .. } => (format!("{PREFIX}.invalid"), 0),
             Destination::Outcomes { .. } => (format!("{PREFIX}.outcomes"), 0),
@@ -115,11 +114,11 @@ impl Queue for EmbeddedQueue {
     }
 
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
-        dead_letters::take(&self.store).await
+        take_dead_letter(&self.store).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
-        self.store.ready(&names::lane_queue(PREFIX, provider)?).await.map(Some)
+        self.store.ready(&lane_queue(PREFIX, provider)?).await.map(Some)
     }
 
     async fn find(&self, job: &JobId) -> Result<SearchResult, QueueError> {
@@ -127,7 +126,7 @@ impl Queue for EmbeddedQueue {
     }
 
     async fn oldest_ready(&self, provider: &ProviderName) -> Result<Option<Duration>, QueueError> {
-        self.store.oldest_ready(&names::lane_queue(PREFIX, provider)?).await
+        self.store.oldest_ready(&lane_queue(PREFIX, provider)?).await
     }
 
     fn reports_ages(&self) -> bool {
@@ -136,5 +135,41 @@ impl Queue for EmbeddedQueue {
 
     async fn ping(&self) -> Result<Option<String>, QueueError> {
         self.store.ping().await.map(Some)
+    }
+}
+
+/// Takes a dead-lettered message under a number of its own, so that its receipt finishes its row and no other. A receipt
+/// that is dropped keeps its message until the next start.
+async fn take_dead_letter(store: &Store) -> Result<Option<DeadLetter>, QueueError> {
+    let number = rand::random_range(1..i64::MAX);
+    let Some((message, queue)) = store.take_dead(number).await? else { return Ok(None) };
+    let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
+    Ok(Some(DeadLetter {
+        cause: DeathCause::DeliveryLimit,
+        lane: name.and_then(|name| ProviderName::new(name).ok()),
+        body: message.body.into(),
+        properties: message.properties,
+        receipt: Box::new(EmbeddedDeadReceipt { store: store.clone(), id: message.id, number }),
+    }))
+}
+
+struct EmbeddedDeadReceipt {
+    store: Store,
+    id: i64,
+    number: i64,
+}
+
+fn check_held(held_until_now: bool) -> Result<(), QueueError> {
+    held_until_now.then_some(()).ok_or_else(|| QueueError::Unavailable("the message's row is gone".to_owned()))
+}
+
+#[async_trait]
+impl Receipt for EmbeddedDeadReceipt {
+    async fn ack(self: Box<Self>) -> Result<(), QueueError> {
+        check_held(self.store.finish(self.id, self.number).await?)
+    }
+
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
+        check_held(self.store.release(self.id, self.number).await?)
     }
 }

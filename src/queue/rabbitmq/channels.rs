@@ -9,17 +9,18 @@
 //! closed explicitly when nothing uses it: a channel that could not be opened keeps its connection from closing itself.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::{Channel, Connection};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::failure::{CALL_LIMIT, CallFailure, with_call_limit};
-use super::handshake::connect;
 use super::settings::RabbitSettings;
+use super::supervisor::connect;
 use crate::queue::QueueError;
 
 /// Least time between two trials of whether the broker allows more.
@@ -43,14 +44,14 @@ struct ReachedLimit {
 impl ChannelLimit {
     /// The broker refused one more channel beside so many.
     fn record(&self, open: usize, words: String) {
-        *self.lock() =
+        *self.0.lock() =
             Some(ReachedLimit { most: open.saturating_sub(1).max(1), words, tried_at: Some(Instant::now()) });
     }
 
     /// # Errors
     /// The broker's words, where one more than so many channels is too many and a trial is not due.
     fn admit(&self, open: usize) -> Result<Admission, String> {
-        let mut limit = self.lock();
+        let mut limit = self.0.lock();
         let Some(met) = limit.as_mut().filter(|met| open >= met.most) else { return Ok(Admission::Free) };
         if met.tried_at.is_some_and(|at| at.elapsed() < TRIAL_EVERY) {
             return Err(met.words.clone());
@@ -61,14 +62,10 @@ impl ChannelLimit {
 
     /// A trial has shown that the broker allows more.
     fn raise(&self) {
-        if let Some(met) = self.lock().as_mut() {
+        if let Some(met) = self.0.lock().as_mut() {
             met.most += 1;
             met.tried_at = None;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<ReachedLimit>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -19,7 +19,6 @@ mod consumer;
 mod dead_letters;
 mod declare;
 mod failure;
-mod handshake;
 mod header_text;
 mod inspect;
 mod pipeline;

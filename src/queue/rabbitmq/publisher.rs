@@ -8,10 +8,11 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, Semaphore};
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::failure::{CallFailure, with_body_limit};
 use super::pipeline::{ChannelEndCause, Pipeline, PublishRequest, PublishResult};
@@ -38,14 +39,14 @@ pub(super) struct Publisher {
     /// For bodies that no job has, one at a time: their frames are a second copy of them.
     long: Semaphore,
     /// By exchange, and apart for long bodies, which others should not wait behind.
-    exchanges: StdMutex<HashMap<(String, bool), Arc<ExchangePublisher>>>,
+    exchanges: Mutex<HashMap<(String, bool), Arc<ExchangePublisher>>>,
 }
 
 #[derive(Default)]
 struct ExchangePublisher {
     /// By routing key.
-    places: StdMutex<HashMap<String, Arc<Semaphore>>>,
-    pipelines: Mutex<Pipelines>,
+    places: Mutex<HashMap<String, Arc<Semaphore>>>,
+    pipelines: AsyncMutex<Pipelines>,
 }
 
 #[derive(Default)]
@@ -57,7 +58,7 @@ struct Pipelines {
 
 impl Publisher {
     pub fn new(link: SupervisedConnection, topology: Topology) -> Self {
-        Self { link, topology, long: Semaphore::new(1), exchanges: StdMutex::default() }
+        Self { link, topology, long: Semaphore::new(1), exchanges: Mutex::default() }
     }
 
     pub async fn publish(&self, message: &OutgoingMessage) -> Result<(), QueueError> {
@@ -96,7 +97,7 @@ impl Publisher {
     }
 
     fn exchange(&self, exchange: &str, is_long: bool) -> Arc<ExchangePublisher> {
-        let mut ways = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ways = self.exchanges.lock();
         Arc::clone(ways.entry((exchange.to_owned(), is_long)).or_default())
     }
 }
@@ -126,7 +127,7 @@ async fn wait_late_confirm(pipeline: &Pipeline, publishing: impl Future<Output =
 
 impl ExchangePublisher {
     fn places(&self, key: &str) -> Arc<Semaphore> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         if let Some(places) = places.get(key) {
             return Arc::clone(places);
         }

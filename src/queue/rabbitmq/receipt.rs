@@ -4,19 +4,19 @@
 //! left. Acknowledgements that arrive while frames are written go together in the next write; none waits for others to
 //! join.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicNackOptions};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::acks::AckTracker;
 use super::failure::with_call_limit;
-use crate::queue::fault::LaneFault;
-use crate::queue::{QueueError, Receipt};
+use crate::queue::{LaneFault, QueueError, Receipt};
 
 /// Messages given out and not finished, by whether their consumer still takes messages.
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct UnackedCounts {
 impl UnackedMessages {
     /// All consumers have ended: what is out now is out on no consumer's account.
     pub fn start_epoch(&self) {
-        let mut counts = self.counts();
+        let mut counts = self.counts.lock();
         counts.epoch += 1;
         counts.stale += counts.current;
         counts.current = 0;
@@ -44,7 +44,7 @@ impl UnackedMessages {
 
     /// Messages out of consumers that have ended.
     pub fn stale(&self) -> usize {
-        self.counts().stale
+        self.counts.lock().stale
     }
 
     /// Waits until one of those is finished.
@@ -53,13 +53,13 @@ impl UnackedMessages {
     }
 
     fn record_delivery(&self) -> u64 {
-        let mut counts = self.counts();
+        let mut counts = self.counts.lock();
         counts.current += 1;
         counts.epoch
     }
 
     fn record_finish(&self, epoch: u64) {
-        let mut counts = self.counts();
+        let mut counts = self.counts.lock();
         if counts.epoch == epoch {
             counts.current = counts.current.saturating_sub(1);
         } else {
@@ -82,10 +82,6 @@ impl UnackedMessages {
             // Who no longer waits for the answer has lost nothing by it.
             finish.written.send(written.clone()).unwrap_or_default();
         }
-    }
-
-    fn counts(&self) -> MutexGuard<'_, UnackedCounts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,7 +11,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 use crate::faults::{self, Bug};
-use crate::queue::{DELAY_STEPS, Destination, QueueError, names};
+use crate::queue::{DELAY_STEPS, Destination, QueueError, lane_queue};
 
 /// Deliveries of one message before the broker gives up on it. High, because a lost worker costs every message in its
 /// hands one delivery; finite, because a message that kills workers must end somewhere; written out, because 4.0 made
@@ -125,7 +125,7 @@ impl Topology {
     /// # Errors
     /// When the provider's name is one that a queue of our own has.
     pub fn lane_queue(&self, provider: &ProviderName) -> Result<String, QueueError> {
-        names::lane_queue(&self.prefix, provider)
+        lane_queue(&self.prefix, provider)
     }
 
     /// The provider whose lane has this queue.

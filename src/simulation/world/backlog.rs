@@ -5,13 +5,12 @@
 
 use std::time::Duration;
 
-use super::{JobStep, Simulation, as_index};
+use super::{Event, JobIndex, JobStep, ProcessIndex, Simulation, as_index};
 use crate::domain::fair_order::{FairReturn, WaitingJob};
 use crate::domain::flow::{Flow, FlowClass};
 use crate::domain::provider::JobOrder;
 use crate::domain::time::micros_up;
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
-use crate::simulation::event::{Event, JobIndex, ProcessIndex};
 use crate::worker::backlog::core::DispatchStep;
 use crate::worker::backlog::known_flows::{KNOWN_FLOWS_MAX, SeenFlow};
 use crate::worker::job::LANE_PAUSED_DELAY;

@@ -2,12 +2,11 @@
 //!
 //! The decisions are those of the core of production ([`crate::limiter::gate::core`]).
 
-use super::{JobStep, Simulation, as_index};
+use super::{Event, JobIndex, JobStep, ProcessIndex, Simulation, as_index};
 use crate::domain::disposition::OVERSIZED_WAIT;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::core::Decision;
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
-use crate::simulation::event::{Event, JobIndex, ProcessIndex};
 use crate::worker::job::EGRESS_DELAY;
 
 impl Simulation<'_> {

@@ -5,12 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{JobEnd, JobStep, Simulation, as_index};
+use super::{Event, JobEnd, JobIndex, JobStep, ProcessIndex, Simulation, as_index};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::micros_up;
 use crate::limiter::gate::{CountingScope, EgressRequest, EgressRule, PermitWaiter};
 use crate::queue::DELAY_STEPS;
-use crate::simulation::event::{Event, JobIndex, ProcessIndex};
 use crate::worker::job::acquire::ACCOUNT_WAIT;
 
 impl Simulation<'_> {

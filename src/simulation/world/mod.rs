@@ -4,7 +4,8 @@
 //! The order of a job's steps is that of `worker::job`. A run ends when nothing can happen any more. That is
 //! [`STALL`] beyond the longest window without a request or an outcome; the remaining jobs stay unfinished.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,6 @@ use rand::rngs::StdRng;
 use tokio::time::Instant;
 
 use super::driver::{GateDriver, VirtualClock, first_call};
-use super::event::{Event, EventQueue, JobIndex, ProcessIndex};
 use super::process::SimulatedProcess;
 use super::windows::ProviderUse;
 use super::{JobArrivals, Model};
@@ -298,5 +298,58 @@ impl<'a> Simulation<'a> {
         }
         self.advance_gate(now_us, process);
         self.deliver(now_us);
+    }
+}
+
+/// Index of a job among the arrivals.
+pub(super) type JobIndex = u32;
+/// Index of a worker process.
+pub(super) type ProcessIndex = u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The next job arrives.
+    Arrive,
+    /// A job returns from a delay queue.
+    Return(JobIndex),
+    /// A job is recorded and its lease is acquired.
+    Claimed(JobIndex),
+    /// A job that stayed in the worker has waited long enough.
+    WaitOver(JobIndex),
+    /// The lane's pause may be over.
+    ResumeIntake(ProcessIndex),
+    GateWake(ProcessIndex),
+    /// A job is recorded in the backlog.
+    Recorded(JobIndex),
+    /// The dispatcher of a process looks at the backlog.
+    Dispatch(ProcessIndex),
+    /// A call reaches the limiter.
+    LimiterCall(ProcessIndex),
+    /// A reply reaches the gate.
+    LimiterReply(ProcessIndex),
+    /// The attempt is recorded, before its start.
+    Persisted(JobIndex),
+    /// The attempt is recorded and its start has come.
+    Begin(JobIndex),
+    /// The response was read, or its timeout is over.
+    Answer(JobIndex),
+    /// The result is recorded.
+    Committed(JobIndex),
+}
+
+#[derive(Debug, Default)]
+struct EventQueue {
+    heap: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    made: u64,
+}
+
+impl EventQueue {
+    pub fn at(&mut self, at_us: u64, event: Event) {
+        self.made += 1;
+        self.heap.push(Reverse((at_us, self.made, event)));
+    }
+
+    pub fn next(&mut self) -> Option<(u64, Event)> {
+        self.heap.pop().map(|Reverse((at_us, _, event))| (at_us, event))
     }
 }

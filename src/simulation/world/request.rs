@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rand::Rng as _;
 
-use super::{JobStep, SimulatedAnswer, SimulatedPermit, Simulation, as_index};
+use super::{Event, JobIndex, JobStep, SimulatedAnswer, SimulatedPermit, Simulation, as_index};
 use crate::domain::deadline_misses::DEADLINE_MISS_PAUSE;
 use crate::domain::disposition::{
     AttemptHistory, PreSend, Resend, SendObstacle, Transition, after_outcome, before_request,
@@ -17,7 +17,6 @@ use crate::domain::time::micros_up;
 use crate::limiter::gate::core::GrantedPermit;
 use crate::limiter::gate::{PendingRelease, PendingReleaseKind};
 use crate::queue::DELAY_STEPS;
-use crate::simulation::event::{Event, JobIndex};
 use crate::simulation::windows::ProviderUse;
 
 impl Simulation<'_> {

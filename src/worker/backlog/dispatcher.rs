@@ -64,7 +64,7 @@ impl FlowLanes {
 /// Claims jobs from the backlog until the lane is stopped.
 pub async fn run(lane: Arc<LaneContext>) {
     loop {
-        let step = lane.backlog.core().next_step(Instant::now(), || lane_facts(&lane));
+        let step = lane.backlog.core.lock().next_step(Instant::now(), || lane_facts(&lane));
         if let DispatchStep::Wait(until) = step {
             tokio::select! {
                 () = lane.stop.cancelled() => return,
@@ -73,7 +73,7 @@ pub async fn run(lane: Arc<LaneContext>) {
             }
         } else if let Err(error) = perform(&lane, &step).await {
             tracing::debug!(provider = %lane.name, %error, "failed to claim from the backlog, retrying");
-            lane.backlog.core().failed(&step, Instant::now());
+            lane.backlog.core.lock().failed(&step, Instant::now());
         }
         if lane.stop.is_cancelled() {
             return;
@@ -96,15 +96,15 @@ async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Re
 
 async fn look(lane: &LaneContext) -> Result<(), LedgerError> {
     let ledger = &lane.worker.backends.ledger;
-    if lane.backlog.core().is_idle()
+    if lane.backlog.core.lock().is_idle()
         && let Some(read_at) = lane.worker.flow_lanes.read_without(&lane.name, ledger).await?
     {
-        lane.backlog.core().found_no_flow(read_at);
+        lane.backlog.core.lock().found_no_flow(read_at);
         return Ok(());
     }
     let began = Instant::now();
     let flows = ledger.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
-    lane.backlog.core().looked(began, flows.into_iter().map(seen_flow).collect(), Instant::now());
+    lane.backlog.core.lock().looked(began, flows.into_iter().map(seen_flow).collect(), Instant::now());
     Ok(())
 }
 
@@ -122,10 +122,10 @@ async fn claim_jobs(lane: &Arc<LaneContext>, claim: &FairClaim<Identifier>) -> R
     match claimed? {
         BacklogClaim::Claimed { jobs, next_wake } => {
             let wake_at = next_wake.and_then(|wait| now.checked_add(wait));
-            lane.backlog.core().claimed(claim, jobs.iter().map(flow_of), wake_at, now);
+            lane.backlog.core.lock().claimed(claim, jobs.iter().map(flow_of), wake_at, now);
             jobs.into_iter().for_each(|job| start(lane, job));
         }
-        BacklogClaim::Busy => lane.backlog.core().lane_was_busy(rand::random(), now),
+        BacklogClaim::Busy => lane.backlog.core.lock().lane_was_busy(rand::random(), now),
     }
     Ok(())
 }

@@ -59,32 +59,32 @@ impl Drop for AheadGuard {
 impl LaneBacklog {
     /// Counts a new job until it waits at the gate.
     pub fn admit(&self, job: &JobId) -> Admission<'_> {
-        self.core().waits.admit(job.clone());
+        self.core.lock().waits.admit(job.clone());
         Admission { backlog: self, job: job.clone() }
     }
 
     /// Counts a charge that waits for its permit.
     pub fn begin_wait(&self, job: &JobId) -> ChargeWait<'_> {
-        let wait = self.core().waits.begin(job, Instant::now());
+        let wait = self.core.lock().waits.begin(job, Instant::now());
         ChargeWait { backlog: self, wait }
     }
 }
 
 impl Drop for Admission<'_> {
     fn drop(&mut self) {
-        self.backlog.core().waits.leave(&self.job);
+        self.backlog.core.lock().waits.leave(&self.job);
     }
 }
 
 impl ChargeWait<'_> {
     /// The job has its permit; `is_by_limit`: a limit has blocked the gate since it came.
     pub fn record_grant(&self, is_by_limit: bool) {
-        self.backlog.core().waits.record_grant(self.wait, is_by_limit, Instant::now());
+        self.backlog.core.lock().waits.record_grant(self.wait, is_by_limit, Instant::now());
     }
 }
 
 impl Drop for ChargeWait<'_> {
     fn drop(&mut self) {
-        self.backlog.core().waits.end(self.wait);
+        self.backlog.core.lock().waits.end(self.wait);
     }
 }

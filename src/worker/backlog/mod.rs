@@ -5,9 +5,9 @@
 //! there. One dispatcher per lane and process claims jobs in fair order. See
 //! `docs/decisions/0041-account-limits-block-flows.md` and `docs/decisions/0042-limited-lane-empties-its-queue.md`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -52,39 +52,35 @@ impl LaneBacklog {
 
     /// Records that a job has returned, and until when its flow is blocked.
     pub fn record_return(&self, flow: FlowKey, blocked_until: Option<Instant>) {
-        self.core().record_return(flow, blocked_until, Instant::now());
+        self.core.lock().record_return(flow, blocked_until, Instant::now());
         self.changed.notify_one();
     }
 
     /// Records that a job of this account is done with: the next one may be claimed, where the order of accounts is kept.
     pub fn record_end(&self, provider: &Provider, account: Option<&Identifier>) {
         if provider.keeps_order_of(account) {
-            self.core().allow_claim();
+            self.core.lock().allow_claim();
             self.changed.notify_one();
         }
     }
 
     /// Ends all blocks of flows: the row has changed, which may have fixed their cause.
     pub fn end_blocks(&self) {
-        self.core().end_blocks();
+        self.core.lock().end_blocks();
         self.changed.notify_one();
     }
 
     /// Claims nothing for this long: the lane cannot send.
     pub fn hold(&self, wait: Duration) {
-        self.core().hold_until(Instant::now() + wait);
+        self.core.lock().hold_until(Instant::now() + wait);
     }
 
     /// Changes the core, and wakes the dispatcher if that returns so.
     fn wake_if(&self, change: impl FnOnce(&mut DispatchCore<Identifier, JobId>) -> bool) {
-        let is_due = change(&mut self.core());
+        let is_due = change(&mut self.core.lock());
         if is_due {
             self.changed.notify_one();
         }
-    }
-
-    fn core(&self) -> MutexGuard<'_, DispatchCore<Identifier, JobId>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -107,7 +103,7 @@ fn is_limited(lane: &LaneContext) -> bool {
         let reason = view.borrow().block.as_ref().map(|(reason, _)| reason.clone());
         matches!(reason, Some(BlockReason::Limit(_)))
     };
-    let is_held_back = lane.backlog.core().is_limited(Instant::now(), startable, is_blocked);
+    let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, is_blocked);
     is_held_back || lane.control.is_at_limit()
 }
 
@@ -120,7 +116,7 @@ pub(super) async fn record_if_it_must_wait(
     let flow = FlowKey::of(&decoded.job);
     let is_paused = || lane.control.account_pause(flow.account.as_ref()).is_some();
     let has_order = lane.settings.borrow().provider.keeps_order_of(flow.account.as_ref());
-    let must_wait = || has_order || lane.backlog.core().knows(&flow) || is_limited(lane) || is_paused();
+    let must_wait = || has_order || lane.backlog.core.lock().knows(&flow) || is_limited(lane) || is_paused();
     if decoded.job.not_before.is_some() || !must_wait() {
         return None;
     }

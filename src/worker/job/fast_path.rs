@@ -5,11 +5,11 @@
 //! payments with a time of their own, and those whose gate has a wait queue. No payment stays unrecorded for long. See
 //! `docs/decisions/0029-fast-path-for-new-payments.md`.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
@@ -41,13 +41,13 @@ pub struct Duplicates(Mutex<Option<Instant>>);
 
 impl Duplicates {
     fn are_expected(&self) -> bool {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.0.lock();
         last.is_some_and(|last| last.elapsed() < DUPLICATES_EXPECTED_FOR)
     }
 
     /// Records that a message of a known payment has arrived.
     pub fn record(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.0.lock() = Some(Instant::now());
     }
 }
 

@@ -4,8 +4,9 @@
 //! used only for the time that is shown.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
 
 /// Number of lines kept.
 const LINES_MAX: usize = 50;
@@ -88,7 +89,7 @@ impl DecisionLog {
     }
 
     fn record_at(&self, at_ms: u64, decision: LaneDecision) {
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         let lately = kept.iter_mut().rev().take_while(|line| at_ms.saturating_sub(line.at_ms) < MERGE_WINDOW_MS);
         let same = |line: &&mut DecisionEntry| {
             (line.decision.kind, &line.decision.merge_key) == (decision.kind, &decision.merge_key)
@@ -112,11 +113,7 @@ impl DecisionLog {
             reason: decision.reason.clone(),
             permits: decision.permits,
         };
-        self.lock().iter().rev().map(line).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<DecisionEntry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().iter().rev().map(line).collect()
     }
 }
 

@@ -4,8 +4,10 @@
 //! meter knows no job and no account, so it cannot show any.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+
+use parking_lot::RwLock;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
@@ -60,14 +62,14 @@ impl Meter {
         if let Some(lane) = self.find_lane(provider) {
             return lane;
         }
-        let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = self.lanes.write();
         let new = || Arc::new(LaneMeter::new(provider, Arc::clone(&self.families)));
         Arc::clone(lanes.entry(provider.clone()).or_insert_with(new))
     }
 
     /// The counters of a lane, if it has any.
     pub fn find_lane(&self, provider: &ProviderName) -> Option<Arc<LaneMeter>> {
-        self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(provider).cloned()
+        self.lanes.read().get(provider).cloned()
     }
 
     /// What this process counts itself, for a scrape.
@@ -111,11 +113,11 @@ impl Meter {
 
     /// Sets the count of outcome events that wait to be published, in the whole cluster; `None` while it is unknown.
     pub fn set_unpublished(&self, unpublished: Option<UnpublishedEvents>) {
-        *self.unpublished.write().unwrap_or_else(PoisonError::into_inner) = unpublished;
+        *self.unpublished.write() = unpublished;
     }
 
     pub fn unpublished(&self) -> Option<UnpublishedEvents> {
-        *self.unpublished.read().unwrap_or_else(PoisonError::into_inner)
+        *self.unpublished.read()
     }
 
     /// Counts a declared queue or exchange that no longer exists.

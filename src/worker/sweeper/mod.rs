@@ -11,20 +11,20 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::log_throttle;
 use super::settings_sync::LoadedSettings;
 use super::supervisor::WorkerStatus;
-use super::{WorkerContext, WorkerOptions};
+use super::{WorkerContext, WorkerOptions, log_throttle};
+use crate::domain::limit::Rule;
+use crate::domain::provider::Provider;
 use crate::ledger::LedgerError;
+use crate::ledger::backlog::RepairedFlows;
 use crate::ledger::upkeep::ScrubScope;
 use crate::queue::QueueError;
 
 mod dead_letters;
-mod flows;
 mod limit_changes;
 pub mod overdue;
 mod reconcile;
-mod refused;
 pub(super) mod republish;
 mod weights;
 
@@ -100,8 +100,8 @@ async fn sweep(
     let republished = republish::republish_all(worker, progress, known).await;
     let dead = dead_letters::process_all(worker, known).await;
     let ended = expire_and_scrub(worker).await;
-    let refused = refused::decline(worker, known).await;
-    let flows = flows::keep(worker, known).await;
+    let refused = decline_refused(worker, known).await;
+    let flows = keep_flows(worker, known).await;
     let reconciled = reconcile::check(worker, known).await;
     weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(flows).and(reconciled)
 }
@@ -198,6 +198,60 @@ impl SweepBatches {
         let left = self.deadline.saturating_duration_since(Instant::now());
         self.pause = overdue::pause_before_next(jobs >= BATCH, self.started_at.elapsed(), left);
     }
+}
+
+/// Time between two removals, in the whole cluster.
+const REMOVE_INTERVAL: Duration = Duration::from_secs(60);
+/// Time between two comparisons. Each reads all jobs of every backlog.
+const COMPARE_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
+/// The upkeep of flows: removes rows of flows without jobs, and compares the counts with the jobs of the backlog.
+async fn keep_flows(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
+    let compared = compare_flows(worker, known).await;
+    if !worker.backends.ledger.lease_duty("flows", REMOVE_INTERVAL).await? {
+        return compared;
+    }
+    let with_flows = worker.backends.ledger.lanes_with_flows().await?;
+    let mut lanes = RoundRobin::new(worker, known.providers.keys().filter(|lane| with_flows.contains(*lane)));
+    while let Some((lane, batches)) = lanes.next().await {
+        let removed = worker.backends.ledger.remove_idle_flows(lane, BATCH).await?;
+        lanes.requeue(lane, batches, removed);
+    }
+    compared
+}
+
+/// A flow whose row is missing would hide its jobs from every dispatcher. So this repairs, and logs what it repaired.
+async fn compare_flows(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
+    if !worker.backends.ledger.lease_duty("flows_compare", COMPARE_INTERVAL).await? {
+        return Ok(());
+    }
+    let mut in_use = worker.backends.ledger.lanes_with_flows().await?;
+    in_use.extend(worker.backends.ledger.lanes_with_open_jobs().await?);
+    for lane in known.providers.keys().filter(|lane| in_use.contains(*lane)) {
+        let repaired = worker.backends.ledger.repair_flows(lane, BATCH).await?;
+        if repaired != RepairedFlows::default() {
+            let RepairedFlows { recreated, corrected } = repaired;
+            tracing::error!(provider = %lane, recreated, corrected, "flows differed from their jobs; repaired");
+        }
+    }
+    Ok(())
+}
+
+/// Ends the jobs in the backlog whose account a rule refuses. A worker declines such a job when it takes it, but a lane
+/// that is paused or at its limit takes few, and such a rule must answer. The next sweep continues where this one ends.
+async fn decline_refused(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
+    let refuses = |row: &Provider| row.account_rules.iter().any(|rule| rule.rule == Rule::Refuse);
+    let refusing = known.providers.iter().filter(|(_, row)| refuses(row)).map(|(lane, _)| lane);
+    let mut lanes = RoundRobin::new(worker, refusing);
+    while let Some((lane, batches)) = lanes.next().await {
+        let declined = worker.backends.ledger.decline_refused(lane, BATCH).await?;
+        lanes.requeue(lane, batches, declined);
+        if declined > 0 {
+            worker.outbox.notify_unleased();
+            tracing::info!(provider = %lane, declined, "declined waiting jobs of refused accounts");
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

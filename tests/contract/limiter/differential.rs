@@ -9,11 +9,11 @@ use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::limit::{AccountRule, Algorithm, AppliesTo, Rate, Rule, Scope};
 use sluicegate::domain::permit_protocol::{LimitUsage, SubjectHistory, SubjectLimit, UsageHistory};
 use sluicegate::domain::quota::Quota;
+use sluicegate::limiter::redis::client::{PeekRow, decode_peek, encode_peek};
 use sluicegate::limiter::redis::decode::decode_reply;
 use sluicegate::limiter::redis::encode::encode_call;
 use sluicegate::limiter::redis::keys::call_keys;
 use sluicegate::limiter::redis::library::{Library, SOURCE};
-use sluicegate::limiter::redis::peek::{PeekRow, decode_peek, encode_peek};
 
 use super::*;
 use crate::support::redis::Redis;

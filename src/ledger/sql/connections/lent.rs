@@ -44,7 +44,7 @@ impl LentConnection {
 
     fn give_back(&mut self, is_good: bool) {
         let Some(mut open) = self.open.take() else { return };
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.slots.closed(self.purpose);
         let (is_over, is_short) = (state.is_expired(&open), state.is_short());
         if is_good && !is_over {

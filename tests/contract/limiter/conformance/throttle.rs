@@ -4,12 +4,59 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::limit::Algorithm;
+use sluicegate::domain::permit_protocol::RefusalReason;
 use sluicegate::domain::quota::Quota;
-use sluicegate::domain::quota::throttle::ThrottleResponse;
 
 use super::*;
 
 on_every_limiter!(the_documented_example_has_its_documented_answers);
+
+/// The limiter's reply as `CL.THROTTLE` gives it, for one permit at its start: a permit that was booked ahead is treated as a call at that time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ThrottleResponse {
+    limited: bool,
+    /// Requests that may come at once: for GCRA, its burst and one more.
+    limit: u32,
+    /// Requests that may still come at once.
+    remaining: u64,
+    /// `None` if it was allowed, or if it costs more than the limit.
+    retry_after: Option<Duration>,
+    /// Time until nothing is used any more.
+    reset_after: Duration,
+}
+
+impl ThrottleResponse {
+    /// The response of the deciding limit to a call for one permit of this cost.
+    fn from_reply(spec: &QuotaSpec, cost: u32, reply: &LimiterReply) -> Self {
+        let limit = spec.limits.get(reply.deciding_limit).map_or(0, |limit| limit.cost_max());
+        let ahead_us = reply.grants.last().map_or(0, |grant| grant.wait_us);
+        let retry_after = reply.refused.filter(|refused| match refused.reason {
+            RefusalReason::Limit { .. } => cost <= limit,
+            _ => true,
+        });
+        Self {
+            limited: reply.refused.is_some(),
+            limit,
+            remaining: reply.remaining,
+            retry_after: retry_after.map(|refused| Duration::from_micros(refused.wait_us)),
+            reset_after: Duration::from_micros(reply.reset_us.saturating_sub(ahead_us)),
+        }
+    }
+
+    /// The values as `CL.THROTTLE` prints them: whole seconds, rounded up, and -1 for no retry.
+    fn seconds(&self) -> [i64; 5] {
+        let whole = |duration: Duration| {
+            i64::try_from(duration.as_secs()).unwrap_or(i64::MAX) + i64::from(duration.subsec_nanos() > 0)
+        };
+        [
+            i64::from(self.limited),
+            i64::from(self.limit),
+            i64::try_from(self.remaining).unwrap_or(i64::MAX),
+            self.retry_after.map_or(-1, whole),
+            whole(self.reset_after),
+        ]
+    }
+}
 
 /// The command's state, in microseconds: a theoretical arrival time, an emission interval, and a tolerance of `burst +
 /// 1` intervals.
