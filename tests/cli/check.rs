@@ -91,7 +91,7 @@ async fn bypassable_limit_warns_and_names_the_field() {
 async fn order_of_accounts_needs_accounts() {
     let engine = Engine::new().await;
     let ordered = ProviderRow { order: "account".to_owned(), ..row("acme") };
-    engine.set_rows(&[ordered.clone()]).await;
+    engine.set_rows(std::slice::from_ref(&ordered)).await;
     let found = finding(&engine.run(&["check", "--json"]).await.json(), "provider acme");
     assert_eq!(
         (&found["level"], &found["what"]),
