@@ -2,6 +2,7 @@
 -- Specification: src/domain/quota/{window,bucket,counters,start_spread,counter}.rs.
 
 local PARTS = 1024
+local DEBT_PARTS = 8
 local LOG, WINDOW, BUCKET, SLOTS = 0, 1, 2, 3
 local STARTED, HELD, SHADOW, PACING = 0, 1, 2, 3
 -- The longest time from a use until its bucket is empty, in µs: half of what the reply's field for the wait can hold.
@@ -71,11 +72,13 @@ local function find(cell, cost, from)
     if room == 0 then return nil end
     return from, 0, room
   end
-  local needed = cell.mode == PACING and 1 or cost
+  -- Starts that are spaced need a part of the bucket, and one may cost more than there is.
+  local needed = cell.mode == PACING and ceil(cell.max / DEBT_PARTS) or cost
   if needed > cell.max then return nil end
   from = max(from, cell.empty + ceil((cell.part - (cell.max - needed) * cell.param) / PARTS))
-  if cell.mode == PACING then return from, 0, 1 end
-  return from, 0, floor((cell.max * cell.param - backlog(cell, from)) / (cost * cell.param))
+  local room = floor((cell.max * cell.param - backlog(cell, from)) / (cost * cell.param))
+  if cell.mode == PACING then room = max(1, room) end
+  return from, 0, room
 end
 
 -- Begins to spread starts, behind the latest start in the log. How many uses earlier calls have there is not known.

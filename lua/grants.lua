@@ -166,9 +166,9 @@ end
 
 -- Serves `count` wants of `text` from a position on. Returns the refusal (index, wait, exact, when its past can be
 -- read; the index is nil without one), then number and packed text of the runs and of the skipped wants.
-local function serve(provider, tallies, text, at, count, now, horizon)
-  local in_hands = horizon + provider.budget
-  local limit_at = now + horizon
+local function serve(provider, tallies, text, at, count, now, ahead)
+  local in_hands = provider.horizon + provider.budget
+  local limit_at = now + ahead
   local runs, runs_n, passed, passed_n, behind = '', 0, '', 0, nil
   local cells = provider.cells
   local cells_n = #cells

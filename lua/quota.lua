@@ -10,7 +10,7 @@
 --
 -- ARGV  one argument: unsigned, little-endian, each field with its bytes; instants and durations in µs. One after another:
 --   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, releases 2,
---               of them unused 2, subjects 2, more 1
+--               of them unused 2, subjects 2, booked ahead at most 4, more 1
 --   terms       version 6, grant jitter 6, longest hold 6, booking horizon 6, send budget 6, longest window 6, cold after a
 --               loss 6, until all have noticed 6, resumed at 6, longest of accounts 6, longest of references 6, members 2,
 --               cells 2, bytes of names 2; a digest 8 for each member; names of the provider's cells joined by "|"; so many
@@ -58,7 +58,7 @@ local NONE, LIMIT, COLD, PAUSED, STALE_VERSION, STALE_CALL, NEEDS_HISTORY = 0, 1
 local REPLY_KEPT_US = 600000000
 local SUBJECT_KEPT_US = 1000000
 local TALLIES_MOST = 256
-local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I1', 41
+local HEADER, HEADER_BYTES = '<c8c8c8I6I2I2I2I2I2I4I1', 45
 local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I6I6I6I2I2I2', 72
 local MORE, MORE_BYTES = '<I6I7I7I2I4I4I7I2I4', 43
 local SEED, SEED_BYTES = '<I2I7I7I4I4I2', 26
@@ -203,7 +203,7 @@ end
 local function decide(keys, args)
   local text = args[1]
   if #args ~= 1 or #text < HEADER_BYTES then return redis.error_reply('ARGUMENT not as announced: its length') end
-  local run, digest, mine, number, terms_n, wants_n, releases_n, unused_n, subjects_n, more = decode(HEADER, text)
+  local run, digest, mine, number, terms_n, wants_n, releases_n, unused_n, subjects_n, ahead, more = decode(HEADER, text)
   local provider = tallies_known[digest] or provider_tally(digest, text, terms_n)
   if not provider then return redis.error_reply('ARGUMENT not as announced: the terms') end
   local version, horizon, longest, cells_n = provider.version, provider.horizon, provider.longest, #provider.cells
@@ -367,7 +367,7 @@ local function decide(keys, args)
     open_cells(provider, now, provider.jitter, horizon)
     for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter, horizon) end
     local index, wait, exact, readable_in, runs_n, runs, passed_n, passed =
-      serve(provider, tallies, text, wants_at, wants_n, now, horizon)
+      serve(provider, tallies, text, wants_at, wants_n, now, min(ahead, horizon))
     close(provider, number, lasts, provider.jitter)
     for i = 1, subjects_n do close(tallies[i], number, lasts, provider.jitter) end
     local remaining, decides, reset = verdict(provider, now, index)

@@ -13,7 +13,7 @@ use sluicegate::domain::permit_protocol::{
     CallKind, CostByKind, LimiterCall, PermitGrant, PermitRelease, PermitRequest, RebuildData, RefusalReason,
     ReleaseKind,
 };
-use sluicegate::domain::provider::{ProviderName, StoreDown};
+use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
 use sluicegate::limiter::redis::decode::decode_reply;
@@ -49,7 +49,7 @@ pub fn spec(algorithm: Algorithm, quota: &BenchQuota) -> Result<QuotaSpec, Bench
         version: quota.version,
         limits: vec![limit],
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: TIMEOUT + SEND_BUDGET,
         send_budget: SEND_BUDGET,
@@ -118,6 +118,7 @@ impl OurCaller {
             }),
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: self.quota.run_id.clone(),
         };
         self.granted = permits;

@@ -7,7 +7,7 @@ use crate::domain::leaky_bucket::LeakyBucket;
 use crate::domain::permit_protocol::{
     CallKind, CostByKind, LimiterCall, PermitRelease, PermitRequest, RebuildData, ReleaseKind,
 };
-use crate::domain::provider::{ProviderName, StoreDown};
+use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota::Quota;
 use crate::domain::quota_limits::QuotaLimits;
 use crate::domain::quota_spec::QuotaSpec;
@@ -238,7 +238,7 @@ impl Lane {
             version: 1,
             limits: QuotaLimits::of_rows([provider]).into_specs().unwrap(),
             account_rules: Vec::new(),
-            even_pacing: false,
+            pacing: None,
             grant_jitter: None,
             hold_max: Duration::from_secs(1),
             send_budget: Duration::from_millis(500),
@@ -271,6 +271,7 @@ impl Lane {
             rebuild: Some(RebuildData { state_epoch, ended: Vec::new(), in_flight: CostByKind::default() }),
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: "run".into(),
         };
         let reply = self.quota.call(Micros(START_US + now_us), &self.spec, &call);

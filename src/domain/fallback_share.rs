@@ -5,7 +5,7 @@
 //! worker. See `docs/decisions/0015-fallback-shares-without-redis.md`.
 
 use super::permit_protocol::{LimiterCall, PermitRequest, Subject};
-use super::quota_spec::{LimitSpec, PACING, QuotaSpec};
+use super::quota_spec::{LimitSpec, QuotaSpec};
 
 impl LimitSpec {
     /// One of `of` equal shares. It is closed (0) if there is less than one request, or less than one at once, for
@@ -54,7 +54,7 @@ impl PermitRequest {
     /// every request waits for it.
     pub fn exceeded_limit(&self, spec: &QuotaSpec) -> Option<usize> {
         let provider = spec.provider_limits().into_iter().zip(spec.provider_counters());
-        let provider = provider.filter(|(_, counter)| counter.name != PACING);
+        let provider = provider.filter(|(_, counter)| !counter.is_pacing());
         let own = self.subjects.iter().flat_map(|subject| {
             let indices = subject.limits.iter().map(|own| own.index);
             indices.zip(spec.subject_counters(subject))
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::domain::limit::{Algorithm, AppliesTo, Scope};
     use crate::domain::permit_protocol::CallKind;
-    use crate::domain::provider::{ProviderName, StoreDown};
+    use crate::domain::provider::{Pacing, ProviderName, StoreDown};
 
     #[test]
     fn shares_never_exceed_the_whole() {
@@ -130,7 +130,7 @@ mod tests {
             version: 1,
             limits: vec![limit("all", 25), limit("more", 30), lookups, own, shadow],
             account_rules: Vec::new(),
-            even_pacing: true,
+            pacing: Some(Pacing::Even),
             grant_jitter: None,
             hold_max: Duration::from_secs(1),
             send_budget: Duration::from_secs(1),

@@ -6,6 +6,7 @@
 pub mod account_faults;
 pub mod backoff;
 pub mod base64;
+pub mod booking_ahead;
 pub mod breaker;
 pub mod clear_time;
 pub mod clock_attestation;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::egress::{Allowance, EGRESS_SPAN, slowest, tightest_at_once};
-use super::limit::{Algorithm, AppliesTo, Scope};
+use super::limit::Algorithm;
 use super::provider::{Pacing, Provider};
 use super::quota_limits::QuotaLimits;
 use super::quota_spec::{LimitSpec, QuotaSpec};
@@ -74,11 +74,11 @@ impl Pace {
 
     /// The pace of a row whose quota has this spec.
     pub fn under(row: &Provider, spec: &QuotaSpec) -> Option<Self> {
-        Self::within(row, &spec.limits, spec.even_pacing)
+        Self::within(row, &spec.limits, spec.pacing == Some(Pacing::Even))
     }
 
     fn within(row: &Provider, limits: &[LimitSpec], is_even: bool) -> Option<Self> {
-        let charges = || limits.iter().filter(|limit| applies_to_every_charge(limit));
+        let charges = || limits.iter().filter(|limit| limit.applies_to_every_charge());
         let allowances = || charges().filter_map(|limit| Some((limit, Allowance::of_spec(limit)?)));
         let rate = tightest_at_once(allowances()).zip(slowest(allowances()));
         let rate = rate.map(|((tightest, allowance, within_second), (slowest, slowest_allowance))| PaceRate {
@@ -114,10 +114,6 @@ impl Pace {
         let by_slots = self.in_flight.as_ref().filter(|limit| limit.max_requests == 0);
         by_rate.or_else(|| by_slots.map(|limit| limit.name.as_str()))
     }
-}
-
-fn applies_to_every_charge(limit: &LimitSpec) -> bool {
-    limit.scope == Scope::Provider && limit.applies_to != AppliesTo::Lookup && !limit.shadow
 }
 
 /// `up to 100/s (limit per-second), 100000/1d over time (limit per-day), 5 at once (limit slots); egress 100/s per

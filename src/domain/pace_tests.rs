@@ -109,7 +109,7 @@ fn pace_counts_all_enabled_rows_of_the_quota() {
         version: 1,
         limits: QuotaLimits::of_rows([&row, &other]).into_specs().unwrap(),
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::ZERO,
         send_budget: Duration::ZERO,

@@ -182,6 +182,9 @@ pub struct LimiterCall {
     pub seeds: Option<CounterSeeds>,
     /// The clock stepped under the state with this epoch: the state must be discarded.
     pub invalidate_epoch: Option<Micros>,
+    /// How far ahead starts are booked, at most [`BOOKING_HORIZON`](super::provider::BOOKING_HORIZON). What is booked,
+    /// no more urgent job can get.
+    pub look_ahead: Duration,
     /// Identity of the store's process. If it changed, the state must be discarded.
     pub run_id: String,
 }

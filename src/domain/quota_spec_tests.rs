@@ -25,7 +25,7 @@ fn spec(rules: &[(&str, Option<&str>, Rule)]) -> QuotaSpec {
                 rule: *rule,
             })
             .collect(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_secs(10),
         send_budget: Duration::from_millis(500),
@@ -102,7 +102,7 @@ fn largest_admissible_cost_is_computed() {
     assert_eq!(cost_max(&spec, None, CallKind::Charge), 100);
     assert_eq!(cost_max(&spec, Some("you"), CallKind::Charge), 10);
     assert_eq!(cost_max(&spec, Some("me"), CallKind::Charge), 3);
-    spec.even_pacing = true;
+    spec.pacing = Some(Pacing::Even);
     assert_eq!(cost_max(&spec, None, CallKind::Charge), 100, "pacing admits any cost");
     spec.limits[0].shadow = true;
     assert_eq!(cost_max(&spec, Some("you"), CallKind::Charge), 20);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::world::JobIndex;
 use crate::domain::clock_attestation::AttestationCheck;
 use crate::domain::permit_protocol::{CostByKind, LimiterCall, LimiterReply, RebuildData};
-use crate::domain::provider::Provider;
+use crate::domain::provider::{BOOKING_HORIZON, Provider};
 use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
@@ -217,6 +217,7 @@ pub(super) fn first_call(now_us: u64) -> LimiterCall {
         rebuild: Some(no_uses(Micros(now_us))),
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: RUN_ID.to_owned(),
     }
 }

@@ -258,7 +258,7 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(result_of(7).arrivals_us, result_of(8).arrivals_us);
     let figures = result_of(7);
     let utilisation = figures.utilisation.unwrap();
-    assert!(figures.holds() && (0.97..=1.01).contains(&utilisation), "{utilisation}");
+    assert!(figures.holds() && (0.99..=1.01).contains(&utilisation), "{utilisation}");
 }
 
 proptest! {
@@ -402,4 +402,30 @@ fn urgent_job_passes_a_simulated_backlog() {
         vec![JobArrival { account: Some(account), ..urgent }]
     };
     assert_eq!(flooded(Vec::new(), others).deadlines_missed, 0);
+}
+
+/// Starts are spaced in all processes together, and booked shortly before them. So an urgent job waits neither for the
+/// next window nor for what is booked.
+#[test]
+fn urgent_jobs_wait_shortly_whatever_is_booked() {
+    for pacing in ["burst", "even"] {
+        let row = ProviderRow { pacing: pacing.to_owned(), ..row(vec![limit("all", 100, 1_000)]) };
+        let model = Model {
+            processes: 2,
+            latency: LatencyModel::Constant(50_000),
+            round_trip: Duration::from_millis(1),
+            commit: Duration::from_millis(4),
+            ..model(&row)
+        };
+        let mut arrivals = JobArrivals::burst(3_000);
+        let urgent_at = (0..200).map(|number| 5_000_000 + number * 97_000);
+        arrivals.add(urgent_at.map(|at_us| JobArrival {
+            priority: 9,
+            expires_us: Some(at_us + 150_000),
+            ..JobArrival::at(at_us)
+        }));
+        let figures = run(&model, &arrivals);
+        assert_eq!((figures.deadlines_missed, figures.unfinished), (0, 0), "{pacing}");
+        assert!(figures.utilisation.unwrap() > 0.99, "{pacing}: {:?}", figures.utilisation);
+    }
 }

@@ -44,7 +44,7 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         version: 1,
         limits: limits.iter().map(limit).collect(),
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: SECOND,
         send_budget: Duration::from_millis(100),
@@ -76,6 +76,7 @@ struct Caller {
     seeds: Option<CounterSeeds>,
     pause: Option<Duration>,
     warm: Option<Micros>,
+    look_ahead: Duration,
 }
 
 impl Caller {
@@ -88,7 +89,17 @@ impl Caller {
 
     fn new(limiter: &Arc<dyn Limiter>, spec: QuotaSpec) -> Self {
         let (limiter, incarnation) = (Arc::clone(limiter), rand::random::<u64>() >> 16);
-        Self { limiter, spec, incarnation, number: 0, settlements: Vec::new(), seeds: None, pause: None, warm: None }
+        Self {
+            limiter,
+            spec,
+            incarnation,
+            number: 0,
+            settlements: Vec::new(),
+            seeds: None,
+            pause: None,
+            warm: None,
+            look_ahead: BOOKING_HORIZON,
+        }
     }
 
     async fn warm_up(&mut self) {
@@ -133,6 +144,7 @@ impl Caller {
             rebuild: self.warm.map(forgotten_nothing),
             seeds: self.seeds.clone(),
             invalidate_epoch: None,
+            look_ahead: self.look_ahead,
             run_id: self.limiter.run_id(&self.spec.quota).await?,
         };
         self.limiter.call(&self.spec, &call).await

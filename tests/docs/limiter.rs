@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::permit_protocol::{LimiterCall, PermitRequest};
-use sluicegate::domain::provider::{ProviderName, StoreDown};
+use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::Limiter as _;
 use sluicegate::limiter::redis::client::RedisLimiter;
@@ -27,7 +27,7 @@ fn spec() -> QuotaSpec {
         version: 1,
         limits: vec![of("all", Scope::Provider), of("mine", Scope::Account), of("one", Scope::Reference)],
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_secs(1),
         send_budget: Duration::from_millis(500),
@@ -49,6 +49,7 @@ fn call(spec: &QuotaSpec, run_id: String) -> LimiterCall {
         rebuild: None,
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id,
     }
 }

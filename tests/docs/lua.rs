@@ -15,7 +15,7 @@ use sluicegate::domain::permit_protocol::{
     PermitRequest, RebuildData, RefusalReason, ReleaseKind, Shortage, SkippedRequest, Subject, SubjectHistory,
     UsageHistory,
 };
-use sluicegate::domain::provider::{ProviderName, StoreDown};
+use sluicegate::domain::provider::{BOOKING_HORIZON, Pacing, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
 use sluicegate::limiter::redis::decode::decode_reply;
@@ -45,7 +45,7 @@ fn spec() -> QuotaSpec {
         version: 7,
         limits: vec![LimitSpec::sliding_log("per-second", 100, Duration::from_secs(1))],
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_millis(10_500),
         send_budget: Duration::from_millis(500),
@@ -64,7 +64,7 @@ fn spec_of_all_kinds() -> QuotaSpec {
     let mine = LimitSpec { scope: Scope::Account, algorithm: Algorithm::SlidingWindow, ..mine };
     let limits = [vec![mine, minute], spec().limits].concat();
     let members = ["one", "two"].map(|name| ProviderName::new(name).unwrap()).to_vec();
-    QuotaSpec { members, limits, even_pacing: true, grant_jitter: Some(Duration::from_millis(50)), ..spec() }
+    QuotaSpec { members, limits, pacing: Some(Pacing::Even), grant_jitter: Some(Duration::from_millis(50)), ..spec() }
 }
 
 fn call(wants: Vec<PermitRequest>, releases: Vec<PermitRelease>) -> LimiterCall {
@@ -77,6 +77,7 @@ fn call(wants: Vec<PermitRequest>, releases: Vec<PermitRelease>) -> LimiterCall 
         rebuild: None,
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: "run".to_owned(),
     }
 }
@@ -178,7 +179,7 @@ fn call_packing_matches_the_header() {
     assert_eq!(
         read(&encode_call(&spec(), &call(vec![want], vec![used, unused])), "run"),
         [
-            "head: incarnation 5, number 3, bytes of terms 109, wants 1, releases 2, of them unused 1, subjects 0, more 0",
+            "head: incarnation 5, number 3, bytes of terms 109, wants 1, releases 2, of them unused 1, subjects 0, booked ahead at most 250000, more 0",
             // Cold start: a padded window, the longest hold, the booking horizon and the handover.
             "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, send budget 500000, \
              longest window 1002500, cold after a loss 11792500, until all have noticed 40000, resumed at 0, longest of accounts 0, \
@@ -239,9 +240,9 @@ fn full_call_packing_matches_the_header() {
         [
             "terms: version 7, grant jitter 50000, longest hold 10500000, booking horizon 250000, send budget 500000, \
              longest window 3601802000, cold after a loss 3612592000, until all have noticed 40000, resumed at 0, \
-             longest of accounts 3601802000, longest of references 0, members 2, cells 3, bytes of names 29",
+             longest of accounts 3601802000, longest of references 0, members 2, cells 3, bytes of names 31",
             "2 members",
-            "names minute|per-second|even pacing",
+            "names minute|per-second|start spacing",
             "cell: kind 1, applies 0, mode 0, window 60000000, offset or interval 5000000, granule in ms 0, max 600, \
              index in the spec 1",
             "cell: kind 0, applies 0, mode 0, window 1002500, offset or interval 0, granule in ms 1, max 100, \

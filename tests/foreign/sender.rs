@@ -97,7 +97,7 @@ fn spec(provider: &Provider) -> QuotaSpec {
             .map(|limit| LimitSpec::sliding_log(&limit.name, limit.rate.max_requests(), limit.rate.window()))
             .collect(),
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: provider.hold_max(),
         send_budget: provider.send_budget,

@@ -91,7 +91,7 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         version: 1,
         limits: limits.iter().map(limit).collect(),
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_millis(2_500),
         send_budget: Duration::from_millis(500),

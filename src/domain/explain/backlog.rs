@@ -89,7 +89,7 @@ fn account_spec(spec: &QuotaSpec, account: &str, kind: CallKind) -> Option<Quota
         })
         .collect();
     let none = limits.is_empty();
-    (!none).then(|| QuotaSpec { limits, account_rules: Vec::new(), even_pacing: false, ..spec.clone() })
+    (!none).then(|| QuotaSpec { limits, account_rules: Vec::new(), pacing: None, ..spec.clone() })
 }
 
 /// `the 17th of 230 waiting payments of account shop with priority 0`, and until when they are blocked.

@@ -181,6 +181,7 @@ impl<'a> Forecast<'a> {
             rebuild: None,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: crate::domain::provider::BOOKING_HORIZON,
             run_id: RUN_ID.to_owned(),
         }
     }

@@ -34,7 +34,7 @@ fn spec(limits: &[(&str, Algorithm, u32, u64, Option<u32>)]) -> QuotaSpec {
         version: 1,
         limits: limits.iter().map(limit).collect(),
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_secs(30),
         send_budget: ms(500),

@@ -1,11 +1,11 @@
-//! Bucket of a limit: token bucket, GCRA and even pacing as one theoretical arrival time with different capacities.
+//! Bucket of a limit: token bucket, GCRA and pacing as one theoretical arrival time with different capacities.
 //!
 //! Each use moves the instant at which the bucket is empty forward by one interval. There is capacity while that
 //! instant is at most the capacity ahead (ITU-T I.371, the virtual scheduling algorithm). An interval is whole parts of
 //! a microsecond, rounded up, so nothing is a fraction.
 
 use super::counter::Availability;
-use crate::domain::quota_spec::INTERVAL_PARTS;
+use crate::domain::quota_spec::{DEBT_PARTS, INTERVAL_PARTS};
 
 /// Latest time after a use at which a bucket is empty: some four years, half of what the wait of a reply can hold.
 pub(super) const AHEAD_MAX_US: u64 = 1 << 47;
@@ -19,9 +19,11 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// The earliest instant at which `cost` fits. With debt, any cost fits an empty bucket.
+    /// The earliest instant at which `cost` fits. With debt, any cost fits where a part of the
+    /// bucket is free.
     pub fn find(&self, cost: u64, from_us: u64, interval: u64, max: u32, debt: bool) -> Option<Availability> {
-        let needed = if debt { 1 } else { cost };
+        // With debt, a part of the bucket must be free.
+        let needed = if debt { u64::from(max.div_ceil(DEBT_PARTS)) } else { cost };
         if needed > u64::from(max) {
             return None;
         }
@@ -29,7 +31,8 @@ impl Bucket {
         let full = self.empty_us * INTERVAL_PARTS + self.empty_part;
         let start_us = from_us.max(full.saturating_sub(tolerance).div_ceil(INTERVAL_PARTS));
         let room = u64::from(max) * interval - self.backlog(start_us);
-        let permits = if debt { 1 } else { room / (cost * interval) };
+        let permits = room / (cost * interval);
+        let permits = if debt { permits.max(1) } else { permits };
         Some(Availability { start_us, origin_ms: 0, permits })
     }
 

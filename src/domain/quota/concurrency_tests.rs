@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::domain::permit_protocol::{CallKind, CostByKind, PermitRelease, ReleaseKind};
-use crate::domain::provider::{ProviderName, StoreDown};
+use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota_spec::{CONCURRENCY_RETRY, LimitSpec};
 
 const START_US: u64 = 1_800_000_000_000_000;
@@ -21,7 +21,7 @@ fn spec(version: i64, max_requests: u32, jitter: Option<Duration>) -> QuotaSpec 
         version,
         limits: vec![LimitSpec::concurrency("slots", max_requests)],
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: jitter,
         hold_max: Duration::from_micros(SEND_BUDGET_US + TIMEOUT_US),
         send_budget: Duration::from_micros(SEND_BUDGET_US),
@@ -147,6 +147,7 @@ impl World {
             rebuild,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: self.run.to_string(),
         };
         self.calls += 1;
@@ -285,6 +286,7 @@ fn released_slot_is_free_at_once() {
             rebuild: Some(rebuild),
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: "run".to_owned(),
         };
         quota.call(Micros(now_us), &spec, &call)

@@ -272,10 +272,6 @@ impl Counter {
         }
     }
 
-    pub fn is_pacing(&self) -> bool {
-        matches!(self.spec.kind, CounterKind::Bucket { debt: true, .. })
-    }
-
     pub fn is_window(&self) -> bool {
         matches!(self.spec.kind, CounterKind::Window { .. })
     }

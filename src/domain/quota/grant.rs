@@ -74,6 +74,7 @@ impl CallCounters<'_> {
 /// Conditions of a decision.
 pub(super) struct GrantContext<'a> {
     pub now_us: u64,
+    /// Latest start that is booked.
     pub horizon_us: u64,
     /// Longest time from its grant to the start of a permit.
     pub start_delay_max_us: u64,

@@ -15,7 +15,7 @@ use super::permit_protocol::{
 };
 use super::provider::BOOKING_HORIZON;
 use super::quota_spec::{QuotaSpec, padded_us};
-use super::time::{Micros, micros_up};
+use super::time::{Micros, micros_down, micros_up};
 
 mod bucket;
 #[cfg(test)]
@@ -253,7 +253,8 @@ impl QuotaState {
         self.provider.begin_batch(now_us, jitter_us);
         subjects.list.iter_mut().for_each(|subject| subject.counters.begin_batch(now_us, jitter_us));
         let indices = spec.provider_limits();
-        let (horizon_us, start_delay_max_us) = (now_us + micros_up(BOOKING_HORIZON), spec.start_delay_max_us());
+        let look_ahead_us = micros_down(call.look_ahead.min(BOOKING_HORIZON));
+        let (horizon_us, start_delay_max_us) = (now_us + look_ahead_us, spec.start_delay_max_us());
         let context = GrantContext { now_us, horizon_us, start_delay_max_us, indices: &indices };
         let mut grants = Grants::starting_at(now_us);
         for (index, request) in call.requests.iter().take(BATCH_MAX).enumerate() {
@@ -297,7 +298,7 @@ impl QuotaState {
             .per_limit
             .iter()
             .zip(indices)
-            .filter(|(counter, _)| !counter.spec.shadow && !counter.is_pacing());
+            .filter(|(counter, _)| !counter.spec.shadow && !counter.spec.is_pacing());
         let outlooks = counters.map(|(counter, index)| {
             let (remaining, reset_us) =
                 counter.remaining_and_reset(now_us, self.provider.in_flight.counted_by(counter.spec.applies_to));

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::domain::limit::{Algorithm, Scope};
 use crate::domain::permit_protocol::{CallKind, CostByKind, PermitRelease, ReleaseKind, Subject};
-use crate::domain::provider::{ProviderName, StoreDown};
+use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota_spec::LimitSpec;
 
 const START: Micros = Micros(1_800_000_000_000_000);
@@ -16,7 +16,7 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
         version,
         limits: vec![LimitSpec::sliding_log("limit", max_requests, window)],
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_secs(3),
         send_budget: Duration::from_millis(500),
@@ -39,6 +39,7 @@ fn call(number: u64, permits: u32, releases: Vec<PermitRelease>) -> LimiterCall 
         rebuild,
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: "run".into(),
     }
 }

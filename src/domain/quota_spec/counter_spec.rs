@@ -18,6 +18,9 @@ pub struct CounterSpec {
     pub window_us: u64,
 }
 
+/// With debt, one part in so many of a bucket must be free for a start, so that not every start is decided by itself.
+pub const DEBT_PARTS: u32 = 8;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterKind {
     /// Uses by the instant at which their window begins, rounded up to whole granules. `held`: a slot is held until the
@@ -27,7 +30,8 @@ pub enum CounterKind {
     Window { offset_us: u64 },
     /// Requests in flight, and none that has ended. A slot is held until the response, however other limits count.
     InFlight,
-    /// The instant at which all uses have drained. With debt, a use needs no capacity, only an empty bucket.
+    /// The instant at which all uses have drained. With debt, uses need one of [`DEBT_PARTS`] parts of the bucket, and
+    /// one may cost more than there is.
     Bucket { interval: u64, debt: bool },
 }
 
@@ -38,6 +42,11 @@ impl CounterSpec {
             AppliesTo::Charge => kind == CallKind::Charge,
             AppliesTo::Lookup => kind == CallKind::Lookup,
         }
+    }
+
+    /// Whether it spaces starts: no limit of a row.
+    pub fn is_pacing(&self) -> bool {
+        matches!(self.kind, CounterKind::Bucket { debt: true, .. })
     }
 
     /// Whether slots are held until the response.

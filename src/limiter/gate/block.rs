@@ -14,9 +14,6 @@ use crate::domain::permit_protocol::{CallKind, LimiterReply, RefusalReason, Shor
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::micros_up;
 
-/// How long before the announced instant the gate asks again: within the booking horizon, so that the permit comes with
-/// its exact start and the attempt can be committed meanwhile.
-pub const RETRY_AHEAD: Duration = Duration::from_millis(100);
 /// Shortest time between a refusal and the next call that only asks again.
 pub const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 
@@ -67,10 +64,17 @@ pub(super) type BlocksByKind = BTreeMap<CallKind, QueueBlock>;
 
 impl QueueBlock {
     pub fn new(reason: BlockReason, until: Instant, exact: bool, now: Instant) -> Self {
-        // Only an exact start can be booked ahead; asking early for any other gets the same refusal again.
-        let ahead = if exact { RETRY_AHEAD } else { Duration::ZERO };
-        let retry_at = until.checked_sub(ahead).unwrap_or(until).max(now + RETRY_PAUSE_MIN);
-        Self { reason, until, exact, retry_at, first_waiter: None }
+        Self { reason, until, exact, retry_at: until.max(now + RETRY_PAUSE_MIN), first_waiter: None }
+    }
+
+    /// Asks again so long before the end. Only an exact start can be booked ahead; asking early for any other gets the
+    /// same refusal again.
+    pub fn with_retry_ahead(self, ahead: Duration, now: Instant) -> Self {
+        if !self.exact {
+            return self;
+        }
+        let retry_at = self.until.checked_sub(ahead).unwrap_or(self.until).max(now + RETRY_PAUSE_MIN);
+        Self { retry_at, ..self }
     }
 
     pub fn with_first_waiter(self, first: Option<QueueKey>) -> Self {

@@ -39,7 +39,7 @@ mod wait_queue;
 mod worker_slot;
 
 pub use self::core::RELEASE_DELAY;
-pub use block::{RETRY_AHEAD, RETRY_PAUSE_MIN};
+pub use block::RETRY_PAUSE_MIN;
 pub use egress::{EgressPosition, EgressRequest, EgressRule, LaneEgress};
 pub(crate) use pending_call::PendingCall;
 pub use permit::{InFlightPermit, Permit, PermitExpired};

@@ -38,6 +38,7 @@ pub(super) struct CallInput {
     pub rebuild: Option<RebuildData>,
     pub seeds: Option<CounterSeeds>,
     pub invalidate_epoch: Option<Micros>,
+    pub look_ahead: Duration,
 }
 
 /// The identity of a new call: its gate, its number, and the run of the store that it is for.
@@ -50,7 +51,7 @@ pub(super) struct CallIdentity {
 impl PendingCall {
     pub(super) fn new(input: CallInput, identity: CallIdentity, sent_at: Instant) -> Self {
         let CallIdentity { incarnation, number, run_id } = identity;
-        let CallInput { spec, batches, releases, pause_until, rebuild, seeds, invalidate_epoch } = input;
+        let CallInput { spec, batches, releases, pause_until, rebuild, seeds, invalidate_epoch, look_ahead } = input;
         let call = LimiterCall {
             incarnation,
             number,
@@ -60,6 +61,7 @@ impl PendingCall {
             rebuild,
             seeds,
             invalidate_epoch,
+            look_ahead,
             run_id,
         };
         Self { call, spec, sent_at, batches, releases, pause_until }

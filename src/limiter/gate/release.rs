@@ -28,13 +28,13 @@ pub(crate) enum PendingReleaseKind {
 
 /// The releases of a call that is sent at this instant.
 pub(super) fn permit_releases(pending: &[PendingRelease], spec: &QuotaSpec, sent_at: Instant) -> Vec<PermitRelease> {
-    let names: Vec<&str> = spec.provider_limits().into_iter().map(|index| spec.limit_name(index)).collect();
+    let names: Vec<String> = spec.provider_counters().into_iter().map(|counter| counter.name).collect();
     let ended = pending.iter().map(|release| {
         let release_kind = match &release.kind {
             PendingReleaseKind::Used { at } => ReleaseKind::Used { age: sent_at.saturating_duration_since(*at) },
             PendingReleaseKind::Unused { origins } => {
                 let origin_of =
-                    |name: &&str| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
+                    |name: &String| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
                 ReleaseKind::Unused { origins: names.iter().map(origin_of).collect() }
             }
         };
@@ -57,7 +57,7 @@ mod tests {
             version: 1,
             limits: vec![LimitSpec::sliding_log("a", 10, Duration::from_secs(1))],
             account_rules: Vec::new(),
-            even_pacing: false,
+            pacing: None,
             grant_jitter: None,
             hold_max: Duration::from_secs(1),
             send_budget: Duration::from_secs(1),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::domain::booking_ahead::BookingAhead;
 use crate::domain::persist_window::{AimdWindow, PersistSample};
 
 /// The gate asks only when at least one part in so many of the window is free; else each permit would cost a call.
@@ -20,6 +21,7 @@ pub(super) struct PersistWindow(Mutex<WindowState>);
 #[derive(Debug)]
 struct WindowState {
     aimd: AimdWindow,
+    ahead: BookingAhead,
     unpersisted: u32,
     /// The gate waits for free slots.
     gate_waits: bool,
@@ -37,7 +39,12 @@ pub(crate) struct WindowSlot {
 
 impl PersistWindow {
     pub fn new(budget: Duration) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(WindowState { aimd: AimdWindow::new(budget), unpersisted: 0, gate_waits: false })))
+        Arc::new(Self(Mutex::new(WindowState {
+            aimd: AimdWindow::new(budget),
+            ahead: BookingAhead::default(),
+            unpersisted: 0,
+            gate_waits: false,
+        })))
     }
 
     /// Number of permits to ask for now. If it is 0, [`WindowSlot::persisted`] and [`WindowSlot::discarded`] say when
@@ -47,6 +54,16 @@ impl PersistWindow {
         let free = state.free_slots();
         state.gate_waits = free == 0;
         free
+    }
+
+    /// How far ahead starts are booked.
+    pub fn ahead(&self) -> BookingAhead {
+        self.0.lock().ahead
+    }
+
+    /// Records how long a call to the limiter took.
+    pub fn record_call(&self, took: Duration) {
+        self.0.lock().ahead.record_call(took);
     }
 
     /// Adds a permit that was granted now and can be used within `budget`.
@@ -85,6 +102,7 @@ impl WindowSlot {
     pub fn persisted(self, start_at: Option<Instant>, now: Instant) -> bool {
         let from = start_at.map_or(self.granted_at, |start_at| start_at.max(self.granted_at));
         let took = now.saturating_duration_since(from);
+        self.window.0.lock().ahead.record_write(now.saturating_duration_since(self.granted_at));
         self.free(Some(took))
     }
 

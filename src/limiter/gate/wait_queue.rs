@@ -229,6 +229,11 @@ impl<T: Ticket> WaitQueue<T> {
         ready.find(|(_, waiter)| capacity.take(waiter.egress.as_ref())).map(|(key, _)| *key)
     }
 
+    /// Whether another waiter that is ready has a lower priority.
+    pub fn is_urgent(&self, key: QueueKey) -> bool {
+        self.waiters.ready().next_back().is_some_and(|(last, _)| last.priority_reversed > key.priority_reversed)
+    }
+
     /// Whether a limit of its account has deferred the waiter.
     pub fn has_waited_for_account(&self, key: QueueKey) -> bool {
         self.waiters.has_waited_for_account(key)

@@ -24,7 +24,7 @@ fn spec(store_down: StoreDown) -> QuotaSpec {
         version: 1,
         limits: vec![LimitSpec::sliding_log("all", 10, SECOND), own],
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: 5 * SECOND,
         send_budget: Duration::from_millis(500),
@@ -206,6 +206,7 @@ impl Harness {
             rebuild,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: crate::domain::provider::BOOKING_HORIZON,
             run_id: run_id.to_owned(),
         };
         self.limiter.call(&self.spec, &call).await

@@ -76,6 +76,7 @@ pub fn decode_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: 
     if runs > GRANTS_MAX || passed > BATCH_MAX {
         return Err(format!("{} and {} passed over", count(runs, "run"), count(passed as u64, "want")));
     }
+    // The index after the last limit stands for pacing.
     let known = |index: usize, among: usize| {
         if index < among { Ok(index) } else { Err(format!("number {index} of {among}")) }
     };
@@ -89,7 +90,7 @@ pub fn decode_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: 
     }
     let mut passed_over = Vec::new();
     for _ in 0..passed {
-        let (want, limit) = (known(bytes.count(2)?, wants)?, known(bytes.count(2)?, limits)?);
+        let (want, limit) = (known(bytes.count(2)?, wants)?, known(bytes.count(2)?, limits + 1)?);
         let (wait_us, exact, readable) = (bytes.take(6)?, bytes.take(1)? == 1, bytes.take(4)?);
         let no_slot = Shortage::NoSlot;
         let why = readable.checked_sub(1).map_or(no_slot, |readable_in_us| Shortage::NeedsHistory { readable_in_us });
@@ -100,7 +101,6 @@ pub fn decode_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: 
     }
     let by = match code {
         0 => None,
-        // The index after the last limit stands for pacing.
         1 => Some(RefusalReason::Limit { index: known(index, limits + 1)? }),
         2 => Some(RefusalReason::Cold),
         3 => Some(RefusalReason::Paused),

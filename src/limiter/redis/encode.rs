@@ -56,6 +56,7 @@ fn encode_header(call: &LimiterCall, terms: &[u8], subjects: usize, more: bool) 
         (to_u64(call.releases.len()), 2),
         (to_u64(returned), 2),
         (to_u64(subjects), 2),
+        (micros_down(call.look_ahead.min(BOOKING_HORIZON)), 4),
         (u64::from(more), 1),
     ]);
     [&store_digest(&call.run_id)[..], &digest(terms)[..], &call.incarnation.to_le_bytes()[..], &numbers].concat()

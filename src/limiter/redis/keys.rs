@@ -17,7 +17,7 @@ pub fn state_key(prefix: &str, spec: &QuotaSpec) -> String {
 /// The function's first keys: the state, and a log for each of the provider's limits.
 pub fn provider_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
     let state = state_key(prefix, spec);
-    let logs = spec.provider_limits().into_iter().map(|index| format!("{state}:log:{}", spec.limit_name(index)));
+    let logs = spec.provider_counters().into_iter().map(|counter| format!("{state}:log:{}", counter.name));
     let logs: Vec<String> = logs.collect();
     std::iter::once(state).chain(logs).collect()
 }
@@ -45,7 +45,7 @@ pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &LimiterCall) -> Vec<Stri
 mod tests {
     use super::*;
     use crate::domain::permit_protocol::{PermitRequest, SubjectLimit};
-    use crate::domain::provider::{ProviderName, StoreDown};
+    use crate::domain::provider::{BOOKING_HORIZON, Pacing, ProviderName, StoreDown};
     use crate::domain::quota_spec::LimitSpec;
     use std::time::Duration;
 
@@ -57,7 +57,7 @@ mod tests {
             version: 1,
             limits: vec![limit("per-minute"), limit("per-second")],
             account_rules: Vec::new(),
-            even_pacing: true,
+            pacing: Some(Pacing::Even),
             grant_jitter: None,
             hold_max: Duration::ZERO,
             send_budget: Duration::ZERO,
@@ -85,13 +85,14 @@ mod tests {
             rebuild: None,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: String::new(),
         };
         let expected = [
             "sluicegate:{stripe}",
             "sluicegate:{stripe}:log:per-minute",
             "sluicegate:{stripe}:log:per-second",
-            "sluicegate:{stripe}:log:even pacing",
+            "sluicegate:{stripe}:log:start spacing",
             "sluicegate:{stripe}:account:a_1",
         ];
         assert_eq!(call_keys("sluicegate", &spec, &call), expected);

@@ -69,6 +69,8 @@ pub struct Room<A> {
     pub jobs: u32,
     /// Whether a claim is due at once; otherwise room for a few more is waited for.
     pub is_worth_a_claim: bool,
+    /// Whether a job of the backlog is more urgent than one that is claimed.
+    pub is_urgent: bool,
     /// The flows of which no more jobs are claimed now.
     pub full_flows: Vec<Flow<A>>,
     /// Jobs of less urgent classes have no room.
@@ -98,7 +100,8 @@ impl<A: Clone + Eq + Hash> ClaimedAhead<A> {
             Some(class) if free == 0 => (bounds.all.saturating_sub(self.of_classes_until(class)), class),
             _ => (free, FlowClass::LAST),
         };
-        Room { jobs, is_worth_a_claim: jobs >= bounds.worth_a_claim(), full_flows, class_max }
+        let is_urgent = first_class.is_some_and(|class| self.of_classes_until(class) < self.all);
+        Room { jobs, is_worth_a_claim: jobs >= bounds.worth_a_claim(), is_urgent, full_flows, class_max }
     }
 
     fn of_classes_until(&self, last: FlowClass) -> u32 {
@@ -134,7 +137,7 @@ mod tests {
     const FLOW: Flow<u8> = Flow { class: FlowClass::LAST, account: None };
 
     fn room(jobs: u32) -> Room<u8> {
-        Room { jobs, is_worth_a_claim: true, full_flows: Vec::new(), class_max: FlowClass::LAST }
+        Room { jobs, is_worth_a_claim: true, is_urgent: false, full_flows: Vec::new(), class_max: FlowClass::LAST }
     }
 
     fn claimed(jobs: u32) -> ClaimedAhead<u8> {
@@ -178,6 +181,21 @@ mod tests {
             ahead.add(urgent);
         }
         assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
+    }
+
+    /// While some of the room is free, too: it is claimed for at once, and not with the next few jobs.
+    #[test]
+    fn urgent_job_does_not_wait_for_more_room() {
+        let bounds = AheadBounds { all: 16, of_one_flow: 16 };
+        let mut ahead = claimed(14);
+        let urgent = Flow { class: FlowClass::of_priority(9), account: None::<u8> };
+        for (first_class, expected) in [(None, false), (Some(FlowClass::LAST), false), (Some(urgent.class), true)] {
+            let room = ahead.room_within(bounds, first_class);
+            assert_eq!((room.jobs, room.is_worth_a_claim, room.is_urgent), (2, false, expected), "{first_class:?}");
+        }
+        let mut equal = ClaimedAhead::default();
+        equal.add(urgent);
+        assert!(!equal.room_within(bounds, Some(urgent.class)).is_urgent, "it is no more urgent than that one");
     }
 
     #[test]

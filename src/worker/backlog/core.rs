@@ -21,9 +21,9 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 /// A look takes at most this part of the time, however many flows there are.
 const LOOK_TIME_DIVISOR: u32 = 20;
-/// Least time between a claim that found nothing more and the next one.
+/// Least time between a claim that found nothing more and the next one, and to a claim of an urgent job.
 const CLAIM_PAUSE: Duration = Duration::from_millis(10);
-/// Least time between two claims for few jobs. An urgent job waits that long, while the lane has as many as it may.
+/// Least time between two claims for few jobs, of which none is more urgent than those that are claimed.
 const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time between two looks at a lane that must not send, and from a failed step to the next one.
 pub const PAUSED_INTERVAL: Duration = Duration::from_secs(1);
@@ -177,7 +177,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         if room.jobs == 0 {
             return DispatchStep::Wait(self.look_at);
         }
-        let small_claim_at = self.claimed_at + SMALL_CLAIM_PAUSE;
+        let small_claim_at = self.claimed_at + if room.is_urgent { CLAIM_PAUSE } else { SMALL_CLAIM_PAUSE };
         if !room.is_worth_a_claim && small_claim_at > now {
             return DispatchStep::Wait(small_claim_at.min(self.look_at));
         }

@@ -69,7 +69,7 @@ fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Optio
         version,
         limits: limits.into_specs()?,
         account_rules: account_rules(rows, &carriers),
-        even_pacing: rows.iter().any(|row| row.pacing == Pacing::Even),
+        pacing: pacing(rows),
         grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
         hold_max: rows.iter().map(|row| row.hold_max()).max()?,
         send_budget: rows.iter().map(|row| row.send_budget).min()?,
@@ -78,6 +78,14 @@ fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Optio
         resumed_at: rows.iter().map(|row| row.resumed_at).max().unwrap_or(0),
         handover: LeadershipTiming::with_poll_interval(POLL_INTERVAL).handover(),
     })
+}
+
+/// The spacing of starts: even if any row says so. A row with an egress rate of its own paces each process instead.
+fn pacing(rows: &[&Provider]) -> Option<Pacing> {
+    if rows.iter().any(|row| row.pacing == Pacing::Even) {
+        return Some(Pacing::Even);
+    }
+    rows.iter().all(|row| row.leak_per_second.is_none()).then_some(Pacing::Burst)
 }
 
 /// Shares only if all rows say so, with the smallest share of them.

@@ -140,7 +140,7 @@ fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
     }
     QuotaSpec {
         version,
-        even_pacing: plan.even,
+        pacing: plan.pacing,
         limits,
         grant_jitter: plan.jitter.then_some(Duration::from_millis(30)),
         hold_max: Duration::from_millis(500),
@@ -321,6 +321,7 @@ impl Life {
             rebuild: None,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: Duration::from_millis([250, 60, 0, 999][self.numbers[caller] as usize % 4]),
             run_id: format!("{:040}", self.run),
         }
     }

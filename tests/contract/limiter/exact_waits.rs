@@ -3,9 +3,9 @@
 
 use std::cell::Cell;
 
+use BOOKING_HORIZON;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluicegate::domain::provider::BOOKING_HORIZON;
 use sluicegate::domain::quota::Quota;
 use sluicegate::domain::time::micros_up;
 
@@ -66,6 +66,7 @@ impl History {
             rebuild: self.born.map(forgotten_nothing),
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: "run".to_owned(),
         };
         let reply = self.quota.call(Micros(at_us), &self.spec, &call);

@@ -75,6 +75,7 @@ async fn restarted_store_is_cold_with_new_identity() {
         rebuild: None,
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: run_id.clone(),
     };
     let error = limiter.call(&caller.spec, &old).await.unwrap_err();
@@ -269,6 +270,7 @@ async fn a_missing_or_malformed_argument_writes_nothing() {
         }),
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
     let keys = call_keys("arguments", &caller.spec, &call);

@@ -26,6 +26,7 @@ fn peek_answers_while_a_limit_fills_and_idles() {
             rebuild: born.map(forgotten_nothing),
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: "run".to_owned(),
         };
         let reply = lua.call(Micros(now_us), &spec, &call);
@@ -74,6 +75,7 @@ fn peek_answers_for_any_number_of_chunks() {
                 rebuild: born.map(forgotten_nothing),
                 seeds: None,
                 invalidate_epoch: None,
+                look_ahead: BOOKING_HORIZON,
                 run_id: "run".to_owned(),
             };
             let reply = lua.call(Micros(now_us), &spec, &call);

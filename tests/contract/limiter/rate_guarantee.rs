@@ -7,10 +7,10 @@
 
 use std::cell::Cell;
 
+use BOOKING_HORIZON;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::limit::Rate;
-use sluicegate::domain::provider::BOOKING_HORIZON;
 use sluicegate::domain::quota::Quota;
 use sluicegate::domain::time::micros_up;
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
@@ -259,6 +259,7 @@ impl World {
             rebuild: rebuildable.map(forgotten_nothing),
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id,
         };
         Outstanding { call, version: me.knows, departed_us }

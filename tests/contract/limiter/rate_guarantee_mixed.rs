@@ -8,12 +8,12 @@
 
 use std::cell::Cell;
 
+use BOOKING_HORIZON;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use sluicegate::domain::clock_comparison::{ClockComparison, Comparison};
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::permit_protocol::{Shortage, SkippedRequest, SubjectHistory, UsageHistory};
-use sluicegate::domain::provider::BOOKING_HORIZON;
 use sluicegate::domain::quota::Quota;
 use sluicegate::domain::time::micros_up;
 
@@ -197,6 +197,7 @@ impl World {
             rebuild,
             seeds: me.seeds.take(),
             invalidate_epoch: me.distrust,
+            look_ahead: BOOKING_HORIZON,
             run_id: format!("run{run}"),
         };
         (call, departed_us)

@@ -105,6 +105,7 @@ impl Tampered {
                 rebuild: rebuild.take(),
                 seeds: None,
                 invalidate_epoch: None,
+                look_ahead: BOOKING_HORIZON,
                 run_id: self.caller.limiter.run_id(&self.caller.spec.quota).await.unwrap(),
             };
             match self.caller.limiter.call(&self.caller.spec, &call).await {

@@ -50,7 +50,7 @@ fn cells_have_the_codes_of_the_header() {
         assert_eq!(cell(&with(|limit| limit.algorithm = algorithm), "kind"), kinds[kind], "{algorithm:?}");
     }
     let by_start = QuotaSpec { grant_jitter: Some(Duration::ZERO), ..spec() };
-    let even = QuotaSpec { even_pacing: true, ..spec() };
+    let even = QuotaSpec { pacing: Some(sluicegate::domain::provider::Pacing::Even), ..spec() };
     let modes = named([
         ("counts the start", cell(&by_start, "mode")),
         ("held until the answer", cell(&spec(), "mode")),

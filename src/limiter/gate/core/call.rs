@@ -77,6 +77,7 @@ impl<T: Ticket> GateCore<T> {
             rebuild: self.cold.as_mut().and_then(|cold| cold.data.take()),
             seeds: self.history.next_seeds(),
             invalidate_epoch: self.store.invalidate_epoch(),
+            look_ahead: self.persist_window.ahead().booking(),
         };
         let identity = CallIdentity { incarnation: self.incarnation, number: self.calls, run_id: run_id.to_owned() };
         PendingCall::new(input, identity, now)

@@ -103,6 +103,7 @@ impl<T: Ticket> GateCore<T> {
         self.block = None;
         self.call_at = arrived.max(outgoing.next_call_at(reply));
         self.replied_at = arrived;
+        self.persist_window.record_call(arrived.saturating_duration_since(outgoing.sent_at));
         self.may_delay_reset = false;
         if self.state_epoch.replace(reply.state_epoch).is_some_and(|before| before != reply.state_epoch) {
             let paused_until = self.sent_pause_until.filter(|until| *until > arrived);
@@ -292,7 +293,9 @@ impl<T: Ticket> GateCore<T> {
             Some(limit) if limit.scope != Scope::Provider => Some((limit.scope, limit.applies_to)),
             _ => {
                 // Waiters of this kind behind the first one are refused with its wait.
-                let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(places.next());
+                let standing = QueueBlock::new(by, until, exact, arrived)
+                    .with_retry_ahead(self.persist_window.ahead().retry(), arrived)
+                    .with_first_waiter(places.next());
                 self.kind_blocks.entry(skip.kind).or_insert(standing);
                 return;
             }
@@ -345,7 +348,12 @@ impl<T: Ticket> GateCore<T> {
         };
         let limited = matches!(by, BlockReason::Limit(_));
         let first = self.queue.first_ready(&self.kind_blocks, arrived).filter(|_| limited);
-        let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first);
+        // Other processes book as far ahead at a time. So an urgent waiter asks as soon as its start can be booked.
+        let ahead = self.persist_window.ahead();
+        let is_urgent = first.is_some_and(|first| self.queue.is_urgent(first));
+        let retry_ahead = if is_urgent { ahead.booking() } else { ahead.retry() };
+        let standing =
+            QueueBlock::new(by, until, exact, arrived).with_retry_ahead(retry_ahead, arrived).with_first_waiter(first);
         if first.is_some_and(|first| self.queue.evict_oversized(first, &standing, arrived)) {
             self.call_at = arrived + RETRY_PAUSE_MIN;
             return None;

@@ -94,7 +94,7 @@ fn spec(version: i64, max: u32, blocked: Option<usize>) -> Arc<QuotaSpec> {
         version,
         limits: vec![LimitSpec::sliding_log("all", max, second), account, in_flight],
         account_rules: blocked.map(rule).into_iter().collect(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_secs(2),
         send_budget: Duration::from_secs(1),

@@ -167,7 +167,7 @@ impl<T: Ticket> Waiters<T> {
     }
 
     /// The waiters that are not deferred, in order.
-    pub fn ready(&self) -> impl Iterator<Item = (&QueueKey, &PermitWaiter<T>)> {
+    pub fn ready(&self) -> impl DoubleEndedIterator<Item = (&QueueKey, &PermitWaiter<T>)> {
         self.ready.iter().filter_map(|key| Some((key, self.by_key.get(key)?)))
     }
 

@@ -68,6 +68,7 @@ impl Process {
             rebuild,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: crate::domain::provider::BOOKING_HORIZON,
             run_id: run_id.to_owned(),
         };
         self.limiter.call(&self.spec, &call).await

@@ -5,6 +5,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::limit::Algorithm;
+use sluicegate::domain::provider::Pacing;
 use sluicegate::domain::quota::Quota;
 use sluicegate::domain::quota_spec::PACING;
 
@@ -21,6 +22,8 @@ on_every_limiter!(
     a_start_that_was_not_sent_stays_counted,
     even_starts_of_all_callers_keep_their_distance,
     even_pacing_ignores_a_limit_named_pacing,
+    burst_starts_of_all_callers_are_spaced,
+    starts_are_booked_no_further_ahead_than_asked,
 );
 
 pub(super) const STARTS: [Algorithm; 4] =
@@ -138,7 +141,7 @@ async fn a_start_that_was_not_sent_stays_counted(limiter: Arc<dyn Limiter>) {
 async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter>) {
     // The limit per hour allows a higher rate than the limit per second.
     let limits = [("hour", 1_000_000, 3_600_000), ("second", 10, 1_000)];
-    let mut even = QuotaSpec { even_pacing: true, ..spec(&limits) };
+    let mut even = QuotaSpec { pacing: Some(Pacing::Even), ..spec(&limits) };
     // Its burst admits all at once; pacing uses its rate.
     even.limits[1].algorithm = Algorithm::TokenBucket;
     even.limits[1].burst = Some(1_000);
@@ -175,11 +178,49 @@ async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter
 }
 
 async fn even_pacing_ignores_a_limit_named_pacing(limiter: Arc<dyn Limiter>) {
-    let even = QuotaSpec { even_pacing: true, ..spec(&[("all", 100, 1_000), ("pacing", 100, 1_000)]) };
+    let even = QuotaSpec { pacing: Some(Pacing::Even), ..spec(&[("all", 100, 1_000), ("pacing", 100, 1_000)]) };
     let mut caller = Caller::warm(&limiter, even).await;
     for _ in 0..3 {
         let reply = caller.call(&[1]).await;
         assert_eq!(reply.permits(), 1, "{reply:?}");
+    }
+}
+
+/// The rate is what the tightest limit allows within a second, except for four starts.
+async fn burst_starts_of_all_callers_are_spaced(limiter: Arc<dyn Limiter>) {
+    let limits = [("hour", 1_000_000, 3_600_000), ("second", 100, 1_000)];
+    let burst = QuotaSpec { pacing: Some(Pacing::Burst), ..spec(&limits) };
+    let first = Caller::warm(&limiter, burst.clone()).await;
+    let mut callers = [first.clone(), Caller::new(&limiter, burst.clone())];
+    let (mut starts, mut refusals) = (Vec::new(), 0);
+    for turn in 0..12 {
+        let reply = callers[turn % 2].call(&[1; 9]).await;
+        for grant in &reply.grants {
+            starts.extend(std::iter::repeat_n(reply.now.0 + grant.wait_us, grant.permits as usize));
+        }
+        if let Some(refusal) = reply.refused {
+            let RefusalReason::Limit { index } = refusal.reason else { panic!("{reply:?}") };
+            assert_eq!((burst.limit_name(index), refusal.exact), ("second", true));
+            refusals += 1;
+            until_us(&first, promised_us(&reply) - 100_000).await;
+        }
+    }
+    assert!(refusals >= 2 && starts.len() > 50, "{refusals} refusals, {starts:?}");
+    assert!(starts.is_sorted(), "both callers get their starts in the order of their calls: {starts:?}");
+    assert!(starts.windows(5).all(|five| five[4] >= five[0] + 10_000), "four at once: {starts:?}");
+    assert!(starts.windows(24).all(|some| some[23] >= some[0] + 200_000), "then 100 a second: {starts:?}");
+    assert!(starts.windows(2).any(|pair| pair[0] == pair[1]), "and no strict distance: {starts:?}");
+}
+
+async fn starts_are_booked_no_further_ahead_than_asked(limiter: Arc<dyn Limiter>) {
+    let even = QuotaSpec { pacing: Some(Pacing::Even), ..spec(&[("second", 100, 1_000)]) };
+    for (look_ahead_ms, permits) in [(0, 1), (35, 4), (60, 7), (250, 26), (3_000, 26)] {
+        let quota = ProviderName::new(format!("ahead-{look_ahead_ms}")).unwrap();
+        let mut caller = Caller::warm(&limiter, QuotaSpec { quota, ..even.clone() }).await;
+        caller.look_ahead = Duration::from_millis(look_ahead_ms);
+        let reply = caller.call(&[1; 40]).await;
+        assert_eq!(reply.permits(), permits, "{look_ahead_ms} ms ahead: {reply:?}");
+        assert!(refused(&reply).wait_us > look_ahead_ms.min(250) * 1_000, "{reply:?}");
     }
 }
 
@@ -217,6 +258,7 @@ fn algorithms_match_their_definitions_on_random_histories() {
                 rebuild: born.map(forgotten_nothing),
                 seeds: None,
                 invalidate_epoch: None,
+                look_ahead: BOOKING_HORIZON,
                 run_id: "run".to_owned(),
             };
             let reply = quota.call(Micros(now_us), &spec, &call);

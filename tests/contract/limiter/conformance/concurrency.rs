@@ -136,6 +136,7 @@ async fn in_flight_of_a_lost_state_still_counts(limiter: Arc<dyn Limiter>) {
         }),
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
     let rebuilt = limiter.call(&spec, &call).await.unwrap();

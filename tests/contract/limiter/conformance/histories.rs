@@ -66,6 +66,7 @@ async fn rebuilt(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec) -> (Caller, Limit
         }),
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
     limiter.call(spec, &call).await.unwrap();

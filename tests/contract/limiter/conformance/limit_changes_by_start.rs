@@ -133,7 +133,11 @@ async fn changed_rate_keeps_booked_starts(limiter: Arc<dyn Limiter>) {
     };
     for (quota, even) in [("burst", false), ("even", true)] {
         let (quota, mut oracle) = (ProviderName::new(quota).unwrap(), Oracle::new(rate(100)));
-        let mut caller = Caller::warm(&limiter, QuotaSpec { quota, even_pacing: even, ..only(rate(100)) }).await;
+        let mut caller = Caller::warm(
+            &limiter,
+            QuotaSpec { quota, pacing: even.then_some(sluicegate::domain::provider::Pacing::Even), ..only(rate(100)) },
+        )
+        .await;
         let reply = caller.call(&[1; 60]).await;
         assert_eq!(oracle.holds(&reply, &[1; 60]), 26, "one start every 10 ms of the booking horizon of 250 ms");
         let (first_us, booked) = (reply.now.0, reply.permits());

@@ -62,6 +62,7 @@ async fn told_of_kinds(
         rebuild: Some(RebuildData { state_epoch: born, ended, in_flight: open }),
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
     limiter.call(spec, &call).await.unwrap()
@@ -183,6 +184,7 @@ async fn warm_limiter_ignores_a_rebuild(limiter: Arc<dyn Limiter>) {
         rebuild: Some(RebuildData { state_epoch: born, ended: vec![past(10, 3)], in_flight: CostByKind::charges(3) }),
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
     assert_eq!(limiter.call(&caller.spec, &call).await.unwrap().permits(), 2, "a warm limiter keeps its own usage");
@@ -205,6 +207,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
         rebuild,
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: "run".to_owned(),
     };
     let born = kept.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).state_epoch;

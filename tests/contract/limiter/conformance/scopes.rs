@@ -295,6 +295,7 @@ async fn lost_state_blocks_unknown_accounts(limiter: Arc<dyn Limiter>) {
         }),
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
     let reply = limiter.call(&spec, &call).await.unwrap();

@@ -158,6 +158,7 @@ fn five_reply_values_match_redis_cell() {
                 rebuild: born.map(forgotten_nothing),
                 seeds: None,
                 invalidate_epoch: None,
+                look_ahead: BOOKING_HORIZON,
                 run_id: "run".to_owned(),
             };
             let reply = quota.call(Micros(now_us), &spec, &call);

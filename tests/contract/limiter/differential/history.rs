@@ -2,12 +2,13 @@
 
 use proptest::prelude::*;
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Scope};
+use sluicegate::domain::provider::Pacing;
 
 /// One history, with the limits at its start.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub limits: Vec<PlannedLimit>,
-    pub even: bool,
+    pub pacing: Option<Pacing>,
     pub jitter: bool,
     pub steps: Vec<Step>,
 }
@@ -87,10 +88,10 @@ pub enum Step {
 
 pub fn plan(algorithms: &'static [Algorithm], jitter: bool) -> impl Strategy<Value = Plan> {
     let limits = prop::collection::vec(limit(algorithms), 1..4);
-    let even = prop_oneof![4 => Just(false), 1 => Just(true)];
-    (limits, even, prop::collection::vec(step(algorithms), 1..60)).prop_map(move |(limits, even, steps)| Plan {
+    let pacing = prop_oneof![2 => Just(None), 2 => Just(Some(Pacing::Burst)), 1 => Just(Some(Pacing::Even))];
+    (limits, pacing, prop::collection::vec(step(algorithms), 1..60)).prop_map(move |(limits, pacing, steps)| Plan {
         limits,
-        even,
+        pacing,
         jitter,
         steps,
     })

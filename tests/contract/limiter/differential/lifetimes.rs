@@ -28,6 +28,7 @@ fn key_outlives_uses_without_renewal_on_each() {
         rebuild,
         seeds: None,
         invalidate_epoch: None,
+        look_ahead: BOOKING_HORIZON,
         run_id: "run".to_owned(),
     };
     let born = lua.call(now, &specs[0], &call(1, Vec::new(), None)).state_epoch;

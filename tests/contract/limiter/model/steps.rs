@@ -92,6 +92,7 @@ impl Laws {
             rebuild: None,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: "run".to_owned(),
         };
         let mut quota = world.store.quota.clone();

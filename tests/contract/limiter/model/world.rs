@@ -87,6 +87,7 @@ impl World {
             rebuild,
             seeds: None,
             invalidate_epoch: None,
+            look_ahead: BOOKING_HORIZON,
             run_id: "run".to_owned(),
         };
         let long_ago = Micros(START_US - 10_000_000);

@@ -38,7 +38,7 @@ pub fn quota_of(max_requests: u32) -> QuotaSpec {
         version: 1,
         limits: vec![limit],
         account_rules: Vec::new(),
-        even_pacing: false,
+        pacing: None,
         grant_jitter: None,
         hold_max: Duration::from_secs(1),
         send_budget: Duration::from_millis(200),
