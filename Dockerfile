@@ -9,7 +9,7 @@ ARG FEATURES=""
 # Caches outlive the layer, so a change of one file rebuilds one crate. --locked: exactly the versions that were tested.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bin sluicegate --features "$FEATURES" && cp target/release/sluicegate /sluicegate
+    cargo build --profile dist --locked --bin sluicegate --features "$FEATURES" && cp target/dist/sluicegate /sluicegate
 
 FROM debian:12.11-slim@sha256:b1a741487078b369e78119849663d7f1a5341ef2768798f7b7406c4240f86aef
 # Requests to providers are verified against the system's certificates.

@@ -24,14 +24,14 @@ def say(text):
 
 
 def add_program(parser):
-    release = HERE.parent / "target/release/sluicegate"
-    parser.add_argument("--program", type=Path, default=release, help="sluicegate (default: target/release)")
+    shipped = HERE.parent / "target/dist/sluicegate"
+    parser.add_argument("--program", type=Path, default=shipped, help="sluicegate (default: target/dist)")
 
 
 def program(options):
     path = options.program.resolve()
     if not path.exists():
-        raise SystemExit(f"{path} does not exist: run cargo build --release, or use --program")
+        raise SystemExit(f"{path} does not exist: run cargo build --profile dist, or use --program")
     return path
 
 
