@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use sluicegate::domain::fair_order::FairClaim;
-use sluicegate::domain::flow::FlowClass;
+use sluicegate::domain::job::FlowClass;
 use sluicegate::domain::provider::{JobOrder, ProviderName};
 use sluicegate::ledger::backlog::{BacklogClaim, BacklogClaimRequest};
 use sluicegate::ledger::database::Database;

@@ -1,4 +1,8 @@
-//! Amounts in major units, for people and for request templates: minor units divided as ISO 4217 divides each currency.
+//! Amounts: in major units, for people and for request templates, and the exact value of a JSON number, by which amounts
+//! and codes are compared.
+//!
+//! Minor units are divided as ISO 4217 divides each currency. Nothing is rounded: a binary float would change an id of
+//! 26 digits.
 
 use iso_currency::Currency;
 
@@ -18,8 +22,50 @@ pub fn display_amount(minor: i64, currency: &str) -> String {
     format!("{currency} {}", decimal_amount(minor, currency))
 }
 
+/// `digits` × 10^`exponent`, without leading or trailing zeros.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Decimal {
+    pub negative: bool,
+    pub digits: String,
+    pub exponent: i64,
+}
+
+impl Decimal {
+    /// Reads a JSON number. `None` for other text, and when the exponent is beyond any use.
+    pub fn new(number: &str) -> Option<Self> {
+        let (negative, rest) = number.strip_prefix('-').map_or((false, number), |rest| (true, rest));
+        let (mantissa, power) = rest.split_once(['e', 'E']).unwrap_or((rest, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        if whole.is_empty() || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+        let power: i64 = power.strip_prefix('+').unwrap_or(power).parse().ok()?;
+        let digits = format!("{whole}{fraction}");
+        let significant = digits.trim_end_matches('0');
+        let dropped = i64::try_from(digits.len() - significant.len()).ok()?;
+        let exponent = power.checked_sub(i64::try_from(fraction.len()).ok()?)?.checked_add(dropped)?;
+        let digits = significant.trim_start_matches('0').to_owned();
+        if digits.is_empty() {
+            return Some(Self { negative: false, digits, exponent: 0 });
+        }
+        Some(Self { negative, digits, exponent })
+    }
+
+    /// The value as a whole number; `None` if it has a fraction or does not fit.
+    pub fn to_i64(&self) -> Option<i64> {
+        if self.digits.is_empty() {
+            return Some(0);
+        }
+        // No i64 has more than 19 digits.
+        let zeros = usize::try_from(self.exponent).ok().filter(|zeros| *zeros < 20)?;
+        format!("{}{}{}", if self.negative { "-" } else { "" }, self.digits, "0".repeat(zeros)).parse().ok()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -38,6 +84,59 @@ mod tests {
         ];
         for (minor, currency, expected) in table {
             assert_eq!(display_amount(minor, currency), expected);
+        }
+    }
+
+    #[test]
+    fn notations_of_one_value_are_equal() {
+        for (left, right) in
+            [("1299", "1299.00"), ("1299", "1.299e3"), ("1299", "129900E-2"), ("0", "-0.0e9"), ("1e2", "100")]
+        {
+            assert_eq!(Decimal::new(left).unwrap(), Decimal::new(right).unwrap(), "{left} {right}");
+        }
+        assert_ne!(Decimal::new("20250416112233445566778801"), Decimal::new("20250416112233445566778802"));
+    }
+
+    #[test]
+    fn only_whole_numbers_in_range_become_integers() {
+        let table = [
+            ("1299", Some(1_299)),
+            ("1299.00", Some(1_299)),
+            ("1.299e3", Some(1_299)),
+            ("-5", Some(-5)),
+            ("0", Some(0)),
+            ("12.99", None),
+            ("1299.0000000000000001", None),
+            ("9223372036854775807", Some(i64::MAX)),
+            ("-9223372036854775808", Some(i64::MIN)),
+            ("9223372036854775808", None),
+            ("9223372036854775807.5", None),
+            ("1e400", None),
+        ];
+        for (number, whole) in table {
+            assert_eq!(Decimal::new(number).and_then(|decimal| decimal.to_i64()), whole, "{number}");
+        }
+        for text in ["", "-", "e5", "1e", "1e99999999999999999999", "NaN", "inf", "0x10", "+1", "1_0", " 1"] {
+            assert_eq!(Decimal::new(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_integer_is_read_in_every_notation(value: i64, shift in 0_usize..6) {
+            let text = value.to_string();
+            for number in [
+                text.clone(),
+                format!("{text}.{}", "0".repeat(shift + 1)),
+                format!("{text}{}e-{shift}", "0".repeat(shift)),
+            ] {
+                prop_assert_eq!(Decimal::new(&number).and_then(|decimal| decimal.to_i64()), Some(value));
+            }
+        }
+
+        #[test]
+        fn any_text_is_read_without_a_panic(text: String) {
+            let _ = Decimal::new(&text).map(|decimal| decimal.to_i64());
         }
     }
 }

@@ -46,6 +46,7 @@ fn sources_follow_the_architecture_rules() {
         offences.extend(sources.iter().flat_map(rule));
     }
     offences.extend(bans::stale_exceptions(&sources));
+    offences.extend(arrows::circles(&sources));
     offences.extend(reasons::others());
     for prose in language::prose() {
         offences.extend(language::words_of_prose(&prose));

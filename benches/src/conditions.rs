@@ -8,7 +8,7 @@ use sqlx::Connection as _;
 use super::{machine, meter::RedisMeter};
 use sluicegate::cli::Console;
 use sluicegate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
-use sluicegate::domain::explain::format::count;
+use sluicegate::domain::format::count;
 
 /// Load average above which other processes use the cores too.
 const BUSY: f64 = 0.5;

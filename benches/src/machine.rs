@@ -2,7 +2,7 @@
 //!
 //! It reads no clock: the date is that of the measured server.
 
-use sluicegate::domain::explain::format::count;
+use sluicegate::domain::format::count;
 
 /// Processor, cores and system, as far as the system reports them.
 pub fn describe() -> String {

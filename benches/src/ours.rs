@@ -45,7 +45,7 @@ pub fn spec(algorithm: Algorithm, quota: &BenchQuota) -> Result<QuotaSpec, Bench
     };
     let limit = LimitSpec { algorithm, burst, ..LimitSpec::sliding_log(LIMIT, quota.max_requests, quota.window) };
     Ok(QuotaSpec {
-        quota: ProviderName::new(QUOTA).map_err(BenchError::InvalidMeasurement)?,
+        quota: ProviderName::new(QUOTA).map_err(|problem| BenchError::InvalidMeasurement(problem.to_string()))?,
         version: quota.version,
         limits: vec![limit],
         account_rules: Vec::new(),

@@ -5,7 +5,7 @@
 use super::report::{Figure, FigureName, LimiterReport, Section, SubjectRow};
 use super::{crowd, full_log, measure};
 use sluicegate::cli::Console;
-use sluicegate::domain::explain::format::count;
+use sluicegate::domain::format::count;
 
 /// The table of one section.
 struct Table {

@@ -14,7 +14,7 @@ use super::reference::{CallerClock, Reference, ReferenceContender};
 use super::report::{LimiterReport, Section, SubjectRow};
 use super::{BenchError, crowd, full_log, machine, ours, report, targets};
 use sluicegate::cli::Console;
-use sluicegate::domain::explain::format::count;
+use sluicegate::domain::format::count;
 
 const PERMITS: [u32; 4] = [1, 10, 100, 1_000];
 /// A few windows of the crowd's limit, because permits come in one burst per window.

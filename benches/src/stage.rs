@@ -95,7 +95,8 @@ impl<'a> BenchEnvironment<'a> {
         let url = format!("http://{}/charges", listener.local_addr()?);
         let stop = CancellationToken::new();
         self.servers.spawn(fake.serve(listener, stop.clone()));
-        let name = ProviderName::new(format!("{NAME}{}{suffix}", self.run)).map_err(CommandError::Failed)?;
+        let name = ProviderName::new(format!("{NAME}{}{suffix}", self.run))
+            .map_err(|problem| CommandError::Failed(problem.to_string()))?;
         let row = ProviderRow {
             name: name.to_string(),
             url,
@@ -205,7 +206,8 @@ fn in_directory(scratch: &Scratch) -> Result<Config, CommandError> {
 
 fn message(provider: &BenchProvider, number: u64) -> Result<OutgoingMessage, CommandError> {
     let job = Job {
-        id: JobId::new(format!("{}-{number:07}", provider.name)).map_err(CommandError::Failed)?,
+        id: JobId::new(format!("{}-{number:07}", provider.name))
+            .map_err(|problem| CommandError::Failed(problem.to_string()))?,
         provider: provider.name.clone(),
         amount: i64::try_from(100 + number % 900).unwrap_or(100),
         currency: "EUR".to_owned(),

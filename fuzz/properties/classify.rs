@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{
+use sluicegate::domain::response::{
     CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit,
 };
 use sluicegate::provider::http::classify::{ProviderResponse, ResponseBody, ResponseRules, classify};

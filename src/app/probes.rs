@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use crate::cli::check::Finding;
 use crate::cli::connect::Probe;
 use crate::config::{Config, DatabaseUrl, LimiterUrl};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::ledger::LedgerError;
 use crate::ledger::database::{ConnectionLimits, Database};
 use crate::limiter::LimiterError;

@@ -81,7 +81,8 @@ impl FromStr for LatencyArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (least, most) = text.split_once("..").unwrap_or((text, text));
-        let (least, most) = (parse_duration(least)?, parse_duration(most)?);
+        let parse = |text| parse_duration(text).map_err(|problem| problem.to_string());
+        let (least, most) = (parse(least)?, parse(most)?);
         if least > most { Err(format!("`{text}`: write the shorter duration first")) } else { Ok(Self(least, most)) }
     }
 }

@@ -14,7 +14,7 @@ use super::provider::{load_readable_rows, parse_name, unknown_provider};
 use super::rows::{LIMIT_HEADER, drop_default_columns, limit_cells};
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
-use crate::domain::explain::format::duration;
+use crate::domain::format::duration;
 use crate::domain::job::Identifier;
 use crate::domain::limit::Rate;
 use crate::ledger::database::Database;

@@ -13,7 +13,7 @@ use super::jobs::actor;
 use super::rows::{PROVIDER_HEADER, provider_cells};
 use super::{CommandError, Console, Exit, connect};
 use crate::config::Config;
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::provider::ProviderName;
 use crate::fleet::limits::PaceOverview;
 use crate::ledger::database::Database;
@@ -286,7 +286,7 @@ async fn set_paused(
 
 /// Parses a provider's name from the command line.
 pub(super) fn parse_name(name: &str) -> Result<ProviderName, CommandError> {
-    ProviderName::new(name).map_err(CommandError::Usage)
+    ProviderName::new(name).map_err(|problem| CommandError::Usage(problem.to_string()))
 }
 
 pub(super) fn unknown_provider(name: &str) -> CommandError {

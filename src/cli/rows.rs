@@ -2,7 +2,7 @@
 //!
 //! The cells show a row as written, also an invalid one.
 
-use crate::domain::redacted_url::redact_url;
+use crate::domain::printable::redact_url;
 use crate::ledger::provider_row::{LimitRow, LimitSummary, ProviderRow};
 
 /// Titles of [`provider_cells`].

@@ -16,7 +16,7 @@ use super::connect::{RunLock, Services};
 use super::signals::Signals;
 use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::ops::api::OperatorContext;
 use crate::ops::deployment::Deployment;
 use crate::ops::{self, OpsState, OverviewCollector, OverviewSources};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use secrecy::{ExposeSecret, SecretString};
 use url::{Position, Url};
 
-use crate::domain::redacted_url::redact_url;
+use crate::domain::printable::redact_url;
 use crate::domain::sensitive::secret::names_credential;
 use crate::ledger::database::{is_postgres_parameter, sqlite_file};
 

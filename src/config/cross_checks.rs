@@ -6,7 +6,7 @@ use secrecy::ExposeSecret as _;
 
 use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, scheme_and_host};
 use super::validated::{OpsConfig, ProblemCollector};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::tls::is_plaintext_allowed;
 
 /// Minimum length of an `ops.token` on an address that other machines can reach, in characters.

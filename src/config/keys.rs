@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use toml::Value;
 
-use crate::domain::env_variable;
+use crate::domain::names::{ENV_PREFIX, ENV_SECTION_SEPARATOR};
 
 /// The commented defaults, as shipped.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
@@ -15,7 +15,7 @@ pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 pub const SECRET_KEYS: [&str; 4] = ["database.url", "queue.url", "limiter.url", "ops.token"];
 
 /// Prefix of our environment variables.
-pub const VARIABLE_PREFIX: &str = env_variable::PREFIX;
+pub const VARIABLE_PREFIX: &str = ENV_PREFIX;
 
 /// The default value of each `section.key`; it also fixes the key's type.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Keys {
 
 /// The variable that sets a key: `queue.url` → `SLUICEGATE_QUEUE__URL`.
 pub fn variable_name(key: &str) -> String {
-    format!("{VARIABLE_PREFIX}{}", key.replace('.', env_variable::SECTION_SEPARATOR).to_ascii_uppercase())
+    format!("{VARIABLE_PREFIX}{}", key.replace('.', ENV_SECTION_SEPARATOR).to_ascii_uppercase())
 }
 
 /// Parses the text of a variable or flag as the type of the default. Other text stays text, and is rejected later as a

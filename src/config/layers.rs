@@ -12,8 +12,8 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::keys::{Keys, SECRET_KEYS, VARIABLE_PREFIX, parse_typed, variable_name};
 use super::problem::{ConfigProblem, Origin};
-use crate::domain::env_variable;
-use crate::domain::sensitive::safe_quote::is_plain_word;
+use crate::domain::names::{ENV_FILE_SUFFIX, ENV_SECTION_SEPARATOR};
+use crate::domain::sensitive::secret::is_plain_word;
 use crate::files::{self, FileReadError};
 
 /// Names the configuration file when no flag does.
@@ -115,11 +115,11 @@ impl Layers {
     pub fn add_environment(&mut self, variables: &[(String, String)]) {
         for (variable, text) in variables {
             let Some(rest) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
-            if !rest.contains(env_variable::SECTION_SEPARATOR) {
+            if !rest.contains(ENV_SECTION_SEPARATOR) {
                 self.reject_single_underscore(rest, Origin::Variable(variable.clone()));
                 continue;
             }
-            let key = rest.replacen(env_variable::SECTION_SEPARATOR, ".", 1).to_ascii_lowercase();
+            let key = rest.replacen(ENV_SECTION_SEPARATOR, ".", 1).to_ascii_lowercase();
             let shown = if is_plain_word(&key) { variable.clone() } else { format!("{VARIABLE_PREFIX}…") };
             let origin = Origin::Variable(shown);
             match key.strip_suffix("_file").filter(|secret| SECRET_KEYS.contains(secret)) {
@@ -193,7 +193,7 @@ impl Layers {
     }
 
     fn reject_single_underscore(&mut self, rest: &str, origin: Origin) {
-        let bare = rest.strip_suffix(env_variable::FILE_SUFFIX).unwrap_or(rest);
+        let bare = rest.strip_suffix(ENV_FILE_SUFFIX).unwrap_or(rest);
         let intended =
             self.keys.iter().map(|(key, _)| key).find(|key| key.replace('.', "_").eq_ignore_ascii_case(bare));
         if let Some(key) = intended.cloned() {

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::domain::sensitive::safe_quote::path_if_safe;
+use crate::domain::sensitive::secret::path_if_safe;
 
 /// The place where a value was set.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use super::keys::{SECRET_KEYS, variable_name};
 use super::layers::{LayeredValue, Layers};
 use super::problem::{ConfigProblem, Origin};
-use crate::domain::env_variable;
+use crate::domain::names::ENV_FILE_SUFFIX;
 use crate::files::is_world_readable;
 
 /// The fix for a secret's file that other users can read.
@@ -43,7 +43,7 @@ pub fn secrets_readable_by_others(layers: &Layers) -> Vec<ConfigProblem> {
 }
 
 fn own_file_fix(key: &str) -> String {
-    format!("Write it into its own file, and set {}{} to the path", variable_name(key), env_variable::FILE_SUFFIX)
+    format!("Write it into its own file, and set {}{} to the path", variable_name(key), ENV_FILE_SUFFIX)
 }
 
 fn secret_problem(key: &str, origin: &Origin, message: &str, fix: &str) -> ConfigProblem {

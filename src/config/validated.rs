@@ -13,7 +13,7 @@ use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, ValueProblem};
 use super::problem::ConfigProblem;
 use super::raw::{RawConfig, RawTelemetry};
 use super::{Purpose, cross_checks};
-use crate::domain::sensitive::safe_quote::{path_if_safe, quote_if_safe};
+use crate::domain::sensitive::secret::{path_if_safe, quote_if_safe};
 use crate::provider::secret_grants::SecretGrants;
 use crate::provider::validate_outbound;
 pub use crate::queue::message::CardNumbers;

@@ -16,13 +16,18 @@
 //! therefore kept while a slot released under them may still matter: one window. The window is measured from the
 //! release by our monotonic clock, so its padding covers our drift too.
 //!
-//! The time before the first exchange is covered by another process's attestation ([`super::clock_attestation`]): it
+//! The time before the first exchange is covered by another process's attestation ([`ClockAttestation`]): it
 //! bounds the step that may be hidden ([`ClockComparison::assume_undetected_step`]). Not covered: a second step that
-//! undoes an unseen one. See `docs/decisions/0013-verify-the-store-clock.md`.
+//! undoes an unseen one.
+//!
+//! Nor is one step that moves both clocks by the same amount, as when store and database share a machine. It must come
+//! after an attestation and before the first comparison of a process that is granted permits. See
+//! `docs/decisions/0013-verify-the-store-clock.md`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::provider::ProviderName;
 use super::time::Micros;
 
 /// Greatest difference in rate between two clocks, in parts per million: NTP's largest slew, and the relative padding
@@ -214,6 +219,93 @@ fn ns(duration: Duration) -> i128 {
 /// Negative values become zero.
 fn duration(ns: i128) -> Duration {
     Duration::from_nanos(u64::try_from(ns.max(0)).unwrap_or(u64::MAX))
+}
+
+/// The longest step that an attestation may leave undetected: permits are delayed by this for one window.
+const UNDETECTED_STEP_MAX: Duration = Duration::from_millis(100);
+/// Age at which an attestation is renewed: the clocks drift apart, and the step that may be undetected grows.
+pub const ATTESTATION_RENEW_AFTER: Duration = Duration::from_secs(10);
+
+/// Bounds of the offset of one clock from another, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockOffset {
+    pub least_us: i64,
+    pub most_us: i64,
+}
+
+impl ClockOffset {
+    /// Offset of the store's clock from the database's, from the bounds of both at one instant, in nanoseconds.
+    pub fn between(store: (i128, i128), database: (i128, i128)) -> Self {
+        // Rounded outwards, so that the truncation to microseconds hides nothing.
+        let down = |ns: i128| i64::try_from(ns.div_euclid(1_000)).unwrap_or(i64::MIN);
+        let up = |ns: i128| i64::try_from((ns + 999).div_euclid(1_000)).unwrap_or(i64::MAX);
+        Self { least_us: down(store.0 - database.1), most_us: up(store.1 - database.0) }
+    }
+
+    /// The offset after a time in which both clocks drifted.
+    fn aged(self, age: Duration) -> Self {
+        let drift_us = i64::try_from(age.as_micros() * u128::from(2 * DRIFT_PPM) / 1_000_000).unwrap_or(i64::MAX);
+        Self { least_us: self.least_us.saturating_sub(drift_us), most_us: self.most_us.saturating_add(drift_us) }
+    }
+}
+
+/// Statement of a process that compared the clocks without a break, stored in the database. A later process checks its
+/// own reading of both clocks against it. If they differ too much, the state is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockAttestation {
+    pub offset: ClockOffset,
+    /// Instant by the store's clock from which on it made no step, until the attestation was stored.
+    pub since: Micros,
+}
+
+/// An attestation for one quota, in a term of its leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaAttestation {
+    pub quota: ProviderName,
+    pub term: i64,
+    pub attestation: ClockAttestation,
+}
+
+/// Result of checking an attestation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a state without a valid attestation must be reset"]
+pub enum AttestationCheck {
+    /// The store's clock made no step since that instant, except one forward of at most `undetected_step`.
+    Valid { since: Micros, undetected_step: Duration },
+    /// There is no attestation, or it cannot be compared yet: ask again.
+    Missing,
+    /// The offset between the clocks has changed.
+    Mismatch,
+}
+
+/// Checks an attestation of this age against one's own reading.
+pub fn check_attestation(reading: ClockOffset, attestation: ClockAttestation, age: Duration) -> AttestationCheck {
+    let attested = attestation.offset.aged(age);
+    let (forward_us, back_us) =
+        (reading.most_us.saturating_sub(attested.least_us), attested.most_us.saturating_sub(reading.least_us));
+    let most_us = i64::try_from(UNDETECTED_STEP_MAX.as_micros()).unwrap_or(i64::MAX);
+    if forward_us > most_us || back_us > most_us {
+        return AttestationCheck::Mismatch;
+    }
+    let undetected_step = Duration::from_micros(u64::try_from(forward_us).unwrap_or(0));
+    AttestationCheck::Valid { since: attestation.since, undetected_step }
+}
+
+/// The limiter leader of a quota, which may grant its permits, as every worker reads it from the database.
+/// `limiter::leader_election` decides who the leader should be. See `docs/decisions/0014-leader-row-in-sql.md`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaderRow {
+    /// `redis:` and the run id of the one writable primary, or the id of the one process with an embedded limiter; or
+    /// `share`: each worker grants its own share.
+    pub holder: String,
+    /// Increases by one with each change. Limiter state from another term is discarded.
+    pub term: i64,
+    /// Time since the holder changed, by the database's clock. Other workers see a change once it is committed.
+    pub age: Duration,
+    /// The database's clock when this was read, cut to milliseconds.
+    pub now: Micros,
+    /// The last clock attestation of a worker in this term, and its age.
+    pub attestation: Option<(ClockAttestation, Duration)>,
 }
 
 #[cfg(test)]

@@ -304,3 +304,43 @@ fn attestation_delays_only_uses_before_first_exchange() {
         assert!(least <= now - hidden && now <= most && most - least < hidden + MS, "{over}: {least} {now} {most}");
     }
 }
+
+const MS_US: i64 = 1_000;
+const SINCE: Micros = Micros(77);
+
+fn offset(least_us: i64, most_us: i64) -> ClockOffset {
+    ClockOffset { least_us, most_us }
+}
+
+#[test]
+fn attestation_bounds_the_undetected_step() {
+    let attestation = ClockAttestation { offset: offset(-3 * MS_US, -MS_US), since: SINCE };
+    let fresh = |reading| check_attestation(reading, attestation, Duration::ZERO);
+    let valid = |hidden_us| AttestationCheck::Valid { since: SINCE, undetected_step: Duration::from_micros(hidden_us) };
+    assert_eq!(fresh(offset(-2 * MS_US, -2 * MS_US)), valid(1_000));
+    assert_eq!(fresh(offset(-3 * MS_US, -MS_US)), valid(2_000));
+    // A step back frees no slot too early.
+    assert_eq!(fresh(offset(-40 * MS_US, -39 * MS_US)), valid(0));
+    // A step of up to a tenth of a second is waited for; a longer one is a mismatch, in both directions.
+    assert_eq!(fresh(offset(96 * MS_US, 97 * MS_US)), valid(100_000));
+    assert_eq!(fresh(offset(97 * MS_US, 98 * MS_US)), AttestationCheck::Mismatch);
+    assert_eq!(fresh(offset(-102 * MS_US, -100 * MS_US)), AttestationCheck::Mismatch);
+    assert_eq!(fresh(offset(30_000 * MS_US, 30_000 * MS_US)), AttestationCheck::Mismatch);
+}
+
+#[test]
+fn old_attestation_is_weaker() {
+    let attestation = ClockAttestation { offset: offset(0, 0), since: SINCE };
+    let at = |age| check_attestation(offset(0, 0), attestation, Duration::from_secs(age));
+    // Two clocks, 500 parts per million each.
+    assert_eq!(at(10), AttestationCheck::Valid { since: SINCE, undetected_step: Duration::from_millis(10) });
+    assert_eq!(at(100), AttestationCheck::Valid { since: SINCE, undetected_step: Duration::from_millis(100) });
+    assert_eq!(at(101), AttestationCheck::Mismatch);
+    assert_eq!(check_attestation(offset(0, 0), attestation, Duration::MAX), AttestationCheck::Mismatch);
+}
+
+#[test]
+fn truncation_widens_the_offset() {
+    assert_eq!(ClockOffset::between((10_500, 11_400), (2_000, 3_900)), offset(6, 10));
+    assert_eq!(ClockOffset::between((1_000, 1_000), (5_001, 5_001)), offset(-5, -4));
+}

@@ -8,8 +8,8 @@
 
 use std::time::Duration;
 
-use super::backoff::BackoffPolicy;
-use super::explain::format::count;
+use super::backoff::RetryPolicy;
+use super::format::count;
 use super::local_fault::LocalFault;
 use super::outcome::{ACCOUNT_REFUSED, FinalState, Outcome, UnknownCause};
 use super::wait_reason::{Wait, WaitReason};
@@ -31,7 +31,7 @@ pub const LOCAL_FAULT_PAUSE: Duration = Duration::from_secs(1);
 pub const LOST_HOLDERS_MAX: u32 = 5;
 
 /// History of a job before the outcome at hand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttemptHistory {
     /// Attempts that counted.
     pub attempts: u32,
@@ -50,7 +50,7 @@ pub struct AttemptHistory {
     pub unknown_age: Option<Duration>,
     /// Workers lost in a row while they held the job's lease and had begun no request.
     pub lost_holders: u32,
-    /// The generation of consecutive 429s ([`super::throttle_streak`]) that a 429 of this request belongs to.
+    /// The generation of consecutive 429s ([`super::backoff::ThrottleStreak`]) that a 429 of this request belongs to.
     pub throttle_generation: u32,
     /// This request is a circuit breaker probe: its failure does not count.
     pub probe: bool,
@@ -76,26 +76,6 @@ impl Resend {
             Some(_) => None,
         }
     }
-}
-
-/// Settings of the provider row for look-ups of payments with unknown outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LookupPolicy {
-    /// Measured from the last charge of unknown outcome.
-    pub give_up_after: Duration,
-    pub resend_if_not_found: bool,
-}
-
-/// Settings of the provider row for retries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RetryPolicy {
-    pub max_attempts: u32,
-    pub max_age: Duration,
-    pub backoff: BackoffPolicy,
-    /// Time for which the provider remembers an idempotency key; `None`: it does not deduplicate.
-    pub idempotency_retention: Option<Duration>,
-    /// `None`: the provider has no look-up.
-    pub lookup: Option<LookupPolicy>,
 }
 
 /// Why no charge may be sent for a job, whatever its history.
@@ -386,8 +366,4 @@ fn finalize(state: FinalState, reason: &str, reference: Option<String>) -> Dispo
 }
 
 #[cfg(test)]
-#[path = "disposition_obstacle_tests.rs"]
-mod obstacle_tests;
-#[cfg(test)]
-#[path = "disposition_tests.rs"]
 mod tests;

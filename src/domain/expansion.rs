@@ -1,9 +1,13 @@
-//! Bounds on a job's expansion: the largest body, addresses and headers that its requests may have.
+//! Expansion of a job into its requests: addresses by template (`https://api.example.com/pay/${job:id}`), and the bounds
+//! on body, addresses and headers.
 //!
 //! A form repeats a value's path before each value, and a template may repeat the payload. So a message of 64 KiB could
 //! become gigabytes of request. Everything made from a job is written to a [`BoundedBuffer`], which stops at its bound.
 //!
 //! Invariant: a [`BoundedBuffer`] never reserves more than its bound.
+//!
+//! Placeholders are allowed in path and query only, so a job never decides which host is called. Every field is
+//! percent-encoded into the address. A field that would change the path is an error.
 
 use std::fmt;
 use std::io;
@@ -130,43 +134,164 @@ impl fmt::Display for TooLarge {
 }
 
 /// Reason why no request can be made from a job; other jobs of the lane may be fine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestBuildError {
     /// The job lacks a field that the row needs, or has one that leads to another address.
+    #[error("{0}")]
     Field(String),
+    #[error("{0}")]
     TooLarge(TooLarge),
 }
 
-impl fmt::Display for RequestBuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Field(problem) => f.write_str(problem),
-            Self::TooLarge(too_large) => too_large.fmt(f),
+/// A validated `url` or `lookup.url` of a provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UrlTemplate {
+    parts: Vec<UrlPart>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum UrlPart {
+    Text(String),
+    Field(UrlField),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UrlField {
+    Id,
+    Account,
+    Reference,
+    IdempotencyKey,
+}
+
+/// Why an address is no template, and the fix. It never quotes the address, which may hold a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidTemplate {
+    #[error("has a placeholder in its host: put placeholders after it, in path or query")]
+    PlaceholderInHost,
+    #[error("has a `${{` that is never closed by `}}`")]
+    Unclosed,
+    #[error(
+        "has an unknown placeholder: use ${{job:id}}, ${{job:idempotency_key}}, ${{job:reference}} or ${{job:account}}"
+    )]
+    UnknownPlaceholder,
+    #[error("names no payment, so every payment would get the same answer: put ${{job:id}} in it")]
+    NamesNoPayment,
+}
+
+impl UrlTemplate {
+    /// Parses the placeholders. The caller validates the address by its [sample](Self::sample).
+    pub fn parse(text: &str) -> Result<Self, InvalidTemplate> {
+        let template = Self { parts: parts(text)? };
+        if template.has_placeholders() && !template.host_is_fixed() {
+            return Err(InvalidTemplate::PlaceholderInHost);
+        }
+        Ok(template)
+    }
+
+    pub fn has_placeholders(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, UrlPart::Field(_)))
+    }
+
+    /// Whether two payments of one account get different addresses.
+    pub fn names_payment(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, UrlPart::Field(field) if *field != UrlField::Account))
+    }
+
+    /// URL parsers skip slashes before the host, so there must be exactly two.
+    fn host_is_fixed(&self) -> bool {
+        let Some(UrlPart::Text(first)) = self.parts.first() else { return false };
+        let Some((_, rest)) = first.split_once("://") else { return false };
+        rest.find(['/', '\\', '?', '#']).is_some_and(|end| end > 0)
+    }
+
+    /// The address with `x` at every placeholder, to check its host.
+    pub fn sample(&self) -> String {
+        let fill = |part: &UrlPart| match part {
+            UrlPart::Text(text) => text.clone(),
+            UrlPart::Field(_) => "x".to_owned(),
+        };
+        self.parts.iter().map(fill).collect()
+    }
+
+    /// The address for this job; `part` is named in the error.
+    ///
+    /// # Errors
+    /// If the job has no value for a placeholder, or its value would change the path or make the address too long.
+    pub fn for_job(&self, job: &Job, part: RequestPart) -> Result<String, RequestBuildError> {
+        let too_large = |_: io::Error| RequestBuildError::TooLarge(TooLarge::new(part, job));
+        let mut address = BoundedBuffer::new(part.bytes_max());
+        for piece in &self.parts {
+            match piece {
+                UrlPart::Text(text) => address.push(text).map_err(too_large)?,
+                UrlPart::Field(field) => push_encoded(&mut address, value(*field, job, part)?).map_err(too_large)?,
+            }
+        }
+        // Only complete texts were written.
+        let address = String::from_utf8(address.into_bytes()).unwrap_or_default();
+        if self.has_placeholders() && has_dot_segment(&address) {
+            return Err(RequestBuildError::Field(format!(
+                "a field of the job would change the path of {}",
+                part.name()
+            )));
+        }
+        Ok(address)
+    }
+}
+
+/// Whether a segment of the path is `.` or `..`; percent-encoding does not change their meaning.
+/// <https://url.spec.whatwg.org/#double-dot-path-segment>
+fn has_dot_segment(address: &str) -> bool {
+    let path = address.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
+    path.split(['/', '\\']).any(|segment| matches!(segment, "." | ".."))
+}
+
+fn parts(text: &str) -> Result<Vec<UrlPart>, InvalidTemplate> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while let Some((before, opened)) = rest.split_once("${") {
+        let (name, after) = opened.split_once('}').ok_or(InvalidTemplate::Unclosed)?;
+        if !before.is_empty() {
+            parts.push(UrlPart::Text(before.to_owned()));
+        }
+        parts.push(UrlPart::Field(match name.strip_prefix("job:").unwrap_or(name) {
+            "id" => UrlField::Id,
+            "account" => UrlField::Account,
+            "reference" => UrlField::Reference,
+            "idempotency_key" => UrlField::IdempotencyKey,
+            _ => return Err(InvalidTemplate::UnknownPlaceholder),
+        }));
+        rest = after;
+    }
+    if !rest.is_empty() {
+        parts.push(UrlPart::Text(rest.to_owned()));
+    }
+    Ok(parts)
+}
+
+fn value(field: UrlField, job: &Job, part: RequestPart) -> Result<&str, RequestBuildError> {
+    let (name, value) = match field {
+        UrlField::Id => ("id", Some(job.id.as_str())),
+        UrlField::IdempotencyKey => ("idempotency_key", Some(job.effective_key().as_str())),
+        UrlField::Account => ("account", job.account.as_ref().map(|account| account.as_str())),
+        UrlField::Reference => ("reference", job.reference.as_deref()),
+    };
+    let missing = || RequestBuildError::Field(format!("the job has no {name}, which {} needs", part.name()));
+    value.filter(|value| !value.is_empty()).ok_or_else(missing)
+}
+
+/// Percent-encodes everything but the unreserved characters. <https://www.rfc-editor.org/rfc/rfc3986#section-2.3>
+fn push_encoded(address: &mut BoundedBuffer, value: &str) -> io::Result<()> {
+    let mut encoded = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
         }
     }
+    address.push(&encoded)
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn writes_never_reserve_beyond_the_bound(
-            bytes_max in 0_usize..2_000,
-            lengths in prop::collection::vec(0_usize..300, 0..40),
-        ) {
-            let mut bounded = BoundedBuffer::new(bytes_max);
-            let mut written = 0;
-            for length in lengths {
-                let fits = written + length <= bytes_max;
-                prop_assert_eq!(bounded.push(&"x".repeat(length)).is_ok(), fits);
-                written += if fits { length } else { 0 };
-                prop_assert_eq!(bounded.bytes.len(), written);
-                prop_assert!(bounded.bytes.capacity() <= bytes_max);
-            }
-        }
-    }
-}
+#[path = "expansion_tests.rs"]
+mod tests;

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::flow::{Flow, FlowClass};
+use super::job::{Flow, FlowClass};
 use super::provider::JobOrder;
 
 /// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.

@@ -1,51 +1,22 @@
-//! A validated payment job: every field checked, money in minor units.
+//! A validated payment job: every field checked, money in minor units. And its flow: one account's jobs of one class on
+//! one lane.
 //!
 //! It does not know the message format (that is `queue::message`) or the tables. A message that can never be a job is a
 //! value too: [`InvalidMessage`], whose code is the public reason on `payments.invalid`.
+//!
+//! Flows share a lane fairly, and a limit of an account blocks its flows alone. See
+//! `docs/decisions/0040-flows-and-backlog.md`.
 
-use std::fmt;
-
-use super::provider::ProviderName;
+pub use super::names::{ID_CHARS_MAX, Identifier, JobId};
+use super::names::{ProviderName, named_enum};
 use super::time::EpochMs;
 
-/// Longest job id, account and idempotency key, in characters.
-pub const ID_CHARS_MAX: usize = 64;
 /// Longest reference, in characters.
 pub const REFERENCE_CHARS_MAX: usize = 255;
 /// Largest message body, in bytes.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
 /// Most permits that one call may use.
 pub const COST_MAX: u16 = 1_000;
-
-/// 1–64 of `A-Z a-z 0-9 _ -`: identifies a payment, an account or an idempotency key.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Identifier(String);
-
-impl Identifier {
-    /// # Errors
-    /// If the text is empty, longer than 64 characters or holds any other character.
-    pub fn new(text: impl Into<String>) -> Result<Self, String> {
-        let text = text.into();
-        let fits = (1..=ID_CHARS_MAX).contains(&text.len());
-        if fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
-            return Ok(Self(text));
-        }
-        Err("must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned())
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Identifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Identity of a payment, for ever and over all providers.
-pub type JobId = Identifier;
 
 /// One payment to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +70,8 @@ impl ContentHash {
 }
 
 /// Reason why a message can never be a job. The detail names the field and the fix, never a value of the payload.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {detail}", .reason.code())]
 pub struct InvalidMessage {
     pub reason: InvalidReason,
     pub detail: String,
@@ -110,31 +82,18 @@ impl InvalidMessage {
         Self { reason, detail: detail.into() }
     }
 }
-
-impl fmt::Display for InvalidMessage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.reason.code(), self.detail)
+named_enum! {
+    /// A field of a message that a provider may require.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum JobField {
+        Account = "account",
+        Reference = "reference",
     }
-}
-
-/// A field of a message that a provider may require.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum JobField {
-    Account,
-    Reference,
+    /// The name in a message and in column `require`.
+    pub fn name(self);
 }
 
 impl JobField {
-    pub const ALL: [Self; 2] = [Self::Account, Self::Reference];
-
-    /// The name in a message and in column `require`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Account => "account",
-            Self::Reference => "reference",
-        }
-    }
-
     /// Reason to reject a message without the field.
     pub fn missing_reason(self) -> InvalidReason {
         match self {
@@ -144,65 +103,90 @@ impl JobField {
     }
 }
 
-/// Closed list of reasons to reject a message; [`InvalidReason::code`] is the value of header `x-sluicegate-reason`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum InvalidReason {
-    Malformed,
-    TooLarge,
-    UnknownField,
-    BadId,
-    BadAmount,
-    BadCurrency,
-    BadField,
-    WrongProvider,
-    CardNumber,
-    Secret,
-    /// The provider's row requires the field (`require`).
-    MissingAccount,
-    MissingReference,
-    Conflict,
-    /// The broker reached its delivery limit again and again, and the message never became a job.
-    Undeliverable,
-    /// The format is newer, and no worker that knows it came in time.
-    NewerVersion,
+named_enum! {
+    /// Closed list of reasons to reject a message; [`InvalidReason::code`] is the value of header `x-sluicegate-reason`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum InvalidReason {
+        Malformed = "malformed",
+        TooLarge = "too_large",
+        UnknownField = "unknown_field",
+        BadId = "bad_id",
+        BadAmount = "bad_amount",
+        BadCurrency = "bad_currency",
+        BadField = "bad_field",
+        WrongProvider = "wrong_provider",
+        CardNumber = "card_number",
+        Secret = "secret",
+        /// The provider's row requires the field (`require`).
+        MissingAccount = "missing_account",
+        MissingReference = "missing_reference",
+        Conflict = "conflict",
+        /// The broker reached its delivery limit again and again, and the message never became a job.
+        Undeliverable = "undeliverable",
+        /// The format is newer, and no worker that knows it came in time.
+        NewerVersion = "newer_version",
+    }
+    pub fn code(self);
 }
 
-impl InvalidReason {
-    pub const ALL: [Self; 15] = [
-        Self::Malformed,
-        Self::TooLarge,
-        Self::UnknownField,
-        Self::BadId,
-        Self::BadAmount,
-        Self::BadCurrency,
-        Self::BadField,
-        Self::WrongProvider,
-        Self::CardNumber,
-        Self::Secret,
-        Self::MissingAccount,
-        Self::MissingReference,
-        Self::Conflict,
-        Self::Undeliverable,
-        Self::NewerVersion,
-    ];
+/// The class of a flow: 0 for an unknown outcome, then 1 to 10 for the priorities 9 to 0. Lower is served first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowClass(u8);
 
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::TooLarge => "too_large",
-            Self::UnknownField => "unknown_field",
-            Self::BadId => "bad_id",
-            Self::BadAmount => "bad_amount",
-            Self::BadCurrency => "bad_currency",
-            Self::BadField => "bad_field",
-            Self::WrongProvider => "wrong_provider",
-            Self::CardNumber => "card_number",
-            Self::Secret => "secret",
-            Self::MissingAccount => "missing_account",
-            Self::MissingReference => "missing_reference",
-            Self::Conflict => "conflict",
-            Self::Undeliverable => "undeliverable",
-            Self::NewerVersion => "newer_version",
-        }
+impl FlowClass {
+    /// Jobs whose outcome is unknown: their idempotency key ages.
+    pub const UNKNOWN: Self = Self(0);
+    /// Jobs of priority 0.
+    pub const LAST: Self = Self(Self::MAX);
+    const MAX: u8 = 10;
+
+    /// The class of a job of this priority, 0 to 9, whose outcome is not unknown. A higher priority counts as 9.
+    pub fn of_priority(priority: u8) -> Self {
+        Self(Self::MAX - priority.min(Self::MAX - 1))
+    }
+
+    /// The priority of its jobs; `None`: their outcome is unknown.
+    pub fn priority(self) -> Option<u8> {
+        (self != Self::UNKNOWN).then_some(Self::MAX - self.0)
+    }
+
+    /// `None` above 10.
+    pub fn from_number(number: u8) -> Option<Self> {
+        (number <= Self::MAX).then_some(Self(number))
+    }
+
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// The name of a flow on its lane. Jobs without an account share one flow of each class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Flow<A> {
+    pub class: FlowClass,
+    pub account: Option<A>,
+}
+
+/// A flow by its account's name, as the ledger has it.
+pub type FlowKey = Flow<Identifier>;
+
+impl FlowKey {
+    /// The flow of a job whose outcome is not unknown.
+    pub fn of(job: &Job) -> Self {
+        Self { class: FlowClass::of_priority(job.priority), account: job.account.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_follow_priorities() {
+        let of = |priority| FlowClass::of_priority(priority).number();
+        assert_eq!([of(9), of(5), of(0), of(200)], [1, 5, 10, 1]);
+        assert!(FlowClass::UNKNOWN < FlowClass::of_priority(9));
+        assert_eq!([0, 1, 5, 10].map(|class| FlowClass(class).priority()), [None, Some(9), Some(5), Some(0)]);
+        assert_eq!((FlowClass::from_number(10).map(FlowClass::number), FlowClass::from_number(11)), (Some(10), None));
     }
 }

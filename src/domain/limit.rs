@@ -7,7 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::time::{format_duration, parse_duration};
+use super::names::named_enum;
+use super::time::{InvalidDuration, format_duration, parse_duration};
 
 /// Most permits that one limit may allow per window: the limiter counts exactly up to this.
 pub const MAX_REQUESTS: u32 = 1_000_000;
@@ -15,6 +16,23 @@ pub const MAX_REQUESTS: u32 = 1_000_000;
 const AT_ONCE: &str = "at once";
 /// Longest window: 31 days.
 pub const MAX_WINDOW: Duration = Duration::from_secs(31 * 86_400);
+
+/// Why a rate cannot be built, and the fix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidRate {
+    #[error("max_requests is {0}: at most {MAX_REQUESTS} can be counted exactly")]
+    TooManyRequests(u32),
+    #[error("window_ms must lie between 1 ms and 31 days")]
+    WindowOutOfRange,
+    #[error("window_ms must be whole milliseconds")]
+    WindowNotWhole,
+    #[error("`{0}` is not a limit: write N/DURATION, like 100/1s")]
+    NoWindow(String),
+    #[error("`{0}` is not a number of requests")]
+    NoCount(String),
+    #[error(transparent)]
+    Duration(#[from] InvalidDuration),
+}
 
 /// `max_requests` per `window`, written `N/DURATION` (`100/1s`); `100/s` is accepted too. Without a window, at most
 /// `max_requests` in flight, written `N at once`.
@@ -27,29 +45,29 @@ pub struct Rate {
 impl Rate {
     /// # Errors
     /// If the window is zero, not whole milliseconds or longer than 31 days, or the count is above [`MAX_REQUESTS`].
-    pub fn new(max_requests: u32, window: Duration) -> Result<Self, String> {
+    pub fn new(max_requests: u32, window: Duration) -> Result<Self, InvalidRate> {
         if max_requests > MAX_REQUESTS {
-            return Err(format!("max_requests is {max_requests}: at most {MAX_REQUESTS} can be counted exactly"));
+            return Err(InvalidRate::TooManyRequests(max_requests));
         }
         if window.is_zero() || window > MAX_WINDOW {
-            return Err("window_ms must lie between 1 ms and 31 days".to_owned());
+            return Err(InvalidRate::WindowOutOfRange);
         }
         if !window.as_nanos().is_multiple_of(1_000_000) {
-            return Err("window_ms must be whole milliseconds".to_owned());
+            return Err(InvalidRate::WindowNotWhole);
         }
         Ok(Self { max_requests, window })
     }
 
     /// At most so many requests in flight, whatever their rate.
-    pub fn at_once(max_requests: u32) -> Result<Self, String> {
+    pub fn at_once(max_requests: u32) -> Result<Self, InvalidRate> {
         let counted = Self::new(max_requests, MAX_WINDOW)?;
         Ok(Self { window: Duration::ZERO, ..counted })
     }
 
     /// Reads `N/DURATION`, or `N at once`. A number alone is neither: it may be a rate whose window was forgotten.
-    pub fn parse_limit(text: &str) -> Result<Self, String> {
+    pub fn parse_limit(text: &str) -> Result<Self, InvalidRate> {
         let Some(count) = text.strip_suffix(AT_ONCE).map(str::trim_end) else { return text.parse() };
-        Self::at_once(count.parse().map_err(|_| format!("`{count}` is not a number of requests"))?)
+        Self::at_once(parse_count(count)?)
     }
 
     /// The same with another number, of which the rate's own is the most.
@@ -93,16 +111,19 @@ impl fmt::Display for Rate {
 }
 
 impl FromStr for Rate {
-    type Err = String;
+    type Err = InvalidRate;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (count, window) =
-            text.split_once('/').ok_or_else(|| format!("`{text}` is not a limit: write N/DURATION, like 100/1s"))?;
-        let count = count.parse().map_err(|_| format!("`{count}` is not a number of requests"))?;
+    fn from_str(text: &str) -> Result<Self, InvalidRate> {
+        let (count, window) = text.split_once('/').ok_or_else(|| InvalidRate::NoWindow(text.to_owned()))?;
+        let count = parse_count(count)?;
         let is_unit = window.starts_with(|c: char| c.is_ascii_alphabetic());
         let window = if is_unit { parse_duration(&format!("1{window}")) } else { parse_duration(window) };
         Self::new(count, window?)
     }
+}
+
+fn parse_count(text: &str) -> Result<u32, InvalidRate> {
+    text.parse().map_err(|_| InvalidRate::NoCount(text.to_owned()))
 }
 
 /// A limit in words: `100/1s`, or `5 at once` without a window.
@@ -110,22 +131,23 @@ pub fn limit_text(max_requests: u32, window: Duration) -> String {
     Rate { max_requests, window }.to_string()
 }
 
-/// Algorithm by which the provider counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    SlidingLog,
-    SlidingWindow,
-    FixedWindow,
-    TokenBucket,
-    Gcra,
-    /// Requests in flight, without a window.
-    Concurrency,
+named_enum! {
+    /// Algorithm by which the provider counts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Algorithm {
+        SlidingLog = "sliding_log",
+        SlidingWindow = "sliding_window",
+        FixedWindow = "fixed_window",
+        TokenBucket = "token_bucket",
+        Gcra = "gcra",
+        /// Requests in flight, without a window.
+        Concurrency = "concurrency",
+    }
+    /// The name in the database.
+    pub fn name(self);
 }
 
 impl Algorithm {
-    pub const ALL: [Self; 6] =
-        [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket, Self::Gcra, Self::Concurrency];
-
     /// Those that count in a window.
     pub const WITH_WINDOW: [Self; 5] =
         [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket, Self::Gcra];
@@ -145,60 +167,30 @@ impl Algorithm {
     pub fn burst_for_capacity(self, at_once: u32) -> u32 {
         at_once.saturating_sub(u32::from(self == Self::Gcra))
     }
+}
 
-    /// The name in the database.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::SlidingLog => "sliding_log",
-            Self::SlidingWindow => "sliding_window",
-            Self::FixedWindow => "fixed_window",
-            Self::TokenBucket => "token_bucket",
-            Self::Gcra => "gcra",
-            Self::Concurrency => "concurrency",
-        }
+named_enum! {
+    /// Which calls a limit counts together.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Scope {
+        Provider = "provider",
+        Account = "account",
+        Reference = "reference",
     }
-}
-
-/// Which calls a limit counts together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scope {
-    Provider,
-    Account,
-    Reference,
-}
-
-impl Scope {
-    pub const ALL: [Self; 3] = [Self::Provider, Self::Account, Self::Reference];
-
     /// The name in the database.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Provider => "provider",
-            Self::Account => "account",
-            Self::Reference => "reference",
-        }
+    pub fn name(self);
+}
+
+named_enum! {
+    /// Which calls a limit counts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum AppliesTo {
+        All = "all",
+        Charge = "charge",
+        Lookup = "lookup",
     }
-}
-
-/// Which calls a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AppliesTo {
-    All,
-    Charge,
-    Lookup,
-}
-
-impl AppliesTo {
-    pub const ALL: [Self; 3] = [Self::All, Self::Charge, Self::Lookup];
-
     /// The name in the database.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::All => "all",
-            Self::Charge => "charge",
-            Self::Lookup => "lookup",
-        }
-    }
+    pub fn name(self);
 }
 
 /// One validated row of `provider_limits`.

@@ -3,8 +3,6 @@
 //! Nothing was sent, and nothing is known about the provider. So the circuit breaker ignores it, and no attempt counts.
 //! The text of each fault names its fix.
 
-use std::error::Error;
-use std::fmt;
 use std::io;
 
 use super::wait_reason::{Wait, WaitReason};
@@ -15,19 +13,34 @@ const EMFILE: i32 = 24;
 const ENOBUFS: i32 = 105;
 
 /// A fault of this process, of its machine or of its set-up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalFault {
     /// The process has reached its limit of open files and sockets.
+    #[error(
+        "this worker has used up its file descriptors: raise LimitNOFILE (systemd), the container's nofile \
+         limit or `ulimit -n`"
+    )]
     ProcessDescriptors,
     /// The machine has reached its limit of open files and sockets.
+    #[error("this worker's machine has used up its file descriptors: raise the sysctl fs.file-max")]
     MachineDescriptors,
     /// The process has reached its limit of threads.
+    #[error(
+        "this worker may start no more threads: raise TasksMax (systemd), the container's pids limit or \
+         `ulimit -u`"
+    )]
     Threads,
+    #[error("this worker's machine has no memory for another connection: give it more")]
     Memory,
     /// The machine has no address or port left to connect from.
+    #[error(
+        "this worker's machine has no address or port left to connect from: widen the sysctl \
+         net.ipv4.ip_local_port_range, or set `reuse_connections`"
+    )]
     Ports,
     /// Something that the request needs is missing here, such as a file with a secret. The text names it, never its
     /// content.
+    #[error("the request cannot be built yet: {0}")]
     Unbuildable(String),
 }
 
@@ -55,32 +68,6 @@ impl LocalFault {
         }
     }
 }
-
-impl fmt::Display for LocalFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ProcessDescriptors => {
-                "this worker has used up its file descriptors: raise LimitNOFILE (systemd), the container's nofile \
-                 limit or `ulimit -n`"
-            }
-            Self::MachineDescriptors => {
-                "this worker's machine has used up its file descriptors: raise the sysctl fs.file-max"
-            }
-            Self::Threads => {
-                "this worker may start no more threads: raise TasksMax (systemd), the container's pids limit or \
-                 `ulimit -u`"
-            }
-            Self::Memory => "this worker's machine has no memory for another connection: give it more",
-            Self::Ports => {
-                "this worker's machine has no address or port left to connect from: widen the sysctl \
-                 net.ipv4.ip_local_port_range, or set `reuse_connections`"
-            }
-            Self::Unbuildable(_) => return self.wait().fmt(f),
-        })
-    }
-}
-
-impl Error for LocalFault {}
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Outcome of one request: the closed list of meanings that a response, or its absence, can have.
+//! Outcome of one request, charge or look-up: the closed list of meanings that a response, or its absence, can have.
 //!
 //! It has no HTTP types (`provider::http::classify` translates). The decision that follows is in
 //! [`super::disposition`].
@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::local_fault::LocalFault;
+use super::names::named_enum;
 use super::sensitive::{CardNumbers, REDACTED, Sensitive, TextContext, find_sensitive};
 
 /// Outcome of one request.
@@ -150,13 +151,13 @@ impl Outcome {
 
 /// Drops a sensitive reference instead of replacing it by a marker, because each succeeded payment's reference is
 /// unique.
-pub(super) fn redact_reference(reference: &mut Option<String>, cards: CardNumbers) -> Option<Sensitive> {
+fn redact_reference(reference: &mut Option<String>, cards: CardNumbers) -> Option<Sensitive> {
     let found = find_sensitive(reference.as_deref()?, TextContext::Identifier, cards)?;
     *reference = None;
     Some(found)
 }
 
-pub(super) fn redact_text(text: &mut String, cards: CardNumbers) -> Option<Sensitive> {
+fn redact_text(text: &mut String, cards: CardNumbers) -> Option<Sensitive> {
     let found = find_sensitive(text, TextContext::Text, cards)?;
     REDACTED.clone_into(text);
     Some(found)
@@ -201,34 +202,114 @@ impl UnknownCause {
     }
 }
 
-/// Final states of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FinalState {
-    Succeeded,
-    Declined,
-    Dead,
-    Expired,
-    /// An operator decides.
-    Review,
-    Cancelled,
+/// Result of one look-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LookupResult {
+    /// Charged.
+    Accepted { reference: Option<String> },
+    /// Declined finally; nothing was charged.
+    Declined { reason: String },
+    /// The provider is still working on it.
+    InProgress,
+    /// The provider knows no such payment, so far.
+    NotFound,
+    /// The provider has the payment with another amount or currency.
+    Differs { reason: String },
+    /// The response decides nothing.
+    Unclear { reason: String },
+    /// There was no response, or none that can be read. `retry_after` pauses the lane if the provider named a wait
+    /// (503).
+    Unknown { cause: UnknownCause, retry_after: Option<Duration> },
+    /// The provider's limit was hit.
+    Throttled { retry_after: Option<Duration> },
+    /// The provider locks or limits this payment's object.
+    Busy { retry_after: Option<Duration> },
+    /// The provider refuses our credentials.
+    Misconfigured { status: u16 },
+    /// No byte of the request was sent.
+    NotSent { cause: String },
+    /// No byte was sent, for a reason that says nothing about the provider.
+    LocalFault(LocalFault),
 }
 
-impl FinalState {
-    pub const ALL: [Self; 6] =
-        [Self::Succeeded, Self::Declined, Self::Dead, Self::Expired, Self::Review, Self::Cancelled];
-
-    /// The name in the ledger and in outcome events.
-    pub fn name(self) -> &'static str {
+impl LookupResult {
+    /// Stable code for the `outcome` column of `attempts`.
+    pub fn code(&self) -> &'static str {
         match self {
-            Self::Succeeded => "succeeded",
-            Self::Declined => "declined",
-            Self::Dead => "dead",
-            Self::Expired => "expired",
-            Self::Review => "review",
-            Self::Cancelled => "cancelled",
+            Self::Accepted { .. } => "accepted",
+            Self::Declined { .. } => "declined",
+            Self::InProgress => "in_progress",
+            Self::NotFound => "not_found",
+            Self::Differs { .. } => "differs",
+            Self::Unclear { .. } => "unclear",
+            Self::Unknown { .. } => "unknown",
+            Self::Throttled { .. } => "throttled",
+            Self::Busy { .. } => "busy",
+            Self::Misconfigured { .. } => "misconfigured",
+            Self::NotSent { .. } | Self::LocalFault(_) => NOT_SENT,
         }
     }
 
+    /// Text for the `detail` column; empty if the code says everything.
+    pub fn detail(&self) -> String {
+        match self {
+            Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => reason.clone(),
+            Self::Unknown { cause, .. } => cause.describe(),
+            Self::NotSent { cause } => cause.clone(),
+            Self::LocalFault(fault) => fault.to_string(),
+            _ => String::new(),
+        }
+    }
+
+    /// Removes sensitive text that must not be stored, and returns what it was. The result itself stays.
+    pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
+        match self {
+            Self::Accepted { reference } => redact_reference(reference, cards),
+            Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => {
+                redact_text(reason, cards)
+            }
+            Self::NotSent { cause } => redact_text(cause, cards),
+            _ => None,
+        }
+    }
+
+    /// Whether the provider's limit certainly let the request through. Wrong credentials may be refused before it
+    /// counts.
+    pub fn passed_rate_limit(&self) -> bool {
+        match self {
+            Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress => true,
+            Self::NotFound | Self::Unclear { .. } | Self::Busy { .. } => true,
+            Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
+            Self::NotSent { .. } | Self::LocalFault(_) => false,
+        }
+    }
+
+    pub fn transmission(&self) -> Transmission {
+        match self {
+            Self::NotSent { .. } | Self::LocalFault(_) => Transmission::NotSent,
+            Self::Unknown { cause, .. } if cause.is_no_response() => Transmission::NoResponse,
+            _ => Transmission::Responded,
+        }
+    }
+}
+
+named_enum! {
+    /// Final states of a job.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum FinalState {
+        Succeeded = "succeeded",
+        Declined = "declined",
+        Dead = "dead",
+        Expired = "expired",
+        /// An operator decides.
+        Review = "review",
+        Cancelled = "cancelled",
+    }
+    /// The name in the ledger and in outcome events.
+    pub fn name(self);
+}
+
+impl FinalState {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == name)
     }

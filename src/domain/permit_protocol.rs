@@ -24,6 +24,16 @@ pub enum CallKind {
     Lookup,
 }
 
+impl CallKind {
+    pub fn is_counted_by(self, applies_to: AppliesTo) -> bool {
+        match applies_to {
+            AppliesTo::All => true,
+            AppliesTo::Charge => self == Self::Charge,
+            AppliesTo::Lookup => self == Self::Lookup,
+        }
+    }
+}
+
 /// An account or a reference whose calls are counted separately, with the limits that count them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Subject {
@@ -167,7 +177,7 @@ impl CostByKind {
 }
 
 /// One call: acquires permits and releases earlier ones, both or neither.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimiterCall {
     pub incarnation: Incarnation,
     /// Counts from 1, one higher for each new call. A repeat has the number of the call whose reply was lost.

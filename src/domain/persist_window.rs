@@ -1,9 +1,13 @@
-//! Persist window: how many granted permits may be unpersisted, so that each is persisted in time to be used.
+//! Writes that a start waits for: how many granted permits may be unpersisted, when a streak of misses says that the
+//! ledger has stalled, and how long a write may wait for others.
 //!
 //! A ledger that takes n requests a second cannot take a burst of a thousand permits within a budget of 50 ms. Permits
 //! that miss it cost their slots. So the window follows the time that writes take. It grows while that is far below the
 //! budget, stays in between, and is halved when a permit misses the budget (additive increase, multiplicative
 //! decrease). A window that was not used does not grow.
+//!
+//! One commit serves many writes: a statement costs as much as ten of its rows. Writes of a request that may be sent
+//! now, or of a payment that was active only briefly, are not delayed. See `docs/decisions/0026-group-commit.md`.
 
 use std::time::Duration;
 
@@ -75,6 +79,64 @@ impl AimdWindow {
         }
         .clamp(WINDOW_MIN, WINDOW_MAX);
     }
+}
+
+/// Time for which the lane takes no jobs after a streak: the database must catch up first.
+pub const DEADLINE_MISS_PAUSE: Duration = Duration::from_secs(1);
+/// Misses in a row that make a streak, …
+const MISSES_MIN: u32 = 3;
+/// … if they span at least this time.
+const MISSES_SPAN: Duration = Duration::from_millis(500);
+
+/// Permits that missed their deadline since the last that met it.
+///
+/// A single miss means that a burst was too large, which the window corrects. A pause for each miss would leave the
+/// limit unused. So neither one miss nor many that come together cause a pause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MissStreak {
+    since: Option<Duration>,
+    misses: u32,
+}
+
+impl MissStreak {
+    /// Records a permit that was persisted in time, which ends the streak.
+    pub fn record_on_time(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Records a miss at `now` (any monotonic clock). True: the lane should pause, and a new streak begins.
+    pub fn record_miss(&mut self, now: Duration) -> bool {
+        let since = *self.since.get_or_insert(now);
+        self.misses += 1;
+        let stalled = self.misses >= MISSES_MIN && now.saturating_sub(since) >= MISSES_SPAN;
+        if stalled {
+            self.record_on_time();
+        }
+        stalled
+    }
+}
+
+/// Longest batch delay of a write.
+pub const BATCH_DELAY_MAX: Duration = Duration::from_millis(10);
+/// Shorter delays become zero, because timers count whole milliseconds.
+const BATCH_DELAY_MIN: Duration = Duration::from_millis(2);
+/// A write whose request is sent later may wait for this part of the time that is left.
+const LEAD_DIVISOR: u32 = 10;
+/// An outcome, and its worker slot, may wait for this part of the time that the payment was active.
+const ACTIVE_DIVISOR: u32 = 20;
+
+/// Batch delay of a request that is recorded `lead` before its start.
+pub fn delay_before_send(lead: Duration) -> Duration {
+    bounded_delay(lead / LEAD_DIVISOR)
+}
+
+/// Batch delay of the outcome of a payment that was active for this long.
+pub fn delay_after_response(active_for: Duration) -> Duration {
+    bounded_delay(active_for / ACTIVE_DIVISOR)
+}
+
+fn bounded_delay(wait: Duration) -> Duration {
+    if wait < BATCH_DELAY_MIN { Duration::ZERO } else { wait.min(BATCH_DELAY_MAX) }
 }
 
 #[cfg(test)]
@@ -190,6 +252,54 @@ mod tests {
         fn persist_window_stays_within_bounds(samples in prop::collection::vec((0_u64..200, 0_u32..20_000), 0..2_000)) {
             let window = after(&samples).window();
             prop_assert!((1..=10_000).contains(&window), "{window}");
+        }
+    }
+
+    fn pauses(events: &[(u64, bool)]) -> Vec<u64> {
+        let mut streak = MissStreak::default();
+        let mut pauses = Vec::new();
+        for (at_ms, in_time) in events {
+            if *in_time {
+                streak.record_on_time();
+            } else if streak.record_miss(Duration::from_millis(*at_ms)) {
+                pauses.push(*at_ms);
+            }
+        }
+        pauses
+    }
+
+    #[test]
+    fn lane_pauses_after_a_streak_of_misses() {
+        let burst: Vec<(u64, bool)> = (0..1_000).map(|number| (60 + number / 10, false)).collect();
+        for (events, expected, why) in [
+            (&[(60, false)][..], &[][..], "one"),
+            (&burst[..], &[], "a thousand that were granted together"),
+            (&[(0, false), (400, true), (600, false), (900, false), (1_000, false)], &[], "one in time between them"),
+            (&[(0, false), (600, false)], &[], "two"),
+            (&[(0, false), (300, false), (499, false), (500, false)], &[500], "a streak of half a second"),
+            (
+                &[(0, false), (300, false), (600, false), (900, false), (1_200, false)],
+                &[600],
+                "a new streak after a pause",
+            ),
+            (
+                &[(0, false), (1, false), (600, false), (601, false), (602, false), (1_102, false)],
+                &[600, 1_102],
+                "and again",
+            ),
+        ] {
+            assert_eq!(pauses(events), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn only_latency_tolerant_writes_are_delayed() {
+        let ms = Duration::from_millis;
+        for (lead_ms, waits_ms) in [(0, 0), (19, 0), (20, 2), (80, 8), (100, 10), (250, 10)] {
+            assert_eq!(delay_before_send(ms(lead_ms)), ms(waits_ms), "{lead_ms} ms before its start");
+        }
+        for (active_ms, waits_ms) in [(0, 0), (5, 0), (39, 0), (40, 2), (200, 10), (60_000, 10)] {
+            assert_eq!(delay_after_response(ms(active_ms)), ms(waits_ms), "{active_ms} ms active");
         }
     }
 }

@@ -1,19 +1,18 @@
-//! A validated payment provider: how to call it, how fast, and what its responses mean.
+//! A validated payment provider: how to call it, how fast, what its responses mean, and how to look a payment up.
 //!
 //! The row as an operator wrote it is in `ledger::provider_row`; only its validated form gets here. A provider without
 //! an enabled limit cannot be built.
 
-use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::Duration;
 
-use super::backoff::BackoffPolicy;
-use super::disposition::{LookupPolicy, RetryPolicy};
-use super::echo::Echo;
-use super::job::{Identifier, JobField};
+use super::backoff::{BackoffPolicy, LookupPolicy, RetryPolicy};
+use super::expansion::{InvalidTemplate, RequestBuildError, RequestPart, UrlTemplate};
+use super::job::{Job, JobField};
 use super::limit::{AccountRule, AppliesTo, Limit, Rule, Scope};
-use super::lookup::{LookupConfig, WhenNotFound};
+use super::names::Identifier;
+pub use super::names::{ProviderName, RESERVED_NAMES};
+use super::response::{Echo, StatusCase, WaitField};
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
@@ -21,42 +20,6 @@ pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 /// Longest send budget that a row may set: the time after its start at which a permit may still be used.
 pub const SEND_BUDGET_MAX: Duration = Duration::from_secs(60);
-
-/// Names that no provider can have, because our own queues have them.
-pub const RESERVED_NAMES: [&str; 3] = ["invalid", "dead", "outcomes"];
-
-/// `[a-z0-9][a-z0-9_-]{0,62}`: safe as a routing key, in a Redis key and as a metric label.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProviderName(String);
-
-impl ProviderName {
-    pub fn new(text: impl Into<String>) -> Result<Self, String> {
-        let text = text.into();
-        let body = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-');
-        let head = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-        if head && body && text.len() <= 63 {
-            return Ok(Self(text));
-        }
-        Err(format!("`{text}` is not a name: use 1 to 63 of a-z 0-9 _ -, beginning with a letter or digit"))
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-/// Lets maps by name be searched with any text.
-impl Borrow<str> for ProviderName {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ProviderName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Handling of a job that is refused a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,131 +74,6 @@ pub struct RequestShape {
     /// `None`: only `Retry-After` names a wait.
     pub wait: Option<WaitField>,
     pub echo: Echo,
-}
-
-/// Place where a response without `Retry-After` names its wait: a throttled one, or, in its body, a busy one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WaitField {
-    pub location: ResponseLocation,
-    pub unit: WaitUnit,
-}
-
-/// Place of a value in a response.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ResponseLocation {
-    /// Compared without regard to case.
-    Header(String),
-    /// JSON pointer into the body. <https://www.rfc-editor.org/rfc/rfc6901>
-    Body(String),
-}
-
-impl ResponseLocation {
-    /// Whether this is `Retry-After` itself, which then has another unit than the standard's.
-    pub fn is_retry_after(&self) -> bool {
-        matches!(self, Self::Header(name) if name.eq_ignore_ascii_case("retry-after"))
-    }
-}
-
-/// Unit of a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitUnit {
-    Seconds,
-    Milliseconds,
-    /// End of the wait, in seconds since 1970.
-    EpochSeconds,
-    /// End of the wait, in milliseconds since 1970.
-    EpochMilliseconds,
-}
-
-impl WaitUnit {
-    pub const ALL: [Self; 4] = [Self::Seconds, Self::Milliseconds, Self::EpochSeconds, Self::EpochMilliseconds];
-
-    /// The name in the `request` column.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Seconds => "s",
-            Self::Milliseconds => "ms",
-            Self::EpochSeconds => "epoch_s",
-            Self::EpochMilliseconds => "epoch_ms",
-        }
-    }
-}
-
-/// Meaning that an operator gives an HTTP status, in place of the default table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StatusMeaning {
-    Accepted,
-    Declined,
-    Misconfigured,
-    Unknown,
-    InProgress,
-    Throttled,
-    /// The provider locks or limits one object, and did nothing: only this payment waits.
-    Busy,
-    Unavailable,
-    Review,
-}
-
-impl StatusMeaning {
-    pub const ALL: [Self; 9] = [
-        Self::Accepted,
-        Self::Declined,
-        Self::Misconfigured,
-        Self::Unknown,
-        Self::InProgress,
-        Self::Throttled,
-        Self::Busy,
-        Self::Unavailable,
-        Self::Review,
-    ];
-
-    /// The name in the `statuses` column.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Declined => "declined",
-            Self::Misconfigured => "misconfigured",
-            Self::Unknown => "unknown",
-            Self::InProgress => "in_progress",
-            Self::Throttled => "throttled",
-            Self::Busy => "busy",
-            Self::Unavailable => "unavailable",
-            Self::Review => "review",
-        }
-    }
-}
-
-/// One case of a status. It applies if all its conditions hold; the first case of a list that applies counts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StatusCase {
-    pub header: Option<HeaderCondition>,
-    pub code: Option<CodeCondition>,
-    pub means: StatusMeaning,
-}
-
-impl StatusCase {
-    /// A case without conditions.
-    pub fn always(means: StatusMeaning) -> Self {
-        Self { header: None, code: None, means }
-    }
-}
-
-/// The response has this header.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderCondition {
-    /// Compared without regard to case.
-    pub name: String,
-    /// The whole value, without regard to case; `None`: any value.
-    pub value: Option<String>,
-}
-
-/// The response body is JSON and holds this code.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CodeCondition {
-    /// Text, or the digits of a number.
-    pub code: String,
-    /// JSON pointer to the code or to a list that holds it; `None`: the usual places of codes.
-    pub pointer: Option<String>,
 }
 
 /// One provider with its limits: everything that a lane needs.
@@ -356,5 +194,80 @@ impl Provider {
     /// Whether a limit may stop every charge and no look-up.
     pub fn limits_charges_alone(&self) -> bool {
         self.limits.iter().any(|limit| limit.applies_to_every_charge() && limit.applies_to == AppliesTo::Charge)
+    }
+}
+
+/// The validated `lookup` column.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookupConfig {
+    pub url: LookupUrl,
+    pub method: LookupMethod,
+    /// JSON pointer to the value that tells the payment's state. <https://www.rfc-editor.org/rfc/rfc6901>
+    pub state: String,
+    pub accepted: Vec<String>,
+    pub declined: Vec<String>,
+    pub in_progress: Vec<String>,
+    /// JSON pointer to the provider's reference.
+    pub reference: String,
+    /// JSON pointer to the amount in minor units; `None`: not compared.
+    pub amount: Option<String>,
+    /// JSON pointer to the currency's ISO 4217 code, in any case of letters; `None`: not compared.
+    pub currency: Option<String>,
+    pub echo: Echo,
+    pub not_found: WhenNotFound,
+    /// Time since the start of the last charge of unknown outcome; a payment that is still undecided then goes to
+    /// review.
+    pub give_up_after: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookupMethod {
+    Get,
+    Post,
+}
+
+/// Next step if the provider does not know a payment that may have been charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenNotFound {
+    Review,
+    /// Sends the frozen request once more, with the same key.
+    Resend,
+}
+
+/// Address of a look-up, which contains the payment's id: `https://api.example.com/charges?id=${job:id}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookupUrl(UrlTemplate);
+
+impl LookupUrl {
+    /// Parses the placeholders. The caller validates the address by its [sample](Self::sample).
+    pub fn parse(text: &str) -> Result<Self, InvalidTemplate> {
+        let url = UrlTemplate::parse(text)?;
+        if !url.names_payment() {
+            return Err(InvalidTemplate::NamesNoPayment);
+        }
+        Ok(Self(url))
+    }
+
+    /// The address with `x` at every placeholder, to check its host.
+    pub fn sample(&self) -> String {
+        self.0.sample()
+    }
+
+    /// The address of the look-up for this job.
+    pub fn for_job(&self, job: &Job) -> Result<String, RequestBuildError> {
+        self.0.for_job(job, RequestPart::LookupUrl)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lookup_url_without_payment_field_is_rejected() {
+        for url in ["", "https://x.example/charges", "https://x.example/${job:account}"] {
+            assert_eq!(LookupUrl::parse(url), Err(InvalidTemplate::NamesNoPayment), "{url}");
+        }
+        assert!(LookupUrl::parse("https://x.example/${reference}").is_ok());
     }
 }

@@ -111,11 +111,6 @@ impl LimitSpec {
         Self { algorithm, ..Self::sliding_log(name, max_requests, Duration::ZERO) }
     }
 
-    /// Whether it is enforced and counts every charge of the provider.
-    pub fn applies_to_every_charge(&self) -> bool {
-        self.scope == Scope::Provider && self.applies_to != AppliesTo::Lookup && !self.shadow
-    }
-
     /// What it allows; `None`: its numbers are no rate.
     pub fn rate(&self) -> Option<Rate> {
         let at_once = self.algorithm == Algorithm::Concurrency;

@@ -1,4 +1,5 @@
-//! Instants and their rounding: microseconds on the limiter's clock, milliseconds on the ledger's.
+//! Instants and their rounding: microseconds on the limiter's clock, milliseconds on the ledger's. And the steps of the
+//! delay queues, which the ledger records as the queue takes them.
 //!
 //! It reads no clock. Every conversion names its rounding: a wait that is rounded down becomes a hot loop, and a
 //! release that is rounded down becomes a breach of a limit.
@@ -38,6 +39,11 @@ impl EpochMs {
     pub fn is_writable(self) -> bool {
         (Self::FIRST..=Self::LAST).contains(&self)
     }
+
+    /// Whole milliseconds of the duration count. Saturates.
+    pub fn plus(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)))
+    }
 }
 
 /// Whole microseconds, rounded up.
@@ -55,25 +61,35 @@ pub fn millis_up(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
+/// Why a text is no duration, and how it should look.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidDuration {
+    #[error("`{0}` is not a duration: write 250ms, 1s, 5m, 1h or 1d")]
+    NoNumber(String),
+    #[error("`{0}` has no unit: write {0}ms or {0}s")]
+    NoUnit(String),
+    #[error("`{0}` is not a unit of time: use ms, s, m, h or d")]
+    UnknownUnit(String),
+    #[error("`{0}` is too long")]
+    TooLong(String),
+}
+
 /// Parses `250ms`, `1s`, `5m`, `1h`, `1d`: the duration half of the limit grammar.
-///
-/// # Errors
-/// If the text is no duration; the error says how it should look.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, InvalidDuration> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
-    let number: u64 =
-        number.parse().map_err(|_| format!("`{text}` is not a duration: write 250ms, 1s, 5m, 1h or 1d"))?;
+    let number: u64 = number.parse().map_err(|_| InvalidDuration::NoNumber(text.to_owned()))?;
     let unit_ms: u64 = match unit {
         "ms" => 1,
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
         "d" => 86_400_000,
-        "" => return Err(format!("`{text}` has no unit: write {text}ms or {text}s")),
-        _ => return Err(format!("`{unit}` is not a unit of time: use ms, s, m, h or d")),
+        "" => return Err(InvalidDuration::NoUnit(text.to_owned())),
+        _ => return Err(InvalidDuration::UnknownUnit(unit.to_owned())),
     };
-    number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| format!("`{text}` is too long"))
+    let duration = number.checked_mul(unit_ms).map(Duration::from_millis);
+    duration.ok_or_else(|| InvalidDuration::TooLong(text.to_owned()))
 }
 
 /// The shortest exact text that [`parse_duration`] accepts: `1500ms`, `1s`, `5m`.
@@ -85,6 +101,31 @@ pub fn format_duration(duration: Duration) -> String {
         }
     }
     format!("{ms}ms")
+}
+
+/// A delayed job goes to the longest step that fits, and again if time remains.
+pub const DELAY_STEPS: [Duration; 10] = [
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+    Duration::from_secs(60),
+    Duration::from_secs(300),
+    Duration::from_secs(900),
+    Duration::from_secs(1_800),
+];
+
+/// The longest step not longer than `wait`. `None`: the wait is below the shortest step, and the worker keeps the job
+/// meanwhile.
+pub fn delay_step(wait: Duration) -> Option<Duration> {
+    DELAY_STEPS.into_iter().rev().find(|step| *step <= wait)
+}
+
+/// The step that a delayed copy takes: the longest that fits, or the shortest.
+pub fn copy_step(wait: Duration) -> Duration {
+    delay_step(wait).unwrap_or(DELAY_STEPS[0])
 }
 
 #[cfg(test)]
@@ -109,5 +150,17 @@ mod tests {
         for bad in ["", "s", "1", "1 s", "-1s", "1.5s", "99999999999999999999d", "1w"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_wait_takes_the_longest_step_that_fits() {
+        let ms = Duration::from_millis;
+        for (wait, step) in
+            [(249, None), (250, Some(250)), (999, Some(500)), (1_000, Some(1_000)), (59_999, Some(15_000))]
+        {
+            assert_eq!(delay_step(ms(wait)), step.map(ms), "{wait} ms");
+            assert_eq!(copy_step(ms(wait)), ms(step.unwrap_or(250)), "{wait} ms");
+        }
+        assert_eq!(delay_step(Duration::from_secs(86_400)), Some(Duration::from_secs(1_800)));
     }
 }

@@ -5,51 +5,57 @@
 
 use std::fmt;
 
-/// Why a job waits. The code of each variant is stored in `jobs.wait_reason`, and is public and stable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WaitReason {
-    /// Its message came before its time.
-    NotBefore,
-    /// It got no worker slot at the egress rate in time.
-    Egress,
-    /// The limit of this name refused it.
-    Limit(String),
-    /// Its cost exceeds what the limit of this name admits at once.
-    CostExceedsLimit(String),
-    AccountBlocked,
-    /// The provider named a wait, for this job or another of its quota.
-    ProviderPaused,
-    /// The response to its own request was a 429.
-    Throttled,
-    LimiterCold,
-    NeedsHistory,
-    LimiterUnavailable,
-    StaleSettings,
-    CircuitOpen,
-    /// Another job is the circuit breaker probe.
-    CircuitProbing,
-    /// An operator paused the provider.
-    OperatorPaused,
-    QuotaClosed,
-    Misconfigured,
-    RejectedStreak,
-    /// Its request cannot be built from the provider's row.
-    Unbuildable,
-    LocalFault,
-    ObjectBusy,
-    InProgress,
-    OutcomeUnknown,
-    /// The provider is asked for the outcome.
-    Lookup,
-    /// A look-up found nothing, and the request is sent once more.
-    Resend,
-    /// Its request failed, and nothing was sent.
-    Retry,
-    /// Its request was recorded too late for its permit.
-    PermitMissed,
-    LedgerUnavailable,
-    LedgerRefused,
-    WorkerLost,
+use super::names::named_enum;
+
+named_enum! {
+    /// Why a job waits. The code of each variant is stored in `jobs.wait_reason`, and is public and stable.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub enum WaitReason {
+        /// Its message came before its time.
+        NotBefore = "not_before",
+        /// It got no worker slot at the egress rate in time.
+        Egress = "egress",
+        /// The limit of this name refused it.
+        Limit(String) = "limit",
+        /// Its cost exceeds what the limit of this name admits at once.
+        CostExceedsLimit(String) = "cost_exceeds_limit",
+        AccountBlocked = "account_blocked",
+        /// The provider named a wait, for this job or another of its quota.
+        ProviderPaused = "provider_paused",
+        /// The response to its own request was a 429.
+        Throttled = "throttled",
+        LimiterCold = "limiter_cold",
+        NeedsHistory = "needs_history",
+        LimiterUnavailable = "limiter_unavailable",
+        StaleSettings = "stale_settings",
+        CircuitOpen = "circuit_open",
+        /// Another job is the circuit breaker probe.
+        CircuitProbing = "circuit_probing",
+        /// An operator paused the provider.
+        OperatorPaused = "operator_paused",
+        QuotaClosed = "quota_closed",
+        Misconfigured = "misconfigured",
+        RejectedStreak = "rejected_streak",
+        /// Its request cannot be built from the provider's row.
+        Unbuildable = "unbuildable",
+        LocalFault = "local_fault",
+        ObjectBusy = "object_busy",
+        InProgress = "in_progress",
+        OutcomeUnknown = "outcome_unknown",
+        /// The provider is asked for the outcome.
+        Lookup = "lookup",
+        /// A look-up found nothing, and the request is sent once more.
+        Resend = "resend",
+        /// Its request failed, and nothing was sent.
+        Retry = "retry",
+        /// Its request was recorded too late for its permit.
+        PermitMissed = "permit_missed",
+        LedgerUnavailable = "ledger_unavailable",
+        LedgerRefused = "ledger_refused",
+        WorkerLost = "worker_lost",
+    }
+    /// The code in the ledger, in JSON and in the API.
+    pub fn code(&self);
 }
 
 /// The codes that name a limit.
@@ -59,76 +65,6 @@ pub const LIMIT_CODES: [&str; 2] = ["limit", "cost_exceeds_limit"];
 pub const PROVIDER_WAIT_CODES: [&str; 2] = ["provider_paused", "throttled"];
 
 impl WaitReason {
-    /// One of each, in the order of the documentation; a limit's name is empty.
-    pub fn all() -> [Self; 29] {
-        [
-            Self::NotBefore,
-            Self::Egress,
-            Self::Limit(String::new()),
-            Self::CostExceedsLimit(String::new()),
-            Self::AccountBlocked,
-            Self::ProviderPaused,
-            Self::Throttled,
-            Self::LimiterCold,
-            Self::NeedsHistory,
-            Self::LimiterUnavailable,
-            Self::StaleSettings,
-            Self::CircuitOpen,
-            Self::CircuitProbing,
-            Self::OperatorPaused,
-            Self::QuotaClosed,
-            Self::Misconfigured,
-            Self::RejectedStreak,
-            Self::Unbuildable,
-            Self::LocalFault,
-            Self::ObjectBusy,
-            Self::InProgress,
-            Self::OutcomeUnknown,
-            Self::Lookup,
-            Self::Resend,
-            Self::Retry,
-            Self::PermitMissed,
-            Self::LedgerUnavailable,
-            Self::LedgerRefused,
-            Self::WorkerLost,
-        ]
-    }
-
-    /// The code in the ledger, in JSON and in the API.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::NotBefore => "not_before",
-            Self::Egress => "egress",
-            Self::Limit(_) => "limit",
-            Self::CostExceedsLimit(_) => "cost_exceeds_limit",
-            Self::AccountBlocked => "account_blocked",
-            Self::ProviderPaused => "provider_paused",
-            Self::Throttled => "throttled",
-            Self::LimiterCold => "limiter_cold",
-            Self::NeedsHistory => "needs_history",
-            Self::LimiterUnavailable => "limiter_unavailable",
-            Self::StaleSettings => "stale_settings",
-            Self::CircuitOpen => "circuit_open",
-            Self::CircuitProbing => "circuit_probing",
-            Self::OperatorPaused => "operator_paused",
-            Self::QuotaClosed => "quota_closed",
-            Self::Misconfigured => "misconfigured",
-            Self::RejectedStreak => "rejected_streak",
-            Self::Unbuildable => "unbuildable",
-            Self::LocalFault => "local_fault",
-            Self::ObjectBusy => "object_busy",
-            Self::InProgress => "in_progress",
-            Self::OutcomeUnknown => "outcome_unknown",
-            Self::Lookup => "lookup",
-            Self::Resend => "resend",
-            Self::Retry => "retry",
-            Self::PermitMissed => "permit_missed",
-            Self::LedgerUnavailable => "ledger_unavailable",
-            Self::LedgerRefused => "ledger_refused",
-            Self::WorkerLost => "worker_lost",
-        }
-    }
-
     /// The limit that it names.
     pub fn limit(&self) -> Option<&str> {
         match self {
@@ -140,7 +76,7 @@ impl WaitReason {
     /// The reason of this code and limit; `None` for an unknown code, and where the code names a limit and there is
     /// none, or the other way round.
     pub fn from_columns(code: &str, limit: Option<String>) -> Option<Self> {
-        let reason = Self::all().into_iter().find(|reason| reason.code() == code)?;
+        let reason = Self::ALL.into_iter().find(|reason| reason.code() == code)?;
         match (reason, limit) {
             (Self::Limit(_), Some(name)) => Some(Self::Limit(name)),
             (Self::CostExceedsLimit(_), Some(name)) => Some(Self::CostExceedsLimit(name)),
@@ -257,7 +193,7 @@ mod tests {
 
     /// One of each, as the ledger may hold it.
     fn stored() -> impl Iterator<Item = WaitReason> {
-        WaitReason::all().into_iter().map(|reason| match reason {
+        WaitReason::ALL.into_iter().map(|reason| match reason {
             WaitReason::Limit(_) => WaitReason::Limit("per-minute".to_owned()),
             WaitReason::CostExceedsLimit(_) => WaitReason::CostExceedsLimit("per-minute".to_owned()),
             other => other,
@@ -281,8 +217,8 @@ mod tests {
 
     #[test]
     fn codes_are_distinct_snake_case() {
-        let codes: BTreeSet<&str> = WaitReason::all().iter().map(WaitReason::code).collect();
-        assert_eq!(codes.len(), WaitReason::all().len());
+        let codes: BTreeSet<&str> = WaitReason::ALL.iter().map(WaitReason::code).collect();
+        assert_eq!(codes.len(), WaitReason::ALL.len());
         for code in &codes {
             assert!(code.len() <= 32 && code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{code}");
         }

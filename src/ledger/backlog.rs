@@ -10,8 +10,7 @@ use std::time::Duration;
 use super::Claimed;
 use super::operator::DatabaseTime;
 use crate::domain::fair_order::FairClaim;
-use crate::domain::flow::FlowClass;
-use crate::domain::job::{ContentHash, Identifier, InvalidMessage, Job};
+use crate::domain::job::{ContentHash, FlowClass, Identifier, InvalidMessage, Job};
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{Wait, WaitReason};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::domain::explain::format::{count, is_or_are};
+use crate::domain::format::{count, is_or_are};
 
 /// Selection of events to lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

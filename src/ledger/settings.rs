@@ -50,9 +50,12 @@ pub struct RawRate {
 impl RawRate {
     pub fn validate(self) -> Result<Rate, String> {
         let max_requests = u32::try_from(self.max_requests).map_err(|_| "max_requests is out of range".to_owned())?;
-        let Some(window_ms) = self.window_ms else { return Rate::at_once(max_requests) };
-        let window_ms = u64::try_from(window_ms).map_err(|_| "window_ms is out of range".to_owned())?;
-        Rate::new(max_requests, Duration::from_millis(window_ms))
+        let rate = match self.window_ms.map(u64::try_from) {
+            None => Rate::at_once(max_requests),
+            Some(Ok(window_ms)) => Rate::new(max_requests, Duration::from_millis(window_ms)),
+            Some(Err(_)) => return Err("window_ms is out of range".to_owned()),
+        };
+        rate.map_err(|problem| problem.to_string())
     }
 }
 

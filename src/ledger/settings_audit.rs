@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::operator::DatabaseTime;
 use super::provider_row::format_rate;
-use crate::domain::redacted_url::{describe_url_change, redact_url};
+use crate::domain::printable::{describe_url_change, redact_url};
 
 /// Columns that hold JSON, with any text in it.
 const REDACTED_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];

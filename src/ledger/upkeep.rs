@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::operator::STATES;
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::{ContentHash, Job};
 
 /// Which open jobs of a lane are overdue, and when each may be published once more.

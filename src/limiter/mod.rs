@@ -10,8 +10,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::clock_attestation::{AttestationCheck, QuotaAttestation};
-use crate::domain::leader_row::LeaderRow;
+use crate::domain::clock_comparison::{AttestationCheck, LeaderRow, QuotaAttestation};
 use crate::domain::limit::Algorithm;
 use crate::domain::permit_protocol::{
     CostByKind, LimitUsage, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject,

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::domain::explain::facts::FlowBlock;
-use crate::domain::explain::format::{count, duration};
-use crate::domain::explain::next_start::{LimitWait, NextStart, NextStartInput};
-use crate::domain::job::Identifier;
+use crate::domain::explain::{LimitWait, NextStart, NextStartInput};
+use crate::domain::format::{count, duration};
 use crate::domain::limit::{AppliesTo, Rule, limit_text};
+use crate::domain::names::{Identifier, InvalidName};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::millis_up;
@@ -129,7 +129,7 @@ pub enum PeekError {
     #[error("no such provider, or it is disabled")]
     NoActiveProvider,
     #[error("account {0}")]
-    InvalidAccount(String),
+    InvalidAccount(#[from] InvalidName),
     #[error(transparent)]
     Store(#[from] LimiterError),
     #[error(transparent)]
@@ -150,7 +150,7 @@ pub async fn peek(
     provider: &ProviderName,
     account: Option<&str>,
 ) -> Result<Vec<PeekedLimit>, PeekError> {
-    let account = account.map(Identifier::new).transpose().map_err(PeekError::InvalidAccount)?;
+    let account = account.map(Identifier::new).transpose()?;
     let Usage { used, .. } = usage(limiter, known, provider, account.as_ref()).await?;
     Ok(used.iter().map(PeekedLimit::from_status).collect())
 }
@@ -163,7 +163,7 @@ pub async fn peek_backlog(
     provider: &ProviderName,
     account: &str,
 ) -> Result<AccountBacklog, PeekError> {
-    let account = Identifier::new(account).map_err(PeekError::InvalidAccount)?;
+    let account = Identifier::new(account)?;
     let Usage { row, spec, used } = usage(limiter, known, provider, Some(&account)).await?;
     let flows = ledger.account_flows(provider, &account).await?;
     let input = next_start_input(&spec, &account, &used, &flows);

@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::domain::echo::PaymentIdentity;
 use crate::domain::expansion::{REQUEST_BODY_BYTES_MAX, RequestBuildError, TooLarge, URL_BYTES_MAX};
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
-use crate::domain::lookup::LookupResult;
-use crate::domain::outcome::Outcome;
+use crate::domain::outcome::{LookupResult, Outcome};
 use crate::domain::provider::Provider;
+use crate::domain::response::PaymentIdentity;
 use http::OutboundPolicy;
 
 pub mod http;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use url::Host;
 
-use crate::domain::env_variable;
+use crate::domain::names::is_config_variable;
 
 /// Source of a secret: `env:NAME` or `file:/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl SecretReference {
     /// Parses `env:NAME` or `file:/PATH`.
     pub fn parse(text: &str) -> Result<Self, SecretReferenceError> {
         match text.split_once(':') {
-            Some(("env", name)) if env_variable::is_config_variable(name) => Err(SecretReferenceError::ConfigVariable),
+            Some(("env", name)) if is_config_variable(name) => Err(SecretReferenceError::ConfigVariable),
             Some(("env", name)) if !name.is_empty() && !name.contains('=') => Ok(Self::Env(name.to_owned())),
             Some(("file", path)) if Path::new(path).is_absolute() => Ok(Self::File(path.into())),
             Some(("file", _)) => Err(SecretReferenceError::RelativePath),

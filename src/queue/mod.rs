@@ -18,7 +18,7 @@ pub mod headers;
 pub mod message;
 pub mod rabbitmq;
 
-pub use crate::domain::delay::{DELAY_STEPS, copy_step, delay_step};
+pub use crate::domain::time::{DELAY_STEPS, copy_step, delay_step};
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum QueueError {

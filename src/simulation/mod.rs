@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 
-use crate::domain::disposition::RetryPolicy;
+use crate::domain::backoff::RetryPolicy;
 use crate::domain::provider::{Mode, Provider};
 use crate::domain::quota_spec::QuotaSpec;
 
@@ -18,18 +18,13 @@ pub mod arrivals;
 #[cfg(test)]
 mod clear_time_tests;
 mod driver;
-pub mod latency;
-mod process;
 pub mod result;
 #[cfg(test)]
 mod tests;
-mod windows;
 mod world;
 
-pub use arrivals::{JobArrival, JobArrivals};
-pub use latency::LatencyModel;
-pub use result::{Series, SeriesPoint, SimulationResult, steady_rate};
-pub use windows::WindowCount;
+pub use arrivals::{JobArrival, JobArrivals, LatencyModel};
+pub use result::{Series, SeriesPoint, SimulationResult, WindowCount, steady_rate};
 
 /// Deployment to simulate.
 #[derive(Clone, Debug)]
@@ -59,14 +54,8 @@ pub struct Model {
 
 impl Model {
     fn retry_policy(&self) -> RetryPolicy {
-        RetryPolicy {
-            max_attempts: self.provider.max_attempts,
-            max_age: self.provider.max_age,
-            backoff: self.provider.backoff,
-            idempotency_retention: self.provider.idempotency_retention,
-            // Look-ups are not simulated: an unknown outcome is sent again, or goes to review.
-            lookup: None,
-        }
+        // Look-ups are not simulated: an unknown outcome is sent again, or goes to review.
+        RetryPolicy { lookup: None, ..self.provider.retry_policy() }
     }
 
     fn is_blocking(&self) -> bool {

@@ -10,20 +10,20 @@ use crate::worker::quotas::quota_spec;
 use crate::worker::settings_sync::LoadedSettings;
 
 /// 2027-01-15, on a whole second.
-pub(super) const START_US: u64 = 1_800_000_000_000_000;
+pub const START_US: u64 = 1_800_000_000_000_000;
 
-pub(super) fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
+pub fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
     LimitRow { name: name.to_owned(), max_requests, window_ms, ..LimitRow::default() }
 }
 
-pub(super) fn row(limits: Vec<LimitRow>) -> ProviderRow {
+pub fn row(limits: Vec<LimitRow>) -> ProviderRow {
     let url = "https://p.example.com/charges".to_owned();
     let retention = Some(86_400);
     ProviderRow { name: "p".to_owned(), url, limits, idempotency_retention_s: retention, ..ProviderRow::default() }
 }
 
 /// A model in which only the limiter takes time.
-pub(super) fn model(row: &ProviderRow) -> Model {
+pub fn model(row: &ProviderRow) -> Model {
     let provider = row.validate(1).unwrap();
     let name = ProviderName::new("p").unwrap();
     let providers = [(name.clone(), Arc::new(provider.clone()))].into();
@@ -43,7 +43,7 @@ pub(super) fn model(row: &ProviderRow) -> Model {
     }
 }
 
-pub(super) fn run(model: &Model, arrivals: &JobArrivals) -> SimulationResult {
+pub fn run(model: &Model, arrivals: &JobArrivals) -> SimulationResult {
     simulate(model, arrivals, &mut StdRng::seed_from_u64(1))
 }
 

@@ -17,7 +17,7 @@ use super::Backends;
 use super::job::pause_cause;
 use super::lane_control::{LaneControl, LanePause, LaneStatus};
 use super::supervisor::WorkerStatus;
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::fleet::report::{

@@ -11,14 +11,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::domain::account_faults::{AccountFaults, FaultScope, SetupSign};
+use crate::domain::backoff::ThrottleStreak;
 use crate::domain::breaker::{Breaker, BreakerTransition, HealthSample};
-use crate::domain::deadline_misses::{DEADLINE_MISS_PAUSE, MissStreak};
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
 use crate::domain::job::{Identifier, Job, JobId};
 use crate::domain::outcome::Outcome;
 use crate::domain::permit_protocol::CallKind;
+use crate::domain::persist_window::{DEADLINE_MISS_PAUSE, MissStreak};
 use crate::domain::provider::ProviderName;
-use crate::domain::throttle_streak::ThrottleStreak;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 

@@ -13,8 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::settings_sync::{LoadedSettings, StoreVersion};
-use crate::domain::clock_attestation::QuotaAttestation;
-use crate::domain::leader_row::LeaderRow;
+use crate::domain::clock_comparison::{LeaderRow, QuotaAttestation};
 use crate::domain::permit_protocol::{CostByKind, PastUse};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};

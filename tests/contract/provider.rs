@@ -12,14 +12,13 @@ mod stray_responses;
 use std::time::Duration;
 
 use sluicegate::domain::backoff::BackoffPolicy;
-use sluicegate::domain::echo::Echo;
 use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{
-    JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, ResponseLocation, SlotRelease, StatusCase,
-    StatusMeaning, StoreDown, WaitField, WaitUnit,
+    JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown,
 };
+use sluicegate::domain::response::{Echo, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit};
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{FreezeError, PaymentProvider, RequestResult};
 use tokio::io::AsyncReadExt as _;

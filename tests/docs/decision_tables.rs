@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use sluicegate::domain::backoff::BackoffPolicy;
+use sluicegate::domain::backoff::{BackoffPolicy, LookupPolicy, RetryPolicy};
 use sluicegate::domain::disposition::lookup::after_lookup;
 use sluicegate::domain::disposition::{
-    AttemptHistory, Disposition, LOST_HOLDERS_MAX, LookupPolicy, PauseRequest, PreSend, Resend, RetryPolicy,
-    SendObstacle, Transition, after_outcome, before_request,
+    AttemptHistory, Disposition, LOST_HOLDERS_MAX, PauseRequest, PreSend, Resend, SendObstacle, Transition,
+    after_outcome, before_request,
 };
 use sluicegate::domain::local_fault::LocalFault;
-use sluicegate::domain::lookup::LookupResult;
-use sluicegate::domain::outcome::{Outcome, Refusal, UnknownCause};
+use sluicegate::domain::outcome::{LookupResult, Outcome, Refusal, UnknownCause};
 use sluicegate::worker::sweeper::overdue::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
 use crate::page::{Page, plain};

@@ -146,7 +146,7 @@ fn explain_checks_match_the_code() {
 fn every_wait_reason_is_documented() {
     let table = Page::read("docs/explain.md").table("## Reasons to wait", "`wait_reason`");
     let named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
-    let codes: Vec<&str> = WaitReason::all().iter().map(WaitReason::code).collect();
+    let codes: Vec<&str> = WaitReason::ALL.iter().map(WaitReason::code).collect();
     assert_eq!(named, codes);
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use sluicegate::config::DEFAULTS;
 use sluicegate::domain::limit::{Algorithm, Rate};
-use sluicegate::domain::provider::{StatusMeaning, WaitUnit};
+use sluicegate::domain::response::{StatusMeaning, WaitUnit};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::parse_provider_file;
 use sluicegate::provider::http::HttpProvider;

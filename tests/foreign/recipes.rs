@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
-use sluicegate::domain::echo::{Echo, EchoField, EchoedField};
 use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::provider::Provider;
+use sluicegate::domain::response::{Echo, EchoField, EchoedField};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::parse_provider_file;
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};

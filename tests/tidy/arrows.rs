@@ -1,6 +1,8 @@
 //! Dependency rules between parts: `domain` uses no other, interfaces use `domain`, implementations their interface,
 //! `worker` interfaces alone.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::Offence;
 use crate::source::Source;
 
@@ -20,6 +22,12 @@ const DRIVERS: [(&str, &[&str]); 5] = [
     ("sqlx", &["ledger/", "queue/embedded"]),
     ("reqwest", &["provider/http", "cli/", "telemetry/otlp"]),
     ("axum", &["ops/", "provider/simulated"]),
+];
+/// Crates of which one file of `domain` each uses a pure part. All files may derive errors by `thiserror`.
+const PURE: [(&str, &str); 3] = [
+    ("backoff", "src/domain/backoff.rs"),
+    ("base64", "src/domain/sensitive/secret.rs"),
+    ("jiff", "src/domain/format.rs"),
 ];
 /// Paths that may use every implementation, because they connect the parts.
 const WIRING: [&str; 4] = ["app.rs", "app/", "cli/", "main.rs"];
@@ -135,6 +143,26 @@ pub fn parts(source: &Source) -> Vec<Offence> {
     offences.collect()
 }
 
+/// Modules of `domain` that use each other, also through others: those that remain when the lowest and the highest ones
+/// are taken away again and again.
+pub fn circles(sources: &[Source]) -> Vec<Offence> {
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for source in sources {
+        let path = module_of(&source.path);
+        let Some(module) = path.get(1).filter(|_| path[0] == "domain") else { continue };
+        let named = references(source).into_iter().filter(|(to, _)| to[0] == "domain");
+        let others = named.filter_map(|(to, _)| to.get(1).filter(|other| *other != module).cloned());
+        uses.entry(module.clone()).or_default().extend(others);
+    }
+    let is_outside = |uses: &BTreeMap<String, BTreeSet<String>>, name: &String| {
+        uses[name].iter().all(|other| !uses.contains_key(other)) || !uses.values().any(|others| others.contains(name))
+    };
+    while let Some(outside) = uses.keys().find(|name| is_outside(&uses, name)).cloned() {
+        uses.remove(&outside);
+    }
+    uses.keys().map(|module| format!("src/domain/{module}: uses modules that use it")).collect()
+}
+
 pub fn drivers(source: &Source) -> Vec<Offence> {
     let mut offences = Vec::new();
     for (crate_name, at) in words_before_path(&source.production) {
@@ -143,7 +171,7 @@ pub fn drivers(source: &Source) -> Vec<Offence> {
                 "a driver is named by its implementation alone"
             }
             None if source.path.starts_with("src/domain/") && is_foreign(crate_name) => {
-                if (crate_name, source.path.as_str()) == ("backoff", "src/domain/backoff.rs") {
+                if crate_name == "thiserror" || PURE.contains(&(crate_name, source.path.as_str())) {
                     continue;
                 }
                 "domain uses std alone"
@@ -184,6 +212,18 @@ fn references_resolve_through_groups_and_super() {
     let mut found: Vec<String> = references(&source).into_iter().map(|(path, _)| path.join("::")).collect();
     found.sort();
     assert_eq!(found, ["domain::job::Job", "domain::time", "ledger", "queue::message", "queue::rabbitmq::topology::g"]);
+}
+
+#[test]
+fn circles_of_imports_are_detected() {
+    let circle = [
+        Source::of("src/domain/job.rs", "use super::limit::Limit;"),
+        Source::of("src/domain/limit.rs", "use crate::domain::{job::Job, time};"),
+        Source::of("src/domain/time.rs", "use std::time::Duration;"),
+        Source::of("src/domain/pace.rs", "use super::job::Job;"),
+    ];
+    assert_eq!(circles(&circle).len(), 2);
+    assert!(circles(&circle[1..]).is_empty());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::connect::{Probe, Services};
 use super::input::{self, PROVIDER_FILE_BYTES_MAX};
 use super::{CommandError, Console, Exit};
 use crate::config::{Config, ConfigProblems, DatabaseUrl};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::provider::Provider;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::SettingsSnapshot;

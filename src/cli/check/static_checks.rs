@@ -9,7 +9,7 @@ use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use crate::config::{CardNumbers, Config, ConfigProblem, DatabaseUrl, LimiterUrl, QueueUrl};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::JobField;
 use crate::domain::limit::{Algorithm, Limit, Scope};
 use crate::domain::pace::Pace;

@@ -19,7 +19,7 @@ use super::connect::Services;
 use super::input::job_count;
 use super::{CommandError, Console, Exit};
 use crate::config::{self, Config};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::{Job, JobId};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
@@ -104,7 +104,7 @@ pub async fn run(args: &Args, services: &dyn Services, console: &mut Console) ->
         .parse_provider_file(&provider_file(args, &url))
         .map_err(|problems| CommandError::Failed(problems.join("; ")))?;
     worker.ledger.apply_settings(&rows, false).await?;
-    let name = ProviderName::new(PROVIDER).map_err(CommandError::Failed)?;
+    let name = ProviderName::new(PROVIDER).map_err(|problem| CommandError::Failed(problem.to_string()))?;
     worker.queue.declare(std::slice::from_ref(&name)).await?;
     let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));
     let published = publish(&worker, &name, jobs).await?;
@@ -167,7 +167,7 @@ async fn publish(worker: &worker::Backends, provider: &ProviderName, jobs: u64) 
 
 fn job(provider: &ProviderName, number: u64) -> Result<Job, CommandError> {
     Ok(Job {
-        id: JobId::new(format!("demo-{number:06}")).map_err(CommandError::Failed)?,
+        id: JobId::new(format!("demo-{number:06}")).map_err(|problem| CommandError::Failed(problem.to_string()))?,
         provider: provider.clone(),
         amount: i64::try_from(100 + number % 900).unwrap_or(100),
         currency: "EUR".to_owned(),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::progress::chart;
 use crate::cli::{CommandError, Console};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::limit::Rate;
 use crate::domain::outcome::FinalState;
 use crate::ledger::StateCount;

@@ -208,7 +208,7 @@ fn lane_of(body: &[u8], order: &FileToPublish<'_>) -> Result<ProviderName, Strin
         _ => format!("malformed: {}", describe_error(&error)),
     })?;
     let name = named.provider.ok_or("names no `provider`, and --provider is not given")?;
-    let lane = ProviderName::new(name)?;
+    let lane = ProviderName::new(name).map_err(|problem| problem.to_string())?;
     if !order.known_providers.contains(&lane) {
         return Err(format!("there is no provider `{lane}` in the database"));
     }

@@ -9,7 +9,7 @@ use super::super::connect::Services;
 use super::super::{CommandError, Console, Exit};
 use super::{actor, parse_id};
 use crate::config::Config;
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::Identifier;
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;

@@ -6,7 +6,7 @@ use super::super::connect::Services;
 use super::super::console::{width, wrap_words};
 use super::super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::ops::explain::{ExplainResponse, ExplainedCheck, FactSources, explain_job};
 use crate::worker::settings_sync::LoadedSettings;

@@ -59,9 +59,12 @@ impl IdSource<'_> {
             Self::Ledger { ledger, filter, page, after, has_more: more } => {
                 if page.is_empty() && *more {
                     let JobPage { jobs, unreadable, next } = ledger.list_jobs(filter, after.as_ref(), LIST_MAX).await?;
-                    *after = next.map(JobId::new).transpose().map_err(CommandError::Failed)?;
+                    *after = next
+                        .map(JobId::new)
+                        .transpose()
+                        .map_err(|problem| CommandError::Failed(problem.to_string()))?;
                     *more = after.is_some();
-                    let ids = jobs.into_iter().map(|job| JobId::new(job.id));
+                    let ids = jobs.into_iter().map(|job| JobId::new(job.id).map_err(|problem| problem.to_string()));
                     let unreadable = unreadable.into_iter().map(|row| Err(row.to_string()));
                     *page = ids.chain(unreadable).map(|id| IdEntry { line: None, id }).collect();
                 }

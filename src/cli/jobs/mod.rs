@@ -11,6 +11,7 @@ use super::connect::Services;
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::job::JobId;
+use crate::domain::names::InvalidName;
 use crate::ledger::operator::{Actor, STATES};
 
 pub(super) mod bulk;
@@ -105,7 +106,7 @@ pub async fn run(
     }
 }
 
-pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
+pub(super) fn parse_id(text: &str) -> Result<JobId, InvalidName> {
     JobId::new(text)
 }
 

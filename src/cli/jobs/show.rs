@@ -7,7 +7,7 @@ use super::super::connect::Services;
 use super::super::{CommandError, Console, Exit};
 use crate::amount::display_amount;
 use crate::config::Config;
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, WaitDetails};
 

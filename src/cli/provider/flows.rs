@@ -4,7 +4,7 @@
 //! and those in the queue, are not among them.
 
 use crate::cli::{CommandError, Console, Exit};
-use crate::domain::explain::format::{count, instant};
+use crate::domain::format::{count, instant};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
 use crate::ledger::backlog::{BlockedReason, FlowReport, LaneFlows};

@@ -15,13 +15,13 @@ use crate::cli::input::job_count;
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandError, Exit, input};
 use crate::config::Config;
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::job::{COST_MAX, Identifier};
 use crate::domain::limit::Rate;
 use crate::domain::time::parse_duration;
 use crate::ledger::operator::{DatabaseTime, PastArrival};
+use crate::simulation::arrivals::BYTE_ORDER_MARK;
 use crate::simulation::arrivals::JOBS_MAX;
-use crate::simulation::latency::BYTE_ORDER_MARK;
 use crate::simulation::{JobArrival, JobArrivals};
 
 /// Invalid lines that are listed; the rest is only counted.

@@ -109,7 +109,7 @@ impl SimulationSetup {
     }
 
     fn set_limit(&mut self, name: Option<&str>, value: &str) -> Result<(), String> {
-        let rate = Rate::parse_limit(value)?;
+        let rate = Rate::parse_limit(value).map_err(|problem| problem.to_string())?;
         let row = self.row_mut()?;
         let names: Vec<String> =
             row.limits.iter().filter(|limit| limit.enabled).map(|limit| limit.name.clone()).collect();
@@ -198,7 +198,7 @@ fn parse_latency(text: &str) -> Result<LatencyModel, String> {
 fn duration(text: &str) -> Result<Duration, String> {
     match text.strip_suffix("us") {
         Some(us) => us.parse().map(Duration::from_micros).map_err(|_| format!("`{text}` is not a duration")),
-        None => parse_duration(text),
+        None => parse_duration(text).map_err(|problem| problem.to_string()),
     }
 }
 

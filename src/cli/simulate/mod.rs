@@ -14,7 +14,7 @@ use super::connect::Services;
 use super::input::{self, PROVIDER_FILE_BYTES_MAX};
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ops::SettingsChangeError;
 use crate::simulation::{JobArrivals, Model, SimulationResult, simulate};

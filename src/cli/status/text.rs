@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 
 use crate::cli::console::{TableShape, render_table, width, wrap_words};
-use crate::domain::explain::format::{count, plural};
+use crate::domain::format::{count, plural};
 use crate::domain::limit::AppliesTo;
 use crate::fleet::clears::{ClearTimeOverview, MissingSource};
 use crate::fleet::overview::{LimitOverview, ProviderOverview};

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::forecast::RecentUsage;
+use super::forecast::{RecentUsage, current_usage};
 use crate::domain::clear_time::ClearTime;
 use crate::domain::disposition::Resend;
+use crate::domain::format;
 use crate::domain::provider::Provider;
 use crate::domain::quota_spec::QuotaSpec;
-use crate::domain::time::EpochMs;
+use crate::domain::time::{EpochMs, Micros};
 use crate::domain::wait_reason::{Wait, WaitReason};
 
 /// Everything that is known about one id.
@@ -285,14 +286,14 @@ impl Facts {
         let reported = self.limiter.uses.iter().find(|usage| usage.name == limit).map(|usage| usage.used);
         reported.or_else(|| {
             let (spec, past) = (self.row.spec.as_ref()?, self.limiter.recent_usage.as_ref()?);
-            let uses = super::forecast::current_usage(spec, self.now_micros(), past);
+            let uses = current_usage(spec, self.now_micros(), past);
             uses.into_iter().find(|(index, _)| spec.limit_name(*index) == limit).map(|(_, used)| used)
         })
     }
 
     /// The ledger's clock in the limiter's unit.
-    pub fn now_micros(&self) -> crate::domain::time::Micros {
-        crate::domain::time::Micros(u64::try_from(self.now.0).unwrap_or(0).saturating_mul(1_000))
+    pub fn now_micros(&self) -> Micros {
+        Micros(u64::try_from(self.now.0).unwrap_or(0).saturating_mul(1_000))
     }
 
     /// Time from now to an instant; zero if it has passed.
@@ -303,5 +304,20 @@ impl Facts {
     /// Time from an instant to now; zero if it lies ahead.
     pub fn since(&self, at: EpochMs) -> Duration {
         Duration::from_millis(u64::try_from(self.now.0.saturating_sub(at.0)).unwrap_or(0))
+    }
+
+    /// Whether the job waits in a delay queue, or only in the ledger, until its wake time. In the backlog, what blocks
+    /// its flow counts instead.
+    pub fn is_delayed(&self, job: &JobFacts) -> bool {
+        self.claim == ClaimState::Unclaimed && self.backlog.is_none() && job.wake_at > self.now
+    }
+
+    /// `14:03:21 UTC (in 12.4 s)`.
+    pub fn instant(&self, at: EpochMs) -> String {
+        format::instant(at, self.now)
+    }
+
+    pub fn instant_in(&self, wait: Duration) -> String {
+        self.instant(self.now.plus(wait))
     }
 }

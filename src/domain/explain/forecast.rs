@@ -176,13 +176,9 @@ impl<'a> Forecast<'a> {
             incarnation: 1,
             number: self.calls,
             requests,
-            releases: Vec::new(),
-            pause: None,
-            rebuild: None,
-            seeds: None,
-            invalidate_epoch: None,
             look_ahead: crate::domain::provider::BOOKING_HORIZON,
             run_id: RUN_ID.to_owned(),
+            ..LimiterCall::default()
         }
     }
 

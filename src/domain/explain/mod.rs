@@ -6,92 +6,23 @@
 
 use std::time::Duration;
 
-use self::facts::{Facts, JobFacts, LaneQueue, MessageSearch, SentRequest};
+use self::check::{CheckResult, delayed_before, recorded, until_blocked};
+use self::facts::{Facts, JobFacts, LaneQueue, MessageSearch};
+use super::clear_time::ClearTime;
+use super::format;
+use super::outcome::ACCOUNT_REFUSED;
 use super::time::EpochMs;
-use super::wait_reason::past_sentence;
 
-mod backlog;
+mod check;
 pub mod facts;
-mod finished;
 pub mod forecast;
-pub mod format;
-mod limit;
-pub mod next_start;
+mod outlook;
 mod pending;
 #[cfg(test)]
 mod tests;
 
-/// The checks in their order. A job is blocked at the first that does not let it pass.
-pub const CHECKS: [&str; 10] =
-    ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "queue", "sent", "outcome"];
-
-/// Explanation of one job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explanation {
-    /// The job's state in the ledger. `queued`: its message was found and is not recorded yet. `unrecorded`: neither is
-    /// known.
-    pub state: String,
-    pub provider: Option<String>,
-    /// One sentence.
-    pub summary: String,
-    /// In the order of [`CHECKS`]; empty for a job that the ledger does not know.
-    pub checks: Vec<JobCheck>,
-    /// `None`: no check blocks it.
-    pub blocked_at: Option<BlockedAt>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobCheck {
-    pub name: &'static str,
-    pub passed: bool,
-    /// It passed as most jobs do; short outputs count such checks.
-    pub is_routine: bool,
-    pub at: Option<EpochMs>,
-    pub text: String,
-}
-
-/// The check that blocks a job, in numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BlockedAt {
-    pub check: &'static str,
-    pub limit: Option<String>,
-    /// The limit as operators write it: `600/1m`.
-    pub allows: Option<String>,
-    pub used: Option<u64>,
-    /// Time from now to the estimated start, if there is an estimate.
-    pub starts_in: Option<Duration>,
-    /// Why there is no estimated start, where that is known.
-    pub start_unknown: Option<&'static str>,
-    /// Time from now until the block may end; the start is not before.
-    pub held_for: Option<Duration>,
-    /// Jobs that are served before it.
-    pub jobs_ahead: Option<u64>,
-    /// Whether `jobs_ahead` was counted in the queue that the job is in; else it is estimated from the ledger and the
-    /// lane's queue.
-    pub exact: bool,
-}
-
-/// Result of one check.
-enum CheckResult {
-    Passed(Option<EpochMs>, String),
-    /// Passed as most jobs do.
-    Routine(String),
-    Blocked(Box<BlockedAt>, String),
-}
-
-impl CheckResult {
-    fn passed(text: impl Into<String>) -> Self {
-        Self::Passed(None, text.into())
-    }
-
-    fn routine(text: impl Into<String>) -> Self {
-        Self::Routine(text.into())
-    }
-
-    fn blocked(check: &'static str, text: impl Into<String>) -> Self {
-        Self::Blocked(Box::new(BlockedAt { check, ..BlockedAt::default() }), text.into())
-    }
-}
+pub use self::check::{BlockedAt, CHECKS, Explanation, JobCheck};
+pub use self::outlook::{LimitWait, NextStart, NextStartInput};
 
 /// Explains one job from its facts.
 pub fn explain(facts: &Facts) -> Explanation {
@@ -101,7 +32,7 @@ pub fn explain(facts: &Facts) -> Explanation {
         (Some(job), _) => match job.state.as_str() {
             "waiting" | "unknown" => pending::explain_waiting(facts, job),
             "sending" => pending::explain_in_flight(facts, job),
-            _ => finished::explain_finished(facts, job),
+            _ => explain_finished(facts, job),
         },
     }
 }
@@ -115,7 +46,7 @@ fn unrecorded(facts: &Facts) -> Explanation {
             rejected.lane,
             rejected.reason,
             rejected.detail,
-            format::instant(rejected.at, facts.now),
+            facts.instant(rejected.at),
         ),
         None => format!("the ledger has no job {id}{}", where_message_may_be(facts)),
     };
@@ -139,52 +70,98 @@ fn where_message_may_be(facts: &Facts) -> String {
         MessageSearch::MayHold(lanes) => lanes,
     };
     let lane = |lane: &LaneQueue| {
-        let clears = format::clear_time_text(&lane.clears, facts.now);
+        let clears = clear_time_text(&lane.clears, facts.now);
         format!("{} ({}{clears})", lane.provider, format::count(lane.ready, "message"))
     };
     let lanes: Vec<String> = lanes.iter().map(lane).collect();
     format!("; if it was published, its message waits in the queue of {}; otherwise {LOST}", lanes.join(", or of "))
 }
 
-/// The checks up to the first that blocks. Later checks are marked as not reached.
-fn until_blocked(results: Vec<(&'static str, CheckResult)>) -> (Vec<JobCheck>, Option<(BlockedAt, String)>) {
-    let mut blocked = None;
-    let mut checks = Vec::with_capacity(CHECKS.len());
-    for (name, result) in results {
-        let (passed, is_routine, at, text) = match result {
-            _ if blocked.is_some() => (false, false, None, "not reached".to_owned()),
-            CheckResult::Passed(at, text) => (true, false, at, text),
-            CheckResult::Routine(text) => (true, true, None, text),
-            CheckResult::Blocked(at, text) => {
-                blocked = Some((*at, text.clone()));
-                (false, false, None, text)
-            }
-        };
-        checks.push(JobCheck { name, passed, is_routine, at, text });
+/// Clear time of a lane's backlog, as the end of a phrase about its messages; empty if it is not known.
+fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
+    let then = |wait: Duration| format::clock(now.plus(wait), now);
+    match clears {
+        ClearTime::In(wait) => format!(", all sent by about {}", then(*wait)),
+        ClearTime::DependsOnAccounts { at_least, .. } => format!(", all sent by {} at the earliest", then(*at_least)),
+        ClearTime::Never { limit: Some(limit) } => format!(", nothing is sent: limit {limit} is 0"),
+        ClearTime::Never { limit: None } => ", all blocked by an account rule".to_owned(),
+        ClearTime::NotWhilePaused => ", paused".to_owned(),
+        ClearTime::NotWhileDisabled => ", disabled".to_owned(),
+        ClearTime::NotWhileBreakerOpen => ", circuit breaker open".to_owned(),
+        ClearTime::Unknown(_) => String::new(),
     }
-    (checks, blocked)
 }
 
-/// Check `time` of a job whose request was sent: how long it was delayed before, and why.
-fn delayed_before(facts: &Facts, job: &JobFacts, request: &SentRequest) -> Option<CheckResult> {
-    let waited = job.last_delay.as_ref().filter(|waited| waited.request == request.number)?;
-    let span_ms = u64::try_from(request.began_at.0.saturating_sub(waited.since.0)).unwrap_or(0);
-    let span = format::duration(Duration::from_millis(span_ms));
-    let (from, to) = (format::clock(waited.since, facts.now), format::clock(request.began_at, facts.now));
-    let text = format!(
-        "{} from {from} to {to} ({span})",
-        past_sentence(&waited.reason.reason, waited.reason.detail.as_deref())
-    );
-    Some(CheckResult::Passed(Some(waited.since), text))
+fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
+    let id = &facts.id;
+    let since = facts.instant(job.updated_at);
+    let reason = match job.reason.as_deref() {
+        Some(ACCOUNT_REFUSED) if job.requests.is_empty() => ": a rule of its provider refuses its account".to_owned(),
+        Some(reason) => format!(": {reason}"),
+        None => String::new(),
+    };
+    let requests = match job.requests.len() {
+        0 => "nothing was ever sent".to_owned(),
+        requests => format!("after {}", format::count(requests as u64, "request")),
+    };
+    let by_hand = job.manual_change.as_ref().map(|change| {
+        let unquoted = change.reason.as_deref().filter(|_| !change.is_decisive);
+        let reason = unquoted.map(|reason| format!(" ({reason})")).unwrap_or_default();
+        format!("; changed by {}{reason}", change.operator)
+    });
+    let by_hand = by_hand.unwrap_or_default();
+    let what = match job.state.as_str() {
+        "succeeded" => {
+            let reference = job.reference.as_deref().map(|reference| format!(" as {reference}")).unwrap_or_default();
+            format!("charged{reference} at {since}, {requests}{reason}{by_hand}")
+        }
+        "declined" => format!("declined at {since}, {requests}{reason}{by_hand}; not charged"),
+        "expired" => {
+            format!("expired at {since}, {requests}{reason}; confirmed not charged; publish a new payment to charge")
+        }
+        "cancelled" => format!("cancelled at {since}, {requests}{reason}{by_hand}; confirmed not charged"),
+        "dead" => format!(
+            "retries exhausted at {since}, {requests}{reason}; confirmed not charged: `sluicegate dlq replay {id}` tries \
+             again, `sluicegate dlq discard {id} --yes` ends it"
+        ),
+        "review" if job.requests.is_empty() => format!(
+            "in manual review since {since}, {requests}{reason}; confirmed not charged: fix the cause, then \
+             `sluicegate jobs resolve {id} --as resend`, or end it with `--as declined`"
+        ),
+        "review" => format!(
+            "in manual review since {since}, {requests}{reason}; look at the provider, then `sluicegate jobs resolve \
+             {id} --as succeeded` (or `declined`, or `resend` if it is confirmed not charged)"
+        ),
+        other => format!("is `{other}` since {since}"),
+    };
+    let event = match job.event {
+        Some(Some(at)) => format!("; its event was published at {}", facts.instant(at)),
+        Some(None) => "; its event is not published yet".to_owned(),
+        None => String::new(),
+    };
+    let summary = format!("{what}{event}");
+    let (checks, blocked_at) = checks(facts, job, &summary);
+    Explanation { state: job.state.clone(), provider: Some(job.provider.clone()), summary, checks, blocked_at }
 }
 
-/// Check `recorded` of a job that the ledger has or whose message was found.
-fn recorded(facts: &Facts, job: &JobFacts) -> CheckResult {
-    if facts.job.is_none() {
-        return CheckResult::passed(
-            "not yet: its message is published, and the ledger records it when a worker takes it",
-        );
+fn checks(facts: &Facts, job: &JobFacts, summary: &str) -> (Vec<JobCheck>, Option<BlockedAt>) {
+    let mut results = vec![("recorded", recorded(facts, job))];
+    let last = job.requests.last();
+    if let Some(last) = last {
+        let earlier = CHECKS.iter().skip(1).take_while(|name| **name != "sent");
+        results.extend(earlier.map(|name| {
+            let delayed = if *name == "time" { delayed_before(facts, job, last) } else { None };
+            (*name, delayed.unwrap_or_else(|| CheckResult::routine("passed for its last request")))
+        }));
+        let text = format!("request {} was sent at {}", last.number, facts.instant(last.began_at));
+        results.push(("sent", CheckResult::Passed(Some(last.began_at), text)));
     }
-    let text = format!("in the ledger since {}", format::instant(job.created_at, facts.now));
-    CheckResult::Passed(Some(job.created_at), text)
+    let outcome = if job.state == "review" {
+        CheckResult::blocked("outcome", summary)
+    } else {
+        CheckResult::Passed(Some(job.updated_at), job.state.clone())
+    };
+    results.push(("outcome", outcome));
+    let (checks, blocked) = until_blocked(results);
+    (checks, blocked.map(|(at, _)| at))
 }

@@ -4,27 +4,31 @@
 
 use std::time::Duration;
 
-use super::facts::{ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
-use super::limit::Outlook;
-use super::{BlockedAt, CheckResult, Explanation, backlog, delayed_before, format, limit, recorded, until_blocked};
+use super::check::{
+    BlockedAt, CheckResult, Explanation, account, delayed_before, limit, recorded, scheduling, start_text,
+    until_blocked,
+};
+use super::facts::{BacklogPlace, ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
+use super::outlook::{Outlook, delaying_limit, outlook};
 use crate::domain::disposition::{AttemptHistory, PreSend, SendObstacle, Transition, before_request};
+use crate::domain::format;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::EpochMs;
 use crate::domain::wait_reason::{Wait, WaitReason};
 
-pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
+pub fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
     let next = next_step(facts, job);
     let kind = if matches!(next, Some(PreSend::LookUp)) { CallKind::Lookup } else { CallKind::Charge };
-    let outlook = limit::outlook(facts, job, kind);
+    let outlook = outlook(facts, job, kind);
     let results = vec![
         ("recorded", recorded(facts, job)),
         ("provider", provider(facts, job)),
         ("time", time(facts, job, &outlook)),
         ("lane", lane(facts)),
         ("limiter", limiter(facts, job)),
-        ("account", limit::account(facts, job, kind, &outlook)),
-        ("limit", limit::limit(facts, job, kind, &outlook)),
-        ("queue", limit::scheduling(facts, job, &outlook)),
+        ("account", account(facts, job, kind, &outlook)),
+        ("limit", limit(facts, job, kind, &outlook)),
+        ("queue", scheduling(facts, job, &outlook)),
         ("sent", CheckResult::routine("")),
         ("outcome", CheckResult::routine("")),
     ];
@@ -40,17 +44,17 @@ pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
     if let (Some(expires_at), "waiting") = (job.expires_at, job.state.as_str())
         && facts.until(expires_at) <= not_before.unwrap_or_default()
     {
-        summary = format!("{summary}; it expires before that, {}", format::instant(expires_at, facts.now));
+        summary = format!("{summary}; it expires before that, {}", facts.instant(expires_at));
     }
     if let Some(place) = &facts.backlog {
-        summary = format!("{summary}; it is {}", backlog::place_text(facts, job, place));
+        summary = format!("{summary}; it is {}", place_text(facts, job, place));
     }
     let state = if facts.job.is_none() { "queued" } else { job.state.as_str() };
     Explanation { state: state.to_owned(), provider: Some(job.provider.clone()), summary, checks, blocked_at }
 }
 
 /// Explains a job whose request was sent and has no response yet.
-pub(super) fn explain_in_flight(facts: &Facts, job: &JobFacts) -> Explanation {
+pub fn explain_in_flight(facts: &Facts, job: &JobFacts) -> Explanation {
     let (number, began_at) = job.requests.last().map_or((1, job.updated_at), |last| (last.number, last.began_at));
     let since = format::duration(facts.since(began_at));
     let began = format::clock(began_at, facts.now);
@@ -110,9 +114,8 @@ fn next_step(facts: &Facts, job: &JobFacts) -> Option<PreSend> {
         age: at(began),
         first_sent_age: job.first_sent_at.map(at),
         unknown_age: job.unknown_since.map(at),
-        throttle_generation: 1,
         lost_holders: job.lost_holders,
-        probe: false,
+        ..AttemptHistory::default()
     };
     let expired = job.expires_at.is_some_and(|expires_at| facts.until(expires_at) <= wait);
     let refused = facts.row.provider.as_ref().is_some_and(|row| row.refuses_account(job.account.as_deref()));
@@ -157,13 +160,13 @@ fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
     if facts.backlog.as_ref().is_some_and(|place| place.block.is_some()) {
         return CheckResult::passed("its account's payments are blocked, for a reason named below");
     }
-    if !is_delayed(facts, job) {
+    if !facts.is_delayed(job) {
         let came_at = job.wake_at.min(facts.now);
-        return CheckResult::Passed(Some(came_at), format!("due since {}", format::instant(came_at, facts.now)));
+        return CheckResult::Passed(Some(came_at), format!("due since {}", facts.instant(came_at)));
     }
-    let until = format::instant(job.wake_at, facts.now);
+    let until = facts.instant(job.wake_at);
     let reason = job.reason.as_deref().unwrap_or_default();
-    let by_limiter = limit::delaying_limit(job).is_some() || limit::delayed_as_blocked(job);
+    let by_limiter = delaying_limit(job).is_some() || job.wait_reason == Some(WaitReason::AccountBlocked);
     if by_limiter || is_limiter_wide(job) || delayed_with_lane(facts, job) {
         return CheckResult::passed(format!("delayed until {until}, for a reason named below"));
     }
@@ -173,11 +176,11 @@ fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
         _ => format!("delayed until {until}: {reason}"),
     };
     // A delayed job returns to the end of its lane's queue.
-    let queue = match outlook.jobs_ahead {
-        0 => String::new(),
-        ahead => format!("; then about {ahead} ahead of it{}", limit::start_text(facts, outlook.starts_in)),
+    let queue = match outlook.queue.jobs_ahead {
+        None | Some(0) => String::new(),
+        Some(ahead) => format!("; then about {ahead} ahead of it{}", start_text(facts, outlook.queue.starts_in)),
     };
-    let (starts_in, jobs_ahead) = (outlook.starts_in, Some(outlook.jobs_ahead));
+    let (starts_in, jobs_ahead) = (outlook.queue.starts_in, outlook.queue.jobs_ahead);
     let held_for = Some(facts.until(job.wake_at));
     let at = BlockedAt { check: "time", starts_in, held_for, jobs_ahead, ..BlockedAt::default() };
     CheckResult::Blocked(Box::new(at), format!("{text}{queue}"))
@@ -197,12 +200,6 @@ fn delayed_with_lane(facts: &Facts, job: &JobFacts) -> bool {
     }
 }
 
-/// Whether the job waits in a delay queue, or only in the ledger, until its wake time. In the backlog, what blocks its
-/// flow counts instead.
-pub(super) fn is_delayed(facts: &Facts, job: &JobFacts) -> bool {
-    facts.claim == ClaimState::Unclaimed && facts.backlog.is_none() && job.wake_at > facts.now
-}
-
 fn blocked_for(check_name: &'static str, text: impl Into<String>, wait: Duration) -> CheckResult {
     let at = BlockedAt { check: check_name, held_for: Some(wait), ..BlockedAt::default() };
     CheckResult::Blocked(Box::new(at), text.into())
@@ -216,7 +213,7 @@ fn lane(facts: &Facts) -> CheckResult {
     if let Some(why) = facts.queue_problem.as_ref().filter(|_| needs_message) {
         return CheckResult::blocked("lane", format!("no worker takes it until the queue answers: {why}"));
     }
-    let until = |ends_in: Duration| format::instant(later(facts.now, ends_in), facts.now);
+    let until = |ends_in: Duration| facts.instant_in(ends_in);
     let by_limiter = |cause: &Wait| cause.reason.limit().is_some() || cause.reason.is_limiter_wide();
     match &facts.lane {
         LaneFacts::NotAsked => CheckResult::passed("not known: no running process was asked"),
@@ -255,8 +252,8 @@ fn limiter(facts: &Facts, job: &JobFacts) -> CheckResult {
         );
     }
     match &job.reason {
-        Some(reason) if is_delayed(facts, job) && is_limiter_wide(job) => {
-            let text = format!("{reason}; it is checked again {}", format::instant(job.wake_at, facts.now));
+        Some(reason) if facts.is_delayed(job) && is_limiter_wide(job) => {
+            let text = format!("{reason}; it is checked again {}", facts.instant(job.wake_at));
             blocked_for("limiter", text, facts.until(job.wake_at))
         }
         _ if facts.limiter.uses.is_empty() => CheckResult::passed("not asked; usage is from the ledger"),
@@ -271,7 +268,7 @@ fn without_name(problem: &str) -> &str {
 
 /// Sentence for a limiter that grants no permit to any job; `None` if a limit or the job itself is the reason.
 fn refused_by_limiter(facts: &Facts, job: &JobFacts, refused: &PermitRefusal) -> Option<String> {
-    let earliest = format::instant(later(facts.now, refused.wait), facts.now);
+    let earliest = facts.instant_in(refused.wait);
     Some(match &refused.reason {
         PermitRefusalReason::Cold => format!(
             "the limiter starts cold: no permit is granted until earlier requests are read from the ledger or have \
@@ -292,6 +289,28 @@ fn refused_by_limiter(facts: &Facts, job: &JobFacts, refused: &PermitRefusal) ->
     })
 }
 
-pub(super) fn later(now: EpochMs, wait: Duration) -> EpochMs {
-    EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)))
+/// `the 17th of 230 waiting payments of account shop with priority 0`, and until when they are blocked.
+fn place_text(facts: &Facts, job: &JobFacts, place: &BacklogPlace) -> String {
+    let account = match &job.account {
+        Some(account) => format!("of account {account}"),
+        None => "without an account".to_owned(),
+    };
+    let class = match place.priority {
+        Some(priority) => format!("with priority {priority}"),
+        None => "of unknown outcome".to_owned(),
+    };
+    // The count and the position are read one after the other.
+    let position = place.before_in_flow.saturating_add(1);
+    let text = match place.waiting_in_flow.max(position) {
+        1 => format!("the only waiting payment {account} {class}"),
+        waiting => format!("the {} of {waiting} waiting payments {account} {class}", format::ordinal(position)),
+    };
+    match &place.block {
+        // A rule has no end: the block is one of several in a row.
+        Some(block) if block.wait.reason == WaitReason::AccountBlocked => {
+            format!("{text}, blocked while the rule exists")
+        }
+        Some(block) => format!("{text}, blocked until {}", facts.instant_in(block.left)),
+        None => text,
+    }
 }

@@ -6,15 +6,14 @@ use super::forecast::RecentUsage;
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::limit::{AccountRule, Algorithm, Rate, Rule, Scope};
-use crate::domain::lookup::WhenNotFound;
 use crate::domain::permit_protocol::{CostByKind, PastUse};
-use crate::domain::provider::{JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
+use crate::domain::provider::{
+    JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown, WhenNotFound,
+};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::wait_reason::{Wait, WaitReason};
 
 mod backlog;
-mod finished;
-mod forecasts;
 mod positions;
 
 /// 2026-11-21 14:03:20 UTC: 20 s into its minute.
@@ -405,9 +404,9 @@ fn unknown_outcome_names_the_next_action() {
     assert!(review.contains("next, manual review (the outcome is unknown and the provider does not"), "{review}");
     let asked = with(|row| {
         row.idempotency_retention = None;
-        row.lookup = Some(crate::domain::lookup::LookupConfig {
-            url: crate::domain::lookup::LookupUrl::parse("https://pay.example/x/${job:id}").unwrap(),
-            method: crate::domain::lookup::LookupMethod::Get,
+        row.lookup = Some(crate::domain::provider::LookupConfig {
+            url: crate::domain::provider::LookupUrl::parse("https://pay.example/x/${job:id}").unwrap(),
+            method: crate::domain::provider::LookupMethod::Get,
             state: "/state".to_owned(),
             accepted: vec!["ok".to_owned()],
             declined: Vec::new(),

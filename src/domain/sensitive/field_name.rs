@@ -19,67 +19,22 @@ pub enum FieldMeaning {
     Other,
 }
 
+#[rustfmt::skip]
 const SECURITY_CODES: [&str; 16] = [
-    "cvv",
-    "cvv2",
-    "cvc",
-    "cvc2",
-    "cvn",
-    "cvn2",
-    "csc",
-    "cav2",
-    "cvd",
-    "cvvcode",
-    "cvccode",
-    "cvvnumber",
-    "cvcnumber",
-    "securitycode",
-    "verificationvalue",
-    "cardverificationcode",
+    "cvv", "cvv2", "cvc", "cvc2", "cvn", "cvn2", "csc", "cav2", "cvd", "cvvcode", "cvccode", "cvvnumber", "cvcnumber",
+    "securitycode", "verificationvalue", "cardverificationcode",
 ];
+#[rustfmt::skip]
 const CARD_NUMBERS: [&str; 12] = [
-    "pan",
-    "cardpan",
-    "fullpan",
-    "cardnumber",
-    "cardno",
-    "cardnum",
-    "creditcardnumber",
-    "debitcardnumber",
-    "paymentcardnumber",
-    "ccnumber",
-    "primaryaccountnumber",
-    "cardaccountnumber",
+    "pan", "cardpan", "fullpan", "cardnumber", "cardno", "cardnum", "creditcardnumber", "debitcardnumber",
+    "paymentcardnumber", "ccnumber", "primaryaccountnumber", "cardaccountnumber",
 ];
 const CARDS: [&str; 6] = ["card", "cc", "ccno", "ccnum", "track1", "track2"];
+#[rustfmt::skip]
 const IDENTIFIERS: [&str; 27] = [
-    "id",
-    "ids",
-    "uuid",
-    "ref",
-    "reference",
-    "key",
-    "token",
-    "order",
-    "invoice",
-    "phone",
-    "phonenumber",
-    "mobile",
-    "msisdn",
-    "tel",
-    "telephone",
-    "fax",
-    "ean",
-    "gtin",
-    "upc",
-    "barcode",
-    "sku",
-    "imei",
-    "iban",
-    "time",
-    "timestamp",
-    "date",
-    "at",
+    "id", "ids", "uuid", "ref", "reference", "key", "token", "order", "invoice", "phone", "phonenumber", "mobile",
+    "msisdn", "tel", "telephone", "fax", "ean", "gtin", "upc", "barcode", "sku", "imei", "iban", "time", "timestamp",
+    "date", "at",
 ];
 
 /// The meaning of a name, for a field below one with the meaning `within`.

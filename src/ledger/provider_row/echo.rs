@@ -9,9 +9,9 @@ use serde::Deserialize;
 
 use super::Object;
 use super::validate::{RowValidator, is_header_name};
-use crate::domain::echo::{Echo, EchoField, EchoedField};
 use crate::domain::job::JobField;
-use crate::domain::provider::{Provider, ResponseLocation};
+use crate::domain::provider::Provider;
+use crate::domain::response::{Echo, EchoField, EchoedField, ResponseLocation};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

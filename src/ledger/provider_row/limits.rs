@@ -122,7 +122,7 @@ impl RowValidator {
         match Rate::new(count.min(MAX_REQUESTS), window) {
             Ok(rate) => (i64::from(rate.max_requests()) == max_requests).then_some(rate),
             Err(problem) => {
-                self.problem(problem);
+                self.problem(problem.to_string());
                 None
             }
         }

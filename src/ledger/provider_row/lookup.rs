@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::Object;
 use super::validate::RowValidator;
-use crate::domain::lookup::{LookupConfig, LookupMethod, LookupUrl, WhenNotFound};
+use crate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, WhenNotFound};
 
 /// The column's content; absent keys have the defaults of [`RowValidator::lookup`].
 #[derive(Deserialize)]
@@ -143,7 +143,7 @@ mod tests {
 
     use super::super::tests::with;
     use super::*;
-    use crate::domain::echo::Echo;
+    use crate::domain::response::Echo;
 
     const URL: &str = "https://api.example.com/charges?id=${job:id}";
 

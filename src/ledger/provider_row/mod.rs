@@ -234,7 +234,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::domain::provider::{Pacing, SlotRelease, StatusCase, StatusMeaning, StoreDown};
+    use crate::domain::provider::{Pacing, SlotRelease, StoreDown};
+    use crate::domain::response::{StatusCase, StatusMeaning};
 
     pub(super) fn good() -> ProviderRow {
         let limit = LimitRow { name: "all".to_owned(), max_requests: 5, window_ms: 1_000, ..LimitRow::default() };

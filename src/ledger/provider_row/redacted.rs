@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::ProviderRow;
-use crate::domain::redacted_url::{has_redaction, redact_url};
+use crate::domain::printable::{has_redaction, redact_url};
 
 /// Serialises like the row.
 #[derive(Clone, Debug, Serialize)]

@@ -8,7 +8,8 @@ use serde::Deserialize;
 use super::Object;
 use super::validate::{RowValidator, is_header_name};
 use crate::domain::expansion::TEMPLATE_BYTES_MAX;
-use crate::domain::provider::{RequestShape, ResponseLocation, WaitField, WaitUnit};
+use crate::domain::provider::RequestShape;
+use crate::domain::response::{ResponseLocation, WaitField, WaitUnit};
 
 /// The column's content; an absent key has the contract's default.
 #[derive(Deserialize)]

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Object;
 use super::validate::{RowValidator, is_header_name};
-use crate::domain::provider::{CodeCondition, HeaderCondition, StatusCase, StatusMeaning};
+use crate::domain::response::{CodeCondition, HeaderCondition, StatusCase, StatusMeaning};
 
 /// The keys of a case, for the message that lists them.
 const KEYS: &str = "header, value, code, at and means";

@@ -14,14 +14,13 @@ use serde_json::Value;
 use super::file::nearest;
 use super::{Object, ProviderRow};
 use crate::domain::backoff::BackoffPolicy;
-use crate::domain::expansion::HEADERS_BYTES_MAX;
+use crate::domain::expansion::{HEADERS_BYTES_MAX, UrlTemplate};
 use crate::domain::job::JobField;
 use crate::domain::limit::{LimitOverride, Rule};
 use crate::domain::provider::{
     JobOrder, Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SEND_BUDGET_MAX, SlotRelease, StoreDown,
     TIMEOUT_MAX,
 };
-use crate::domain::url_template::UrlTemplate;
 use crate::ledger::settings::InvalidRow;
 
 /// Longest retention and age: ten years, in seconds. Keeps sums of durations far from overflow.

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use super::dialect::Dialect;
 use super::engine::{Args, Sql, Step, Value};
-use crate::domain::redacted_url::describe_url_change;
+use crate::domain::printable::describe_url_change;
 use crate::ledger::LedgerError;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::SettingsChange;

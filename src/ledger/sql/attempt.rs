@@ -15,8 +15,8 @@ use super::outbox::{EVENT_COLUMNS, event};
 use super::row::SqlRow;
 use super::storable;
 use super::wait::{WaitParameters, wait_args};
-use crate::domain::delay::copy_step;
 use crate::domain::outcome::{FinalState, NOT_SENT};
+use crate::domain::time::copy_step;
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::database::Database;
 use crate::ledger::{

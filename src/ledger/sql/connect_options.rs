@@ -10,7 +10,7 @@ use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use url::Url;
 
-use crate::domain::sensitive::safe_quote::{is_plain_word, path_if_safe};
+use crate::domain::sensitive::secret::{is_plain_word, path_if_safe};
 use crate::files::{self, CERTIFICATES_BYTES_MAX, FileReadError, READ_TIMEOUT};
 use crate::ledger::LedgerError;
 use crate::tls::Authorities;

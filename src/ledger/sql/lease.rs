@@ -14,7 +14,7 @@ use super::dialect::{Dialect, JobWriteText, Returning};
 use super::engine::{Sql, Value};
 use super::wait::{WaitParameters, wait_args};
 use super::{fenced_write, storable};
-use crate::domain::delay::copy_step;
+use crate::domain::time::copy_step;
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::database::Database;

@@ -172,7 +172,8 @@ pub(super) fn event(row: &SqlRow) -> Result<OutcomeEvent, LedgerError> {
     Ok(OutcomeEvent {
         sequence: row.int("sequence")?,
         id: row.text("id")?,
-        provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
+        provider: ProviderName::new(row.text("provider")?)
+            .map_err(|problem| corrupt("provider", &problem.to_string()))?,
         state: final_state(row)?,
         provider_reference: row.opt_text("provider_reference")?,
         reason: row.opt_text("reason")?,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::domain::clock_attestation::AttestationCheck;
+use crate::domain::clock_comparison::AttestationCheck;
 use crate::domain::time::Micros;
 
 /// Longer than another process needs to record an attestation: two polls of the row, and the time of a poll.

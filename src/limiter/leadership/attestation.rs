@@ -1,17 +1,15 @@
 //! The clock attestations of one quota in this worker: the one in the leader row, and the one that is due.
 //!
-//! An attestation is the offset between the store's clock and the database's. [`crate::domain::clock_attestation`]
+//! An attestation is the offset between the store's clock and the database's. [`crate::domain::clock_comparison`]
 //! checks it. One of another term does not count. See `docs/decisions/0013-verify-the-store-clock.md`.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::domain::clock_attestation::{
-    ATTESTATION_RENEW_AFTER, AttestationCheck, ClockAttestation, ClockOffset, check,
+use crate::domain::clock_comparison::{
+    ATTESTATION_RENEW_AFTER, AttestationCheck, ClockAttestation, ClockOffset, DRIFT_PPM, LeaderRow, check_attestation,
 };
-use crate::domain::clock_comparison::DRIFT_PPM;
-use crate::domain::leader_row::LeaderRow;
 use crate::domain::time::Micros;
 use crate::limiter::StoreClockReading;
 
@@ -63,7 +61,7 @@ impl AttestationTracker {
     pub fn check_attestation(&self, read: &StoreClockReading) -> AttestationCheck {
         let Some(polled) = &self.polled else { return AttestationCheck::Missing };
         let Some((attestation, age)) = polled.attestation else { return AttestationCheck::Missing };
-        check(polled.offset(read), attestation, age)
+        check_attestation(polled.offset(read), attestation, age)
     }
 
     /// The attestation to record now, with the row's term, if the row's is missing, old or wrong.
@@ -72,7 +70,7 @@ impl AttestationTracker {
         let compared = self.compared.as_ref().filter(|compared| compared.run_id == run_id)?;
         let ours = ClockAttestation { offset: polled.offset(&compared.reading), since: compared.since };
         let is_current = polled.attestation.is_some_and(|(stored, age)| {
-            let is_valid = matches!(check(ours.offset, stored, age), AttestationCheck::Valid { .. });
+            let is_valid = matches!(check_attestation(ours.offset, stored, age), AttestationCheck::Valid { .. });
             stored.since > ours.since || (stored.since == ours.since && is_valid && age < ATTESTATION_RENEW_AFTER)
         });
         (!is_current).then_some((polled.term, ours))

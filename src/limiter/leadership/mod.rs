@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::embedded::EmbeddedLimiter;
 use super::leader_election::{Leader, LeadershipTiming, NoLeaderCause};
 use super::{LeaderRows, LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreClockReading};
-use crate::domain::clock_attestation::AttestationCheck;
+use crate::domain::clock_comparison::AttestationCheck;
 use crate::domain::permit_protocol::{LimiterCall, LimiterReply, PermitRequest, Shortage, SkippedRequest, Subject};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota_spec::QuotaSpec;

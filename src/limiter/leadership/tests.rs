@@ -4,8 +4,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::domain::clock_attestation::QuotaAttestation;
-use crate::domain::leader_row::LeaderRow;
+use crate::domain::clock_comparison::{LeaderRow, QuotaAttestation};
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{CallKind, CostByKind, PermitRequest, RebuildData, RefusalReason, SubjectLimit};
 use crate::domain::quota_spec::LimitSpec;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::attestation::AttestationTracker;
-use crate::domain::leader_row::LeaderRow;
+use crate::domain::clock_comparison::LeaderRow;
 use crate::domain::provider::StoreDown;
 use crate::limiter::leader_election::{
     LeadershipDecision, LeadershipTiming, ObservedLeader, ObservedStore, PollResult, SHARE_HOLDER, decide,

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::LeaderGuardedLimiter;
 use super::view::LeadershipView;
-use crate::domain::clock_attestation::QuotaAttestation;
+use crate::domain::clock_comparison::QuotaAttestation;
 use crate::domain::provider::ProviderName;
 use crate::limiter::StoreConnection;
 use crate::limiter::leader_election::{Leader, NoLeaderCause, Takeover};

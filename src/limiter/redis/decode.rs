@@ -3,7 +3,7 @@
 //! The header of `lua/quota.lua` has the layout. Any other bytes are an error and never a grant, be it an unknown code
 //! or a missing byte.
 
-use crate::domain::explain::format::count;
+use crate::domain::format::count;
 use crate::domain::permit_protocol::{
     BATCH_MAX, LimiterRefusal, LimiterReply, PermitGrant, PermitRequest, RefusalReason, Shortage, SkippedRequest,
 };

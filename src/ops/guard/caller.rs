@@ -3,8 +3,9 @@
 //! The name is not verified: a client with the token may give any name. It distinguishes honest operators in the audit.
 
 use axum::http::{HeaderMap, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 
-use crate::domain::base64;
 use crate::domain::printable::printable;
 
 /// Most characters of a name that are kept.
@@ -28,7 +29,7 @@ pub fn read_credentials(headers: &HeaderMap) -> RequestCredentials {
     if scheme.eq_ignore_ascii_case(b"bearer") {
         return RequestCredentials { user: None, secret: rest.to_vec() };
     }
-    let decoded = if scheme.eq_ignore_ascii_case(b"basic") { base64::decode(rest) } else { None };
+    let decoded = if scheme.eq_ignore_ascii_case(b"basic") { STANDARD.decode(rest).ok() } else { None };
     let Some(pair) = decoded else { return RequestCredentials::default() };
     let Some(colon) = pair.iter().position(|byte| *byte == b':') else { return RequestCredentials::default() };
     let user = audit_name(&String::from_utf8_lossy(&pair[..colon]));

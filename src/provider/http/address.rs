@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::domain::sensitive::safe_quote::quote_if_safe;
+use crate::domain::sensitive::secret::quote_if_safe;
 
 /// Ranges that are never a provider on the public internet.
 /// <https://www.iana.org/assignments/iana-ipv4-special-registry>

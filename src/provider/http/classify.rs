@@ -12,9 +12,8 @@ use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
 use super::retry_after::retry_after;
 use super::wait_field::read_wait_field;
 use crate::domain::outcome::{Outcome, UnknownCause};
-use crate::domain::provider::{
-    CodeCondition, HeaderCondition, Provider, ResponseLocation, StatusCase, StatusMeaning, WaitField,
-};
+use crate::domain::provider::Provider;
+use crate::domain::response::{CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField};
 use crate::domain::sensitive::secret::looks_secret;
 
 /// Default JSON pointer to the provider's reference.

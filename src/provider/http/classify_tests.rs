@@ -5,7 +5,7 @@ use reqwest::header::CONTENT_TYPE;
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
 use super::*;
-use crate::domain::provider::{ResponseLocation, WaitUnit};
+use crate::domain::response::{ResponseLocation, WaitUnit};
 use std::collections::BTreeMap;
 
 fn reading(status: u16, body: &str) -> ProviderResponse {

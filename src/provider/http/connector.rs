@@ -23,7 +23,7 @@ use super::failure::{RequestFailure, failure_before_send};
 use super::outbound::OutboundTarget;
 use super::resolver::GuardedResolver;
 use super::socket::{Socket, SocketStream};
-use crate::domain::redacted_url::redact_url;
+use crate::domain::printable::redact_url;
 use crate::provider::FreezeError;
 
 /// Longest time that making a connection may take.

@@ -5,10 +5,9 @@
 
 use super::classify::ProviderResponse;
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
-use crate::domain::decimal::Decimal;
-use crate::domain::echo::{Echo, EchoField, EchoedField, PaymentIdentity};
+use crate::amount::Decimal;
 use crate::domain::outcome::UnknownCause;
-use crate::domain::provider::ResponseLocation;
+use crate::domain::response::{Echo, EchoField, EchoedField, PaymentIdentity, ResponseLocation};
 
 /// Result of a comparison, from best to worst. The worst of several fields counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,8 +11,7 @@ use super::half_duplex::EarlyResponse;
 use super::resolver::{AddressRefused, NameUnresolved};
 use super::socket::Socket;
 use crate::domain::local_fault::LocalFault;
-use crate::domain::lookup::LookupResult;
-use crate::domain::outcome::{Outcome, UnknownCause};
+use crate::domain::outcome::{LookupResult, Outcome, UnknownCause};
 use crate::tls;
 
 /// Result of a request without a response.

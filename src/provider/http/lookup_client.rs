@@ -19,11 +19,10 @@ use super::request_builder::lookup_url;
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
 use super::secrets::HeaderTemplates;
 use super::unexpected_responses::UnexpectedResponseLog;
-use crate::domain::echo::PaymentIdentity;
 use crate::domain::job::Job;
-use crate::domain::lookup::{LookupConfig, LookupMethod, LookupResult};
-use crate::domain::outcome::UnknownCause;
-use crate::domain::provider::{Provider, StatusMeaning};
+use crate::domain::outcome::{LookupResult, UnknownCause};
+use crate::domain::provider::{LookupConfig, LookupMethod, Provider};
+use crate::domain::response::{PaymentIdentity, StatusMeaning};
 use crate::provider::{FreezeError, LookupRequest, RequestResult};
 
 /// Look-up client of one provider row. It has its own connections, because look-ups may go to another host.

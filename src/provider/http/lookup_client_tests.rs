@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use super::super::tests::job;
 use super::*;
-use crate::domain::echo::Echo;
-use crate::domain::lookup::{LookupUrl, WhenNotFound};
-use crate::domain::provider::{ResponseLocation, StatusCase, WaitField, WaitUnit};
+use crate::domain::provider::{LookupUrl, WhenNotFound};
+use crate::domain::response::{Echo, ResponseLocation, StatusCase, WaitField, WaitUnit};
 
 fn lookup() -> LookupConfig {
     LookupConfig {

@@ -21,14 +21,13 @@ use self::request_builder::RequestBuilder;
 use self::unexpected_responses::UnexpectedResponseLog;
 use super::secret_grants::SecretUse;
 use super::{FreezeError, FrozenRequest, LookupRequest, PaymentProvider, RequestResult};
-use crate::domain::echo::{Echo, PaymentIdentity};
 use crate::domain::expansion::TooLarge;
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
-use crate::domain::lookup::LookupResult;
-use crate::domain::outcome::Outcome;
+use crate::domain::outcome::{LookupResult, Outcome};
+use crate::domain::printable::redact_url;
 use crate::domain::provider::Provider;
-use crate::domain::redacted_url::redact_url;
+use crate::domain::response::{Echo, PaymentIdentity};
 
 mod address;
 mod blocking;

@@ -11,8 +11,8 @@ use reqwest::Url;
 use url::Host;
 
 use super::address::{AddressRule, Network};
-use crate::domain::redacted_url::redact_url;
-use crate::domain::sensitive::safe_quote::quote_if_safe;
+use crate::domain::printable::redact_url;
+use crate::domain::sensitive::secret::quote_if_safe;
 use crate::provider::FreezeError;
 use crate::provider::secret_grants::{SecretGrants, canonical_host};
 use crate::tls::Authorities;

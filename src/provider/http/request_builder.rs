@@ -11,12 +11,10 @@ use super::client::{PreparedRequest, base_headers};
 use super::outbound::{OutboundPolicy, OutboundTarget};
 use super::request::{KEY_HEADER, RequestPlan};
 use super::secrets::{HEADER_OVERHEAD_BYTES, HeaderTemplates};
-use crate::domain::expansion::{RequestBuildError, RequestPart, TooLarge, URL_BYTES_MAX};
+use crate::domain::expansion::{RequestBuildError, RequestPart, TooLarge, URL_BYTES_MAX, UrlTemplate};
 use crate::domain::job::Job;
-use crate::domain::lookup::LookupUrl;
-use crate::domain::provider::Provider;
-use crate::domain::redacted_url::redact_url;
-use crate::domain::url_template::UrlTemplate;
+use crate::domain::printable::redact_url;
+use crate::domain::provider::{LookupUrl, Provider};
 use crate::faults::{self, Bug};
 use crate::provider::secret_grants::{SecretReference, SecretUse};
 use crate::provider::{FreezeError, FrozenRequest};
@@ -39,7 +37,7 @@ impl RequestBuilder {
     /// [`FreezeError`] naming what is invalid, and how to fix it.
     pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
         let invalid = |problem| FreezeError::Url { url: redact_url(&provider.url), problem };
-        let url = UrlTemplate::parse(&provider.url).map_err(invalid)?;
+        let url = UrlTemplate::parse(&provider.url).map_err(|problem| invalid(problem.to_string()))?;
         let target = outbound.admit(&url.sample())?;
         if target.url.as_str().len() > URL_BYTES_MAX {
             return Err(invalid(format!("is longer than {URL_BYTES_MAX} bytes as it is sent")));
@@ -183,7 +181,7 @@ impl RequestBuilder {
 /// Hosts of the row's charges and look-ups; they are the same for every job.
 fn target_hosts(provider: &Provider, outbound: &OutboundPolicy) -> Result<Vec<String>, FreezeError> {
     let invalid = |problem| FreezeError::Url { url: redact_url(&provider.url), problem };
-    let charges = UrlTemplate::parse(&provider.url).map_err(invalid)?.sample();
+    let charges = UrlTemplate::parse(&provider.url).map_err(|problem| invalid(problem.to_string()))?.sample();
     let lookups = provider.lookup.as_ref().map(|lookup| lookup.url.sample());
     let hosts = std::iter::once(charges).chain(lookups).map(|url| Ok(outbound.admit(&url)?.host()));
     hosts.collect()

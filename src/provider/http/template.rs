@@ -11,8 +11,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::placeholder::{TemplatePart, split_placeholders};
+use crate::amount::Decimal;
 use crate::amount::decimal_amount;
-use crate::domain::decimal::Decimal;
 use crate::domain::expansion::BoundedBuffer;
 use crate::domain::job::Job;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::classify::ProviderResponse;
 use super::response_json::FieldValue;
 use super::retry_after::{RETRY_AFTER_MAX, response_date};
-use crate::domain::provider::{ResponseLocation, WaitField, WaitUnit};
+use crate::domain::response::{ResponseLocation, WaitField, WaitUnit};
 
 /// The wait from the time of the response, at most [`RETRY_AFTER_MAX`]. The longest of several headers counts; a past
 /// end is zero.

@@ -6,7 +6,7 @@
 use sha2::{Digest, Sha256};
 
 use super::json::Json;
-use crate::domain::decimal::Decimal;
+use crate::amount::Decimal;
 use crate::domain::job::{ContentHash, Job};
 
 pub(super) fn content_hash(job: &Job, payload: Option<&Json<'_>>) -> ContentHash {

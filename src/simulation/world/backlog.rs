@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use super::{Event, JobIndex, JobStep, ProcessIndex, Simulation, as_index};
+use super::{Event, JobIndex, JobStep, ProcessIndex, Simulation};
 use crate::domain::fair_order::{FairReturn, WaitingJob};
-use crate::domain::flow::{Flow, FlowClass};
+use crate::domain::job::{Flow, FlowClass};
 use crate::domain::provider::JobOrder;
 use crate::domain::time::micros_up;
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
@@ -18,18 +18,18 @@ use crate::worker::job::backlog::{LIMIT_BLOCK_MIN, WAKE_AHEAD};
 
 impl Simulation<'_> {
     fn flow_of(&self, job: JobIndex) -> Flow<u32> {
-        let arrival = &self.arrivals.jobs()[as_index(job)];
+        let arrival = &self.arrivals.jobs()[job];
         Flow { class: FlowClass::of_priority(arrival.priority), account: arrival.account }
     }
 
     fn weight_of(&self, flow: Flow<u32>) -> u32 {
-        let name = flow.account.and_then(|account| self.accounts[as_index(account)].as_ref());
+        let name = flow.account.and_then(|account| self.accounts[account as usize].as_ref());
         name.and_then(|name| self.model.weights.get(name)).copied().unwrap_or(1)
     }
 
     /// Among the jobs of its flow, those that arrived first go first.
     fn waiting_job(&self, job: JobIndex) -> WaitingJob<JobIndex> {
-        WaitingJob { seq: u64::from(job), cost: u32::from(self.arrivals.jobs()[as_index(job)].cost), job }
+        WaitingJob { seq: job as u64, cost: u32::from(self.arrivals.jobs()[job].cost), job }
     }
 
     fn keeps_order_of(&self, flow: Flow<u32>) -> bool {
@@ -37,18 +37,18 @@ impl Simulation<'_> {
     }
 
     /// A job is done with: where the order of accounts is kept, the next one of its account may be claimed.
-    pub(super) fn end_in_order(&mut self, job: JobIndex) {
+    pub fn end_in_order(&mut self, job: JobIndex) {
         let flow = self.flow_of(job);
         if self.keeps_order_of(flow) {
             self.backlog.end(flow.account.as_ref());
-            let process = self.record.jobs[as_index(job)].process;
-            self.processes[as_index(process)].dispatcher.allow_claim();
+            let process = self.record.jobs[job].process;
+            self.processes[process].dispatcher.allow_claim();
         }
     }
 
     /// Whether a new job is recorded in the backlog and not taken to the gate.
-    pub(super) fn must_wait(&self, now_us: u64, process: usize, job: JobIndex) -> bool {
-        if self.record.jobs[as_index(job)].recorded_us.is_some() {
+    pub fn must_wait(&self, now_us: u64, process: usize, job: JobIndex) -> bool {
+        if self.record.jobs[job].recorded_us.is_some() {
             return false;
         }
         let (flow, process) = (self.flow_of(job), &self.processes[process]);
@@ -58,14 +58,14 @@ impl Simulation<'_> {
     }
 
     /// The record of a new job in the backlog is committed, and its message acknowledged.
-    pub(super) fn recorded(&mut self, now_us: u64, job: JobIndex) {
+    pub fn recorded(&mut self, now_us: u64, job: JobIndex) {
         let flow = self.flow_of(job);
         let weight = self.weight_of(flow);
         self.backlog.add(flow, weight, self.waiting_job(job));
-        let state = &mut self.record.jobs[as_index(job)];
+        let state = &mut self.record.jobs[job];
         state.recorded_us.get_or_insert(now_us);
         let index = state.process;
-        let process = &mut self.processes[as_index(index)];
+        let process = &mut self.processes[index];
         process.free_prefetch += 1;
         if process.dispatcher.record_new(&flow, self.clock.instant(now_us)) {
             self.dispatch(now_us, index);
@@ -74,11 +74,11 @@ impl Simulation<'_> {
     }
 
     /// A job is in the backlog again.
-    pub(super) fn put_back(&mut self, now_us: u64, job: JobIndex, blocked_until_us: Option<u64>) {
-        let (flow, state) = (self.flow_of(job), &self.record.jobs[as_index(job)]);
+    pub fn put_back(&mut self, now_us: u64, job: JobIndex, blocked_until_us: Option<u64>) {
+        let (flow, state) = (self.flow_of(job), &self.record.jobs[job]);
         let blocked_until = blocked_until_us.map(Duration::from_micros);
         let how = FairReturn { was_claimed: state.is_claimed, blocked_until };
-        let process = &mut self.processes[as_index(state.process)];
+        let process = &mut self.processes[state.process];
         let blocked_until = blocked_until_us.map(|until_us| self.clock.instant(until_us));
         process.dispatcher.record_return(flow, blocked_until, self.clock.instant(now_us));
         let weight = self.weight_of(flow);
@@ -87,8 +87,8 @@ impl Simulation<'_> {
 
     /// Where a job waits that the gate has refused; `None`: in a delay queue.
     pub(super) fn backlog_step(&mut self, now_us: u64, job: JobIndex, refusal: &GateRefusal) -> Option<JobStep> {
-        let state = &self.record.jobs[as_index(job)];
-        let (process, is_claimed) = (as_index(state.process), state.is_claimed);
+        let state = &self.record.jobs[job];
+        let (process, is_claimed) = (state.process, state.is_claimed);
         if state.unknown_us.is_some() {
             return None;
         }
@@ -117,17 +117,17 @@ impl Simulation<'_> {
     }
 
     /// A job begins to wait at the gate.
-    pub(super) fn begin_wait(&mut self, now_us: u64, job: JobIndex) {
-        let state = &mut self.record.jobs[as_index(job)];
-        let waits = &mut self.processes[as_index(state.process)].dispatcher.waits;
+    pub fn begin_wait(&mut self, now_us: u64, job: JobIndex) {
+        let state = &mut self.record.jobs[job];
+        let waits = &mut self.processes[state.process].dispatcher.waits;
         state.wait = Some((waits.begin(&job, self.clock.instant(now_us)), now_us));
     }
 
     /// A job's wait at the gate has ended; a claimed one leaves room for the next.
-    pub(super) fn end_wait(&mut self, job: JobIndex, granted_at_us: Option<u64>) {
+    pub fn end_wait(&mut self, job: JobIndex, granted_at_us: Option<u64>) {
         let flow = self.flow_of(job);
-        let state = &mut self.record.jobs[as_index(job)];
-        let process = &mut self.processes[as_index(state.process)];
+        let state = &mut self.record.jobs[job];
+        let process = &mut self.processes[state.process];
         if let Some((wait, began_us)) = state.wait.take() {
             if let Some(granted_at_us) = granted_at_us {
                 let is_by_limit = process.gate.was_at_limit_since(self.clock.instant(began_us));
@@ -141,23 +141,23 @@ impl Simulation<'_> {
     }
 
     /// Does the steps of a process's dispatcher until it waits.
-    pub(super) fn dispatch(&mut self, now_us: u64, process: ProcessIndex) {
-        let (now, index) = (self.clock.instant(now_us), as_index(process));
+    pub fn dispatch(&mut self, now_us: u64, process: ProcessIndex) {
+        let now = self.clock.instant(now_us);
         loop {
-            match self.processes[index].next_dispatch_step(now_us) {
+            match self.processes[process].next_dispatch_step(now_us) {
                 // Nothing here ends blocks before their time.
                 DispatchStep::EndBlocks => {}
                 DispatchStep::Look => {
                     let flows = self.seen_flows(now_us);
-                    self.processes[index].dispatcher.looked(now, flows, now);
+                    self.processes[process].dispatcher.looked(now, flows, now);
                 }
                 DispatchStep::Claim(claim) => {
                     let jobs = self.backlog.claim(Duration::from_micros(now_us), &claim);
                     let wake_at = self.backlog.next_wake().map(|wake| self.clock.instant(micros_up(wake)));
                     let flows = jobs.iter().map(|(flow, _)| *flow);
-                    self.processes[index].dispatcher.claimed(&claim, flows, wake_at, now);
+                    self.processes[process].dispatcher.claimed(&claim, flows, wake_at, now);
                     for (_, WaitingJob { job, .. }) in jobs {
-                        let state = &mut self.record.jobs[as_index(job)];
+                        let state = &mut self.record.jobs[job];
                         (state.process, state.delivered_us) = (process, now_us);
                         (state.is_claimed, state.is_ahead) = (true, true);
                         self.agenda.at(now_us + self.commit_us, Event::Claimed(job));
@@ -165,7 +165,7 @@ impl Simulation<'_> {
                 }
                 DispatchStep::Wait(until) => {
                     let at_us = self.clock.micros(until);
-                    if self.processes[index].schedules_step(at_us) {
+                    if self.processes[process].schedules_step(at_us) {
                         self.agenda.at(at_us, Event::Dispatch(process));
                     }
                     return;
@@ -183,8 +183,8 @@ impl Simulation<'_> {
             .collect()
     }
 
-    pub(super) fn dispatcher_woken(&mut self, now_us: u64, process: ProcessIndex) {
-        self.processes[as_index(process)].step_is_due(now_us);
+    pub fn dispatcher_woken(&mut self, now_us: u64, process: ProcessIndex) {
+        self.processes[process].step_is_due(now_us);
         self.dispatch(now_us, process);
     }
 }

@@ -12,11 +12,10 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 
-use super::driver::{GateDriver, VirtualClock, first_call};
-use super::process::SimulatedProcess;
-use super::windows::ProviderUse;
+use super::driver::{GateDriver, JobIndex, ProcessIndex, SimulatedProcess, VirtualClock, first_call};
 use super::{JobArrivals, Model};
-use crate::domain::disposition::{RetryPolicy, Transition};
+use crate::domain::backoff::RetryPolicy;
+use crate::domain::disposition::Transition;
 use crate::domain::fair_order::FairOrder;
 use crate::domain::outcome::FinalState;
 use crate::domain::quota::Quota;
@@ -27,16 +26,14 @@ use crate::worker::backlog::permit_waits::OngoingWait;
 use crate::worker::lane::max_local_wait;
 
 mod backlog;
-mod gate;
-mod intake;
-mod request;
+mod job;
 
 /// Time without progress, beyond the longest window, after which a run ends.
 const STALL: Duration = Duration::from_secs(3_600);
 
 /// Progress of one job.
 #[derive(Debug, Default)]
-pub(super) struct SimulatedJob {
+pub struct SimulatedJob {
     pub first_start_us: Option<u64>,
     pub end: Option<(u64, JobEnd)>,
     pub late_for_deadline: bool,
@@ -106,15 +103,25 @@ impl From<Transition> for JobStep {
 
 /// End of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum JobEnd {
+pub enum JobEnd {
     Final(FinalState),
     /// An account rule of the provider blocks its account.
     Blocked,
 }
 
+/// One request as the provider counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProviderUse {
+    pub at_us: u64,
+    /// When the provider has finished it.
+    pub ended_us: u64,
+    pub cost: u16,
+    pub account: Option<u32>,
+}
+
 /// Record of a run.
 #[derive(Debug, Default)]
-pub(super) struct RunRecord {
+pub struct RunRecord {
     pub jobs: Vec<SimulatedJob>,
     /// Sorted by their starts, not by their arrival at the provider.
     pub uses: Vec<ProviderUse>,
@@ -128,7 +135,7 @@ pub(super) struct RunRecord {
     pub answers: u64,
 }
 
-pub(super) struct Simulation<'a> {
+pub struct Simulation<'a> {
     model: &'a Model,
     arrivals: &'a JobArrivals,
     rng: &'a mut StdRng,
@@ -149,11 +156,6 @@ pub(super) struct Simulation<'a> {
     max_hold_us: u64,
     progress_us: u64,
     record: RunRecord,
-}
-
-/// An index in events, as an index into vectors.
-pub(super) fn as_index(index: u32) -> usize {
-    index as usize
 }
 
 impl<'a> Simulation<'a> {
@@ -219,8 +221,7 @@ impl<'a> Simulation<'a> {
     fn handle(&mut self, now_us: u64, event: Event) {
         match event {
             Event::Arrive => {
-                let job = JobIndex::try_from(self.arrived - 1).unwrap_or(JobIndex::MAX);
-                self.queue.push_back(job);
+                self.queue.push_back(self.arrived - 1);
                 self.progress_us = now_us;
                 self.arrive_next();
                 self.deliver(now_us);
@@ -252,12 +253,12 @@ impl<'a> Simulation<'a> {
     }
 
     fn commit(&mut self, now_us: u64, job: JobIndex, next: JobStep) {
-        self.record.jobs[as_index(job)].next = Some(next);
+        self.record.jobs[job].next = Some(next);
         self.agenda.at(now_us + self.commit_us, Event::Committed(job));
     }
 
     fn committed(&mut self, now_us: u64, job: JobIndex) {
-        let state = &mut self.record.jobs[as_index(job)];
+        let state = &mut self.record.jobs[job];
         match state.next.take() {
             Some(JobStep::Retry { wait_us }) => {
                 self.record.delayed += 1;
@@ -285,26 +286,21 @@ impl<'a> Simulation<'a> {
     /// Releases the job from its process, so that its worker slot and prefetch serve the next job.
     fn deactivate(&mut self, now_us: u64, job: JobIndex) {
         self.end_wait(job, None);
-        let process = self.record.jobs[as_index(job)].process;
-        self.processes[as_index(process)].dispatcher.waits.leave(&job);
-        let state = &mut self.record.jobs[as_index(job)];
+        let process = self.record.jobs[job].process;
+        self.processes[process].dispatcher.waits.leave(&job);
+        let state = &mut self.record.jobs[job];
         let is_claimed = std::mem::take(&mut state.is_claimed);
         let (has_slot, is_unsent) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_unsent));
         if has_slot {
-            self.processes[as_index(process)].gate.egress().vacate(is_unsent, self.clock.instant(now_us));
+            self.processes[process].gate.egress().vacate(is_unsent, self.clock.instant(now_us));
         }
         if !is_claimed {
-            self.processes[as_index(process)].free_prefetch += 1;
+            self.processes[process].free_prefetch += 1;
         }
         self.advance_gate(now_us, process);
         self.deliver(now_us);
     }
 }
-
-/// Index of a job among the arrivals.
-pub(super) type JobIndex = u32;
-/// Index of a worker process.
-pub(super) type ProcessIndex = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {

@@ -8,8 +8,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Duration;
 
-use crate::domain::flow::{Flow, FlowClass};
-use crate::domain::job::JobField;
+use crate::domain::job::{Flow, FlowClass, JobField};
 use crate::domain::provider::Provider;
 
 /// Jobs of one flow that one claim takes at most, and with which a flow is full, where accounts have limits.

@@ -12,7 +12,7 @@ use super::claimed_ahead::{AheadBounds, ClaimedAhead};
 use super::known_flows::{KnownFlows, SeenFlow};
 use super::permit_waits::PermitWaits;
 use crate::domain::fair_order::FairClaim;
-use crate::domain::flow::{Flow, FlowClass};
+use crate::domain::job::{Flow, FlowClass};
 use crate::domain::provider::JobOrder;
 
 /// Time between two looks at the flows, while some are known. Other processes block and unblock them, too.

@@ -7,8 +7,7 @@ use tokio::time::Instant;
 
 use super::LaneBacklog;
 use super::permit_waits::OngoingWait;
-use crate::domain::flow::FlowKey;
-use crate::domain::job::JobId;
+use crate::domain::job::{FlowKey, JobId};
 
 /// Counts one claimed job until its permit is granted, or until it is dropped.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::domain::flow::{Flow, FlowClass};
+use crate::domain::job::{Flow, FlowClass};
 
 /// Most flows that are known here: the memory of a few hundred jobs.
 pub const KNOWN_FLOWS_MAX: u32 = 1_000;

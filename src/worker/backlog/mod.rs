@@ -18,9 +18,8 @@ pub use self::guards::AheadGuard;
 use super::lane::LaneContext;
 use super::lane_control::LanePause;
 use super::retry::{RetryEnded, retry_while_unavailable};
-use crate::domain::flow::FlowKey;
-use crate::domain::group_commit::MAX_DELAY;
-use crate::domain::job::{Identifier, JobId};
+use crate::domain::job::{FlowKey, Identifier, JobId};
+use crate::domain::persist_window::BATCH_DELAY_MAX;
 use crate::domain::provider::{Mode, Provider};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
@@ -122,7 +121,7 @@ pub(super) async fn record_if_it_must_wait(
     }
     let ledger = &lane.worker.backends.ledger;
     let recorded = retry_while_unavailable("record a job in the backlog", &lane.stop, || {
-        ledger.record_backlog(&decoded.job, decoded.hash, MAX_DELAY)
+        ledger.record_backlog(&decoded.job, decoded.hash, BATCH_DELAY_MAX)
     });
     let recorded = recorded.instrument(spans::step("record in the backlog")).await;
     if matches!(recorded, Ok(BacklogRecord::Recorded)) {

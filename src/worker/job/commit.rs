@@ -9,10 +9,10 @@ use tracing::Instrument as _;
 
 use super::{JobRun, WaitCause};
 use crate::domain::disposition::Transition;
-use crate::domain::group_commit::delay_after_response;
 use crate::domain::job::JobId;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::domain::permit_protocol::CallKind;
+use crate::domain::persist_window::delay_after_response;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
 use crate::ledger::copies::ReturnPlan;

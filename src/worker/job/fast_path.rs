@@ -17,9 +17,9 @@ use super::JobRun;
 use super::acquire::{PermitWait, acquire_request, egress_request, wait_for_permit};
 use super::prepare::ProviderCall;
 use super::send::BegunRequest;
-use crate::domain::group_commit::{MAX_DELAY, delay_before_send};
 use crate::domain::job::Job;
 use crate::domain::permit_protocol::CallKind;
+use crate::domain::persist_window::{BATCH_DELAY_MAX, delay_before_send};
 use crate::faults::{self, CrashPoint};
 use crate::ledger::{BatchOptions, Claimed, FencedWrite, LeaseToken, NewJobAttempt};
 use crate::limiter::gate::EgressRule;
@@ -57,7 +57,7 @@ pub struct Reservation<'a>(pub(super) BoxFuture<'a, PermitWait>);
 /// Batch delay of recording such a payment. A permit that it has requested may be granted already and expire. If it has
 /// no reservation, it requests the permit after it is recorded, and may have to queue.
 pub fn batch_delay(reservation: Option<&Reservation<'_>>, queue_moves: bool) -> Duration {
-    if reservation.is_some() || queue_moves { Duration::ZERO } else { MAX_DELAY }
+    if reservation.is_some() || queue_moves { Duration::ZERO } else { BATCH_DELAY_MAX }
 }
 
 /// What became of a payment that was not claimed first.
@@ -167,7 +167,7 @@ mod tests {
         let requested = Reservation(ready(PermitWait::Stopping).boxed());
         for (reservation, queue_moves, waits) in [
             (None, true, Duration::ZERO),
-            (None, false, MAX_DELAY),
+            (None, false, BATCH_DELAY_MAX),
             (Some(&requested), true, Duration::ZERO),
             (Some(&requested), false, Duration::ZERO),
         ] {

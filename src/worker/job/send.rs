@@ -16,11 +16,12 @@ use crate::domain::account_faults::FaultScope;
 use crate::domain::breaker::BreakerTransition;
 use crate::domain::disposition::lookup::after_lookup;
 use crate::domain::disposition::{AttemptHistory, PauseRequest, Transition, after_outcome};
-use crate::domain::group_commit::delay_before_send;
 use crate::domain::job::{Job, JobField};
-use crate::domain::lookup::LookupResult;
-use crate::domain::outcome::{FinalState, Outcome, Refusal, Transmission, UnknownCause, redacted_reference_note};
+use crate::domain::outcome::{
+    FinalState, LookupResult, Outcome, Refusal, Transmission, UnknownCause, redacted_reference_note,
+};
 use crate::domain::permit_protocol::CallKind;
+use crate::domain::persist_window::delay_before_send;
 use crate::domain::provider::Provider;
 use crate::domain::sensitive::Sensitive;
 use crate::domain::wait_reason::WaitReason;

@@ -1,7 +1,7 @@
 //! A lane's backlog: jobs that wait in the ledger alone, and how they come back.
 
 use sluicegate::domain::fair_order::FairClaim;
-use sluicegate::domain::flow::{FlowClass, FlowKey};
+use sluicegate::domain::job::{FlowClass, FlowKey};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::backlog::{

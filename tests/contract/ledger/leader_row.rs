@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset, QuotaAttestation};
-use sluicegate::domain::leader_row::LeaderRow;
+use sluicegate::domain::clock_comparison::{ClockAttestation, ClockOffset, LeaderRow, QuotaAttestation};
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::LedgerError;
 

@@ -35,7 +35,7 @@ fn some(text: &str) -> Option<String> {
 
 async fn every_wait_reason_is_stored(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    for (nth, reason) in WaitReason::all().into_iter().enumerate() {
+    for (nth, reason) in WaitReason::ALL.into_iter().enumerate() {
         let reason = match reason {
             WaitReason::Limit(_) => WaitReason::Limit("per-minute".to_owned()),
             WaitReason::CostExceedsLimit(_) => WaitReason::CostExceedsLimit("per-minute".to_owned()),

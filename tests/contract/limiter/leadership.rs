@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sluicegate::domain::clock_attestation::ClockAttestation;
+use sluicegate::domain::clock_comparison::ClockAttestation;
 use sluicegate::domain::provider::StoreDown;
 use sluicegate::ledger::database::Database;
 use sluicegate::limiter::embedded::EmbeddedLimiter;

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use sluicegate::domain::echo::Echo;
-use sluicegate::domain::lookup::{LookupConfig, LookupMethod, LookupResult, LookupUrl, WhenNotFound};
-use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{CodeCondition, HeaderCondition, Provider, StatusCase, StatusMeaning};
+use sluicegate::domain::outcome::{LookupResult, Outcome, UnknownCause};
+use sluicegate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, Provider, WhenNotFound};
+use sluicegate::domain::response::{CodeCondition, Echo, HeaderCondition, StatusCase, StatusMeaning};
 use sluicegate::provider::PaymentProvider as _;
 
 use super::raw::{RawServer, Then};

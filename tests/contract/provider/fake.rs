@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use sluicegate::domain::echo::{Echo, PaymentIdentity};
 use sluicegate::domain::limit::Rate;
-use sluicegate::domain::lookup::{LookupConfig, LookupMethod, LookupResult, LookupUrl, WhenNotFound};
-use sluicegate::domain::outcome::{Outcome, Refusal, UnknownCause};
-use sluicegate::domain::provider::{CodeCondition, Provider, StatusCase, StatusMeaning};
+use sluicegate::domain::outcome::{LookupResult, Outcome, Refusal, UnknownCause};
+use sluicegate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, Provider, WhenNotFound};
+use sluicegate::domain::response::{CodeCondition, Echo, PaymentIdentity, StatusCase, StatusMeaning};
 use sluicegate::provider::http::HttpProvider;
 use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
 use sluicegate::provider::{LookupRequest, PaymentProvider};

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use sluicegate::domain::lookup::LookupResult;
-use sluicegate::domain::outcome::Outcome;
+use sluicegate::domain::outcome::{LookupResult, Outcome};
 use sluicegate::domain::provider::Provider;
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::secret_grants::SecretGrants;

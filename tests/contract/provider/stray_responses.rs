@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use sluicegate::domain::echo::{Echo, EchoField, EchoedField};
 use sluicegate::domain::job::Job;
-use sluicegate::domain::lookup::{LookupConfig, LookupResult};
-use sluicegate::domain::outcome::{Outcome, Transmission, UnknownCause};
-use sluicegate::domain::provider::{Provider, RequestShape, ResponseLocation, StatusCase, StatusMeaning};
+use sluicegate::domain::outcome::{LookupResult, Outcome, Transmission, UnknownCause};
+use sluicegate::domain::provider::{LookupConfig, Provider, RequestShape};
+use sluicegate::domain::response::{Echo, EchoField, EchoedField, ResponseLocation, StatusCase, StatusMeaning};
 use sluicegate::provider::PaymentProvider as _;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

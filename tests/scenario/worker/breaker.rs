@@ -3,7 +3,7 @@
 
 use serde_json::json;
 use sluicegate::domain::breaker::{CONSECUTIVE_FAILURES_MAX, PROBES_TO_CLOSE};
-use sluicegate::domain::lookup::LookupResult;
+use sluicegate::domain::outcome::LookupResult;
 use sluicegate::domain::wait_reason::WaitReason;
 use sluicegate::fleet::report::PauseCause;
 use sluicegate::ledger::provider_row::ProviderRow;

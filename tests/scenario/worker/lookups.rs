@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sluicegate::domain::lookup::LookupResult;
-use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::outcome::{LookupResult, Outcome, UnknownCause};
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::upkeep::CheckScope;
 use sluicegate::worker::lane_control::LaneStatus;

@@ -5,14 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use sluicegate::domain::echo::PaymentIdentity;
-use sluicegate::domain::expansion::{RequestBuildError, RequestPart, TooLarge};
+use sluicegate::domain::expansion::{RequestBuildError, RequestPart, TooLarge, UrlTemplate};
 use sluicegate::domain::job::Job;
 use sluicegate::domain::local_fault::LocalFault;
-use sluicegate::domain::lookup::LookupResult;
-use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::outcome::{LookupResult, Outcome, UnknownCause};
 use sluicegate::domain::provider::Provider;
-use sluicegate::domain::url_template::UrlTemplate;
+use sluicegate::domain::response::PaymentIdentity;
 use sluicegate::provider::{
     FreezeError, FrozenRequest, LookupRequest, PaymentProvider, ProviderFactory, RequestResult,
 };

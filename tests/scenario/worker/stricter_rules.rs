@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sluicegate::domain::lookup::LookupResult;
-use sluicegate::domain::outcome::Outcome;
+use sluicegate::domain::outcome::{LookupResult, Outcome};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::queue::message::{CardNumbers, decode, decode_recorded};
 

@@ -15,7 +15,7 @@ use super::super::upkeep::READABLE;
 use super::super::upkeep::republish::{CLAIMABLE, RECORDED, job_to_republish};
 use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
 use crate::domain::fair_order::PASSED_OVER_FIRST;
-use crate::domain::flow::FlowKey;
+use crate::domain::job::FlowKey;
 use crate::domain::provider::JobOrder;
 use crate::faults::{self, Bug};
 use crate::ledger::LedgerError;

@@ -10,8 +10,7 @@ use super::engine::{Sql, Value};
 use super::row::{SqlRow, corrupt};
 use super::storable;
 use crate::domain::fair_order::FairClaim;
-use crate::domain::flow::FlowClass;
-use crate::domain::job::Identifier;
+use crate::domain::job::{FlowClass, Identifier};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BlockedFlow, BlockedReason, FlowBlock, FlowStatus};
 use crate::ledger::database::Database;
@@ -133,7 +132,8 @@ fn flow_class(row: &SqlRow, column: &str) -> Result<FlowClass, LedgerError> {
 
 fn flow_status(row: &SqlRow) -> Result<FlowStatus, LedgerError> {
     let account = Some(row.text("account")?).filter(|account| !account.is_empty());
-    let account = account.map(Identifier::new).transpose().map_err(|problem| corrupt("account", &problem))?;
+    let account =
+        account.map(Identifier::new).transpose().map_err(|problem| corrupt("account", &problem.to_string()))?;
     let blocked = match row.opt_ms("blocked_ms")? {
         Some(left) => {
             let reason = BlockedReason::from_code(&row.text("blocked_reason")?);

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::list::{SUMMARY_COLUMNS, at, id_args, job_summary, opt_at};
 use crate::domain::job::JobId;
-use crate::domain::redacted_url::redact_url;
+use crate::domain::printable::redact_url;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{

@@ -46,12 +46,14 @@ impl Database {
 }
 
 fn reloaded(row: &SqlRow) -> Result<ReloadedJob, LedgerError> {
-    let token = |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem));
+    let token =
+        |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem.to_string()));
     let key = row.text("idempotency_key")?;
     let hash = row.bytes("content_hash")?;
     let job = Job {
         id: token("id", row.text("id")?)?,
-        provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
+        provider: ProviderName::new(row.text("provider")?)
+            .map_err(|problem| corrupt("provider", &problem.to_string()))?,
         amount: row.int("amount")?,
         currency: row.text("currency")?,
         account: row.opt_text("account")?.map(|account| token("account", account)).transpose()?,

@@ -11,7 +11,7 @@ use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::fenced_write;
 use super::super::row::{SqlRow, corrupt, read_each, read_or_log};
 use super::{OPEN, READABLE};
-use crate::domain::disposition::RetryPolicy;
+use crate::domain::backoff::RetryPolicy;
 use crate::domain::job::{ContentHash, Identifier, Job};
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{LIMIT_CODES, PROVIDER_WAIT_CODES};
@@ -239,7 +239,8 @@ impl Database {
 }
 
 pub(in crate::ledger::sql) fn job_to_republish(row: &SqlRow) -> Result<JobToRepublish, LedgerError> {
-    let token = |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem));
+    let token =
+        |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem.to_string()));
     let key = row.bool("key_given")?.then(|| row.text("idempotency_key")).transpose()?;
     let small = |column: &str| row.count(column);
     let hash: [u8; 32] =
@@ -247,7 +248,8 @@ pub(in crate::ledger::sql) fn job_to_republish(row: &SqlRow) -> Result<JobToRepu
     Ok(JobToRepublish {
         job: Job {
             id: token("id", row.text("id")?)?,
-            provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
+            provider: ProviderName::new(row.text("provider")?)
+                .map_err(|problem| corrupt("provider", &problem.to_string()))?,
             amount: row.int("amount")?,
             currency: row.text("currency")?,
             account: row.opt_text("account")?.map(|text| token("account", text)).transpose()?,

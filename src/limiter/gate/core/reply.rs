@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::cold::ColdQuery;
 use super::store_checks::STALE_PAUSE;
 use super::{Decision, GateCore, GrantedPermit, Notice, RETRY_FIRST, Ticket};
-use crate::domain::clock_attestation::AttestationCheck;
+use crate::domain::clock_comparison::AttestationCheck;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{
     CallKind, LimiterRefusal, LimiterReply, PermitGrant, PermitRequest, RefusalReason, Shortage, SkippedRequest,

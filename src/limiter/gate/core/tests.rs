@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use self::events::{ACCOUNTS, Ask, Step, millis, step};
 use super::*;
-use crate::domain::clock_attestation::AttestationCheck;
+use crate::domain::clock_comparison::AttestationCheck;
 use crate::domain::job::JobId;
 use crate::domain::limit::{AccountRule, Rule, Scope};
 use crate::domain::permit_protocol::{CallKind, CostByKind, LimiterReply, RebuildData};

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use sluicegate::domain::fair_order::FairClaim;
-use sluicegate::domain::flow::{FlowClass, FlowKey};
+use sluicegate::domain::job::{FlowClass, FlowKey};
 use sluicegate::ledger::FencedWrite;
 use sluicegate::ledger::backlog::{
     BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock,

@@ -1,9 +1,8 @@
 //! The work of workers, sweepers and operators on a ledger, through its interfaces, one duty after the other.
 
 use futures_util::future::join_all;
-use sluicegate::domain::backoff::BackoffPolicy;
-use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset, QuotaAttestation};
-use sluicegate::domain::disposition::RetryPolicy;
+use sluicegate::domain::backoff::{BackoffPolicy, RetryPolicy};
+use sluicegate::domain::clock_comparison::{ClockAttestation, ClockOffset, QuotaAttestation};
 use sluicegate::domain::limit::Scope;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::quota_spec::{Lookback, SubjectQuery};

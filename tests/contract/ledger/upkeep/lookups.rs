@@ -1,7 +1,8 @@
 //! Look-ups that are due while their messages lie in the lane's queue: which jobs need one, and that a claim adds no
 //! message.
 
-use sluicegate::domain::disposition::{AttemptHistory, LookupPolicy, PreSend, Resend, RetryPolicy, before_request};
+use sluicegate::domain::backoff::{LookupPolicy, RetryPolicy};
+use sluicegate::domain::disposition::{AttemptHistory, PreSend, Resend, before_request};
 use sluicegate::ledger::LookupEnd;
 use sluicegate::ledger::copies::{DeliveredCopy, ReturnPlan};
 use sluicegate::ledger::operator::Actor;

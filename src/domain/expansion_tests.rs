@@ -1,10 +1,28 @@
-//! Tests of addresses with placeholders: what a job's fields may and may not change in them.
+//! Tests of bounded buffers, and of addresses with placeholders: what a job's fields may and may not change in them.
 
 use proptest::prelude::*;
 
 use super::super::job::Identifier;
 use super::super::provider::ProviderName;
 use super::*;
+
+proptest! {
+    #[test]
+    fn writes_never_reserve_beyond_the_bound(
+        bytes_max in 0_usize..2_000,
+        lengths in prop::collection::vec(0_usize..300, 0..40),
+    ) {
+        let mut bounded = BoundedBuffer::new(bytes_max);
+        let mut written = 0;
+        for length in lengths {
+            let fits = written + length <= bytes_max;
+            prop_assert_eq!(bounded.push(&"x".repeat(length)).is_ok(), fits);
+            written += if fits { length } else { 0 };
+            prop_assert_eq!(bounded.bytes.len(), written);
+            prop_assert!(bounded.bytes.capacity() <= bytes_max);
+        }
+    }
+}
 
 fn job() -> Job {
     Job {
@@ -86,7 +104,7 @@ fn invalid_addresses_are_rejected_with_a_fix() {
     ];
     for (url, problem) in table {
         let error = UrlTemplate::parse(url).unwrap_err();
-        assert!(error.contains(problem), "{url}: {error}");
+        assert!(error.to_string().contains(problem), "{url}: {error}");
     }
 }
 

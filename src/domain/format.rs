@@ -4,20 +4,15 @@
 
 use std::time::Duration;
 
-use crate::domain::clear_time::ClearTime;
-use crate::domain::time::EpochMs;
+use jiff::Timestamp;
 
-const DAY_MS: i64 = 86_400_000;
+use super::time::EpochMs;
 
 /// `14:03:21 UTC`; with its date unless that is today's.
 pub fn clock(at: EpochMs, now: EpochMs) -> String {
-    let (day, of_day) = (at.0.div_euclid(DAY_MS), at.0.rem_euclid(DAY_MS) / 1_000);
-    let time = format!("{:02}:{:02}:{:02} UTC", of_day / 3_600, of_day / 60 % 60, of_day % 60);
-    if day == now.0.div_euclid(DAY_MS) {
-        return time;
-    }
-    let (year, month, day) = civil(day);
-    format!("{year:04}-{month:02}-{day:02} {time}")
+    let [at, now] = [at, now].map(|instant| Timestamp::from_millisecond(instant.0).unwrap_or(Timestamp::MAX));
+    let is_today = at.strftime("%F").to_string() == now.strftime("%F").to_string();
+    at.strftime(if is_today { "%T UTC" } else { "%F %T UTC" }).to_string()
 }
 
 /// `14:03:21 UTC (in 12.4 s)`, or `(12.4 s ago)`.
@@ -79,39 +74,10 @@ pub fn is_or_are(number: u64) -> &'static str {
     if number == 1 { "is" } else { "are" }
 }
 
-/// Clear time of a lane's backlog, as the end of a phrase about its messages; empty if it is not known.
-pub fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
-    let then =
-        |wait: Duration| clock(EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))), now);
-    match clears {
-        ClearTime::In(wait) => format!(", all sent by about {}", then(*wait)),
-        ClearTime::DependsOnAccounts { at_least, .. } => format!(", all sent by {} at the earliest", then(*at_least)),
-        ClearTime::Never { limit: Some(limit) } => format!(", nothing is sent: limit {limit} is 0"),
-        ClearTime::Never { limit: None } => ", all blocked by an account rule".to_owned(),
-        ClearTime::NotWhilePaused => ", paused".to_owned(),
-        ClearTime::NotWhileDisabled => ", disabled".to_owned(),
-        ClearTime::NotWhileBreakerOpen => ", circuit breaker open".to_owned(),
-        ClearTime::Unknown(_) => String::new(),
-    }
-}
-
 /// A window in the unit that limits use: `60 s`, `250 ms`, `1 d`.
 pub fn window(window: Duration) -> String {
     let s = window.as_secs();
     if window.subsec_nanos() == 0 && s <= 600 { format!("{s} s") } else { duration(window) }
-}
-
-/// Year, month and day of a number of days since 1970-01-01, in the Gregorian calendar.
-/// <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>
-fn civil(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march_based = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * march_based + 2) / 5 + 1;
-    let month = if march_based < 10 { march_based + 3 } else { march_based - 9 };
-    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]
@@ -143,7 +109,7 @@ mod tests {
         // 2026-11-21 14:03:21 UTC.
         let at = EpochMs(1_795_269_801_000);
         assert_eq!(clock(at, EpochMs(at.0 + 1)), "14:03:21 UTC");
-        assert_eq!(clock(at, EpochMs(at.0 + DAY_MS)), "2026-11-21 14:03:21 UTC");
+        assert_eq!(clock(at, EpochMs(at.0 + 86_400_000)), "2026-11-21 14:03:21 UTC");
         assert_eq!(clock(EpochMs(951_782_400_000), at), "2000-02-29 00:00:00 UTC");
         assert_eq!(instant(at, EpochMs(at.0 - 12_432)), "14:03:21 UTC (in 12.4 s)");
         assert_eq!(instant(at, EpochMs(at.0 + 850)), "14:03:21 UTC (850 ms ago)");

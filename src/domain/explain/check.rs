@@ -1,167 +1,134 @@
-//! Limits that a job waits for, and its place among other jobs: `600 used, estimated start …, 37 ahead of it`.
-//!
-//! There is no estimated start if it cannot be computed: for closed limits, and if the ledger cannot report the usage.
+//! Checks of a job, in their order, and the one that blocks it; above all those of the limits that it waits for, and of
+//! its place among other jobs: `600 used, estimated start …, 37 ahead of it`.
 
 use std::time::Duration;
 
-use super::backlog::{self, EstimatedStart};
-use super::facts::{ClaimState, Facts, GatePosition, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
-use super::forecast::{self, ForecastInput};
-use super::pending::{is_delayed, later};
-use super::{BlockedAt, CheckResult, format};
-use crate::domain::limit::{Algorithm, AppliesTo, Scope, limit_text};
+use super::facts::{ClaimState, Facts, JobFacts, LaneFacts, SentRequest};
+use super::outlook::{NOW, Outlook, QueueView, delaying_limit, gate_position, refused_limit};
+use crate::domain::format;
+use crate::domain::limit::{Algorithm, Scope, limit_text};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota_spec::{LimitSpec, PACING, QuotaSpec};
-use crate::domain::wait_reason::WaitReason;
+use crate::domain::time::EpochMs;
+use crate::domain::wait_reason::past_sentence;
 
-/// Why there is no estimate without a process.
-const UNASKED: &str = "no running worker was asked";
+/// The checks in their order. A job is blocked at the first that does not let it pass.
+pub const CHECKS: [&str; 10] =
+    ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "queue", "sent", "outcome"];
 
-/// A start within this time counts as now.
-const NOW: Duration = Duration::from_millis(20);
+/// Explanation of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The job's state in the ledger. `queued`: its message was found and is not recorded yet. `unrecorded`: neither is
+    /// known.
+    pub state: String,
+    pub provider: Option<String>,
+    /// One sentence.
+    pub summary: String,
+    /// In the order of [`CHECKS`]; empty for a job that the ledger does not know.
+    pub checks: Vec<JobCheck>,
+    /// `None`: no check blocks it.
+    pub blocked_at: Option<BlockedAt>,
+}
 
-/// Estimated start of a job, the limit that delays it, and the jobs ahead.
-pub(super) struct Outlook {
-    /// `None`: there is no estimate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobCheck {
+    pub name: &'static str,
+    pub passed: bool,
+    /// It passed as most jobs do; short outputs count such checks.
+    pub is_routine: bool,
+    pub at: Option<EpochMs>,
+    pub text: String,
+}
+
+/// The check that blocks a job, in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockedAt {
+    pub check: &'static str,
+    pub limit: Option<String>,
+    /// The limit as operators write it: `600/1m`.
+    pub allows: Option<String>,
+    pub used: Option<u64>,
+    /// Time from now to the estimated start, if there is an estimate.
     pub starts_in: Option<Duration>,
-    /// The estimated start is not now.
-    waits: bool,
-    pub limited_by: Option<String>,
-    /// Why there is no estimate, where that is known.
-    start_unknown: Option<&'static str>,
-    pub jobs_ahead: u64,
-    /// Whether `jobs_ahead` was counted in the queue that the job is in.
+    /// Why there is no estimated start, where that is known.
+    pub start_unknown: Option<&'static str>,
+    /// Time from now until the block may end; the start is not before.
+    pub held_for: Option<Duration>,
+    /// Jobs that are served before it.
+    pub jobs_ahead: Option<u64>,
+    /// Whether `jobs_ahead` was counted in the queue that the job is in; else it is estimated from the ledger and the
+    /// lane's queue.
     pub exact: bool,
 }
 
-impl Outlook {
-    fn queue(&self) -> QueueView {
-        QueueView {
-            starts_in: self.starts_in,
-            start_unknown: self.start_unknown,
-            jobs_ahead: Some(self.jobs_ahead),
-            exact: self.exact,
-        }
+/// Result of one check.
+pub enum CheckResult {
+    Passed(Option<EpochMs>, String),
+    /// Passed as most jobs do.
+    Routine(String),
+    Blocked(Box<BlockedAt>, String),
+}
+
+impl CheckResult {
+    pub fn passed(text: impl Into<String>) -> Self {
+        Self::Passed(None, text.into())
+    }
+
+    pub fn routine(text: impl Into<String>) -> Self {
+        Self::Routine(text.into())
+    }
+
+    pub fn blocked(check: &'static str, text: impl Into<String>) -> Self {
+        Self::Blocked(Box::new(BlockedAt { check, ..BlockedAt::default() }), text.into())
     }
 }
 
-/// What is said about a job's start, and about the jobs ahead of it.
-#[derive(Clone, Copy, Default)]
-struct QueueView {
-    starts_in: Option<Duration>,
-    start_unknown: Option<&'static str>,
-    jobs_ahead: Option<u64>,
-    exact: bool,
+/// The checks up to the first that blocks. Later checks are marked as not reached.
+pub fn until_blocked(results: Vec<(&'static str, CheckResult)>) -> (Vec<JobCheck>, Option<(BlockedAt, String)>) {
+    let mut blocked = None;
+    let mut checks = Vec::with_capacity(CHECKS.len());
+    for (name, result) in results {
+        let (passed, is_routine, at, text) = match result {
+            _ if blocked.is_some() => (false, false, None, "not reached".to_owned()),
+            CheckResult::Passed(at, text) => (true, false, at, text),
+            CheckResult::Routine(text) => (true, true, None, text),
+            CheckResult::Blocked(at, text) => {
+                blocked = Some((*at, text.clone()));
+                (false, false, None, text)
+            }
+        };
+        checks.push(JobCheck { name, passed, is_routine, at, text });
+    }
+    (checks, blocked)
 }
 
-/// The limit that delayed this job, if one did.
-pub(super) fn delaying_limit(job: &JobFacts) -> Option<&str> {
-    job.wait_reason.as_ref()?.limit()
+/// Check `time` of a job whose request was sent: how long it was delayed before, and why.
+pub fn delayed_before(facts: &Facts, job: &JobFacts, request: &SentRequest) -> Option<CheckResult> {
+    let waited = job.last_delay.as_ref().filter(|waited| waited.request == request.number)?;
+    let span_ms = u64::try_from(request.began_at.0.saturating_sub(waited.since.0)).unwrap_or(0);
+    let span = format::duration(Duration::from_millis(span_ms));
+    let (from, to) = (format::clock(waited.since, facts.now), format::clock(request.began_at, facts.now));
+    let text = format!(
+        "{} from {from} to {to} ({span})",
+        past_sentence(&waited.reason.reason, waited.reason.detail.as_deref())
+    );
+    Some(CheckResult::Passed(Some(waited.since), text))
 }
 
-pub(super) fn delayed_as_blocked(job: &JobFacts) -> bool {
-    job.wait_reason == Some(WaitReason::AccountBlocked)
-}
-
-fn gate_position(facts: &Facts) -> Option<&GatePosition> {
-    match &facts.claim {
-        ClaimState::AskedWorker { position, .. } => position.as_ref(),
-        _ => None,
+/// Check `recorded` of a job that the ledger has or whose message was found.
+pub fn recorded(facts: &Facts, job: &JobFacts) -> CheckResult {
+    if facts.job.is_none() {
+        return CheckResult::passed(
+            "not yet: its message is published, and the ledger records it when a worker takes it",
+        );
     }
-}
-
-fn refused_limit(refused: Option<&PermitRefusal>) -> Option<(&str, &PermitRefusal)> {
-    refused.and_then(|refused| match &refused.reason {
-        PermitRefusalReason::Limit(name) => Some((name.as_str(), refused)),
-        _ => None,
-    })
-}
-
-/// The jobs ahead of a job.
-struct JobsAhead {
-    jobs: u64,
-    /// Their total cost.
-    cost: u64,
-    /// They were counted in the queue that the job is in.
-    exact: bool,
-}
-
-fn jobs_ahead(facts: &Facts) -> JobsAhead {
-    let before = &facts.ahead;
-    let ahead = |jobs, cost, exact| JobsAhead { jobs, cost, exact };
-    match &facts.claim {
-        ClaimState::AskedWorker { position: Some(position), .. } => ahead(position.before, position.cost_before, true),
-        ClaimState::AwaitingEgress { position: bucket, .. } => ahead(bucket.before, bucket.before, true),
-        // Between two steps: the job has left one queue and not joined the next.
-        ClaimState::AskedWorker { position: None, .. } => ahead(0, 0, false),
-        // The lane's queue is behind this job already.
-        ClaimState::OtherWorker { .. } => ahead(before.jobs.min(before.active), before.cost.min(before.active), false),
-        ClaimState::Unclaimed => ahead(before.jobs, before.cost, false),
-    }
-}
-
-pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook {
-    let position = gate_position(facts);
-    let JobsAhead { jobs: before, cost: cost_before, exact } = jobs_ahead(facts);
-    let cost = if kind == CallKind::Charge { job.cost } else { 1 };
-    // A job in a bucket has a known egress time, and a job at the gate has left its bucket.
-    let passes_buckets = matches!(facts.claim, ClaimState::Unclaimed | ClaimState::OtherWorker { .. });
-    let egress = facts.row.provider.as_ref().filter(|_| passes_buckets);
-    let jobs_per_second = egress.map(|row| row.egress_per_second() * f64::from(facts.ahead.workers.max(1)));
-    let ahead = ForecastInput { cost_before, cost, kind, jobs_per_second };
-    let estimate = match (&facts.row.spec, &facts.limiter.recent_usage) {
-        (Some(spec), Some(past)) => {
-            forecast::forecast_start(spec, facts.now_micros(), past, &ahead).map(|start| EstimatedStart {
-                wait: start.wait,
-                limited_by: start.limited_by.map(|index| spec.limit_name(index).to_owned()),
-            })
-        }
-        _ => None,
-    };
-    let (estimate, mut start_unknown) = match &facts.backlog {
-        Some(place) => match backlog::start(facts, job, place, estimate, kind) {
-            Ok(start) => (Some(start), None),
-            Err(why) => (None, Some(why)),
-        },
-        None => (estimate, None),
-    };
-    let announced = refused_limit(position.and_then(|position| position.refused.as_ref()))
-        .or_else(|| refused_limit(facts.limiter.block.as_ref()));
-    let (mut starts_in, by) = estimate.map(|start| (start.wait, start.limited_by)).unzip();
-    let mut by: Option<String> = by.flatten();
-    if let Some((name, refused)) = announced.filter(|_| start_unknown.is_none()) {
-        // The limiter's announcement takes precedence over the estimate: for the first in the queue it is the start.
-        let first = before == 0 && position.is_some();
-        starts_in = Some(if first { refused.wait } else { starts_in.unwrap_or_default().max(refused.wait) });
-        by = by.or_else(|| Some(name.to_owned()));
-    }
-    if let ClaimState::AwaitingEgress { position: bucket, .. } = &facts.claim
-        && starts_in.is_some_and(|start| start <= bucket.leaves_in)
-    {
-        (starts_in, by) = (Some(bucket.leaves_in), None);
-    }
-    if is_delayed(facts, job) {
-        starts_in = starts_in.map(|start| start.max(facts.until(job.wake_at)));
-        by = by.or_else(|| delaying_limit(job).map(str::to_owned));
-    }
-    // No instant is known at which a request in flight ends.
-    let limit = facts.row.spec.as_ref().zip(by.as_deref());
-    let counts_in_flight = limit.is_some_and(|(spec, name)| spec.counts_in_flight(name));
-    let starts_in = starts_in.filter(|_| !counts_in_flight);
-    if counts_in_flight && facts.backlog.is_some() {
-        start_unknown = Some(backlog::IN_FLIGHT);
-    }
-    let waits = starts_in.is_none_or(|start| start > NOW);
-    // It is not known whether the lane sends at all.
-    let starts_in = starts_in.filter(|_| facts.lane != LaneFacts::NotAsked);
-    if facts.lane == LaneFacts::NotAsked {
-        start_unknown = Some(UNASKED);
-    }
-    Outlook { starts_in, waits, limited_by: by, start_unknown, jobs_ahead: before, exact }
+    let text = format!("in the ledger since {}", facts.instant(job.created_at));
+    CheckResult::Passed(Some(job.created_at), text)
 }
 
 /// Check of the rules and limits of the job's account and reference.
-pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Outlook) -> CheckResult {
+pub fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Outlook) -> CheckResult {
     let Some(spec) = &facts.row.spec else { return CheckResult::passed("not known") };
     let name = job.account.as_deref().unwrap_or_default();
     if spec.subjects(job.account.as_deref(), None).is_err() {
@@ -195,21 +162,21 @@ pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &O
         && let Some(own) = its_own(limit)
     {
         let jobs_ahead = at_the_gate.map(|position| position.before);
-        let queue = QueueView { starts_in: Some(refused.wait), jobs_ahead, exact: true, ..outlook.queue() };
+        let queue = QueueView { starts_in: Some(refused.wait), jobs_ahead, exact: true, ..outlook.queue };
         return blocked_by_limit("account", facts, job, own, queue);
     }
     if let Some(blocked) = blocked_in_backlog(facts, job, outlook, its_own) {
         return blocked;
     }
-    if is_delayed(facts, job)
+    if facts.is_delayed(job)
         && let Some(own) = delaying_limit(job).and_then(its_own)
     {
-        return blocked_by_limit("account", facts, job, own, QueueView { exact: false, ..outlook.queue() });
+        return blocked_by_limit("account", facts, job, own, QueueView { exact: false, ..outlook.queue });
     }
     let full = facts.limiter.uses.iter().find(|usage| usage.used >= usage.capacity && its_own(&usage.name).is_some());
     match full.and_then(|usage| its_own(&usage.name)) {
         Some(own) if gate_position(facts).is_none() => {
-            let start_unknown = outlook.start_unknown;
+            let start_unknown = outlook.queue.start_unknown;
             blocked_by_limit("account", facts, job, own, QueueView { start_unknown, ..QueueView::default() })
         }
         _ => CheckResult::routine("no rule or limit of its account or reference blocks it"),
@@ -228,16 +195,16 @@ fn blocked_in_backlog<'a>(
     let Some(block) = &place.block else {
         let deciding = outlook.limited_by.as_deref().filter(|_| outlook.waits);
         let own = deciding.and_then(its_own)?;
-        return Some(blocked_by_limit("account", facts, job, own, outlook.queue()));
+        return Some(blocked_by_limit("account", facts, job, own, outlook.queue));
     };
     let held_for = Some(block.left);
     if let Some(own) = block.wait.reason.limit().and_then(its_own) {
-        let CheckResult::Blocked(at, text) = blocked_by_limit("account", facts, job, own, outlook.queue()) else {
+        let CheckResult::Blocked(at, text) = blocked_by_limit("account", facts, job, own, outlook.queue) else {
             return None;
         };
         return Some(CheckResult::Blocked(Box::new(BlockedAt { held_for, ..*at }), text));
     }
-    let queue = outlook.queue();
+    let queue = outlook.queue;
     let text = format!("{}{}", block.wait, queue_text(facts, &queue));
     let limit = block.wait.reason.limit().map(str::to_owned);
     let at = BlockedAt { check: "account", limit, held_for, ..blocked_at(&queue) };
@@ -260,25 +227,17 @@ fn oversized_text(cost: u32, limit: &str, at_once: u32) -> String {
 
 fn own_limit<'a>(spec: &'a QuotaSpec, name: &str, kind: CallKind) -> Option<&'a LimitSpec> {
     let counts = |limit: &&LimitSpec| {
-        limit.scope != Scope::Provider && !limit.shadow && limit.name == name && applies(limit.applies_to, kind)
+        limit.scope != Scope::Provider && !limit.shadow && limit.name == name && kind.is_counted_by(limit.applies_to)
     };
     spec.limits.iter().find(counts)
 }
 
-pub(super) fn applies(applies_to: AppliesTo, kind: CallKind) -> bool {
-    match applies_to {
-        AppliesTo::All => true,
-        AppliesTo::Charge => kind == CallKind::Charge,
-        AppliesTo::Lookup => kind == CallKind::Lookup,
-    }
-}
-
 /// Check of the limits that count all calls of the quota.
-pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Outlook) -> CheckResult {
+pub fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Outlook) -> CheckResult {
     let Some(spec) = &facts.row.spec else { return CheckResult::passed("not known") };
     let cost = if kind == CallKind::Charge { job.cost } else { 1 };
     let most = spec.cost_max(kind, &[]);
-    let closed = |limit: &&LimitSpec| limit.max_requests == 0 && !limit.shadow && applies(limit.applies_to, kind);
+    let closed = |limit: &&LimitSpec| limit.max_requests == 0 && !limit.shadow && kind.is_counted_by(limit.applies_to);
     if let Some(closed) = spec.limits.iter().find(closed).filter(|_| most == 0) {
         let text = format!(
             "limit {} of {} is {}: nothing is sent; `sluicegate limits set {} {} {}` opens it",
@@ -296,17 +255,17 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
     }
     let named = outlook.limited_by.as_deref().filter(|_| outlook.waits);
     match named.and_then(|name| spec.limits.iter().find(|limit| limit.name == name)) {
-        Some(refusing) => blocked_by_limit("limit", facts, job, refusing, outlook.queue()),
+        Some(refusing) => blocked_by_limit("limit", facts, job, refusing, outlook.queue),
         None if named == Some(PACING) => {
-            let queue = outlook.queue();
+            let queue = outlook.queue;
             let text = format!("waits for the even pacing of {}{}", job.provider, queue_text(facts, &queue));
             CheckResult::Blocked(Box::new(BlockedAt { check: "limit", ..blocked_at(&queue) }), text)
         }
         // Delayed by a limit that its row no longer has: it still waits until its wake time.
-        None if named.is_some() && is_delayed(facts, job) => {
-            let until = format::instant(job.wake_at, facts.now);
+        None if named.is_some() && facts.is_delayed(job) => {
+            let until = facts.instant(job.wake_at);
             let text = format!("delayed until {until} by a limit that was removed");
-            let at = BlockedAt { check: "limit", starts_in: outlook.starts_in, ..BlockedAt::default() };
+            let at = BlockedAt { check: "limit", starts_in: outlook.queue.starts_in, ..BlockedAt::default() };
             CheckResult::Blocked(Box::new(at), text)
         }
         None => CheckResult::routine("every limit has capacity for it and the jobs ahead of it"),
@@ -314,8 +273,8 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
 }
 
 /// Check of a job that no limit refuses: the jobs ahead, and where the job is.
-pub(super) fn scheduling(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
-    let view = outlook.queue();
+pub fn scheduling(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
+    let view = outlook.queue;
     let queue = queue_text(facts, &QueueView { starts_in: view.starts_in.filter(|start| *start > NOW), ..view });
     let queue = queue.trim_start_matches([',', ';', ' ', ':']);
     let home = if facts.backlog.is_some() { "backlog" } else { "queue" };
@@ -408,8 +367,7 @@ fn queue_text(facts: &Facts, queue: &QueueView) -> String {
 }
 
 /// `, estimated start 14:03:21 UTC (in 12.4 s)`, if that is known.
-pub(super) fn start_text(facts: &Facts, starts_in: Option<Duration>) -> String {
-    let start =
-        starts_in.map(|wait| format!(", estimated start {}", format::instant(later(facts.now, wait), facts.now)));
+pub fn start_text(facts: &Facts, starts_in: Option<Duration>) -> String {
+    let start = starts_in.map(|wait| format!(", estimated start {}", facts.instant_in(wait)));
     start.unwrap_or_default()
 }
