@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::CommandError;
 use super::connect::Services;
 use crate::config::{Config, DatabaseUrl};
-use crate::ledger::deployment::DeploymentId;
+use crate::ledger::fleet::DeploymentId;
 use crate::ops::deployment::{Deployment, HEADER};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);

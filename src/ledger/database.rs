@@ -2,31 +2,33 @@
 //!
 //! Only `sluicegate migrate` applies migrations; opening a database never does. A database is rejected if an applied
 //! migration differs from this program's (`migrations/README.md`).
+//!
+//! PostgreSQL rejects connections beyond the lowest of its limits (the user's, the database's and the server's), whatever
+//! `database.max_connections` says.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::migrate::Migrator;
-use sqlx::{Connection, PgConnection, SqlitePool};
+use sqlx::{Connection, PgConnection, Row as _, SqlitePool};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::LedgerError;
-use super::migrate::{migrate_postgres, migrate_sqlite, schema_state};
-use super::migrations::{POSTGRES, SQLITE};
-use super::sql::Statements;
-pub use super::sql::connect_options::is_postgres_parameter;
-pub use super::sql::connection_limits::ConnectionLimits;
-use super::sql::connection_limits::connection_limits;
+use super::migrations::{POSTGRES, SQLITE, migrate_postgres, migrate_sqlite, schema_state};
+use super::sql::batcher::Batchers;
 use super::sql::connections::Connections;
 use super::sql::engine::{Engine, run_to_completion};
-use super::sql::error::from_postgres;
 use super::sql::postgres::PostgresEngine;
+use super::sql::result::from_postgres;
 use super::sql::session::with_statement_timeout;
 use super::sql::slots::ConnectionPurpose;
-pub use super::sql::sqlite::file_of as sqlite_file;
-use super::sql::sqlite::{self, SqliteEngine};
+use super::sql::sqlite;
+use super::sql::sqlite::SqliteEngine;
 use crate::tls::Authorities;
+
+pub use super::sql::connect_options::is_postgres_parameter;
+pub use super::sql::sqlite::file_of as sqlite_file;
 
 /// The database's schema compared with this program's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +81,7 @@ impl AdvisoryRunLock {
 pub struct Database {
     pool: DatabasePool,
     pub(super) engine: Arc<dyn Engine>,
-    pub(super) sql: Arc<Statements>,
+    pub(super) batchers: Arc<Batchers>,
 }
 
 impl Database {
@@ -113,8 +115,7 @@ impl Database {
     }
 
     fn with_engine(pool: DatabasePool, engine: Arc<dyn Engine>) -> Self {
-        let sql = Arc::new(Statements::new(engine.dialect()));
-        Self { pool, engine, sql }
+        Self { pool, engine, batchers: Arc::default() }
     }
 
     /// SQLite's pool of one connection, for the embedded queue in the same file.
@@ -217,4 +218,28 @@ async fn lock_in_session(pool: &Connections) -> Result<Option<PgConnection>, Led
     let ours = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(RUN_LOCK_KEY).fetch_one(&mut connection);
     let ours: bool = with_statement_timeout(ours).await.map_err(classify)?;
     Ok(ours.then_some(connection))
+}
+
+/// Limits on connections; `None` where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    pub role: Option<u32>,
+    pub database: Option<u32>,
+    /// Without connections that are reserved for superusers.
+    pub server: u32,
+}
+
+/// Asks the server. A superuser has no effective limit.
+pub async fn connection_limits(connection: &mut PgConnection) -> Result<ConnectionLimits, sqlx::Error> {
+    let sql = "SELECT (SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user AND NOT rolsuper), \
+               (SELECT datconnlimit FROM pg_database, pg_roles \
+                WHERE datname = current_database() AND rolname = session_user AND NOT rolsuper), \
+               current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int";
+    let row = sqlx::query(sql).fetch_one(connection).await?;
+    // -1 means no limit.
+    let limit = |at: usize| {
+        Ok::<_, sqlx::Error>(row.try_get::<Option<i32>, _>(at)?.and_then(|limit| u32::try_from(limit).ok()))
+    };
+    let server: i32 = row.try_get(2)?;
+    Ok(ConnectionLimits { role: limit(0)?, database: limit(1)?, server: u32::try_from(server).unwrap_or(0) })
 }

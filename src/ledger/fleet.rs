@@ -1,9 +1,17 @@
-//! The worker reports in the ledger: what each worker reports of itself, stored for all others to read.
+//! The worker reports in the ledger, and the identity of the deployment whose database this is.
 //!
+//! Each worker stores what it reports of itself, for all others to read.
 //! Reports are stored as written, with their age by the database's clock. Readers interpret them and decide which
 //! worker is lost. No payment depends on these rows.
+//!
+//! The deployment's id is given when the database is created. A copy of a database, or a restored backup, has the id of
+//! its original.
 
+use std::fmt;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// Most worker reports that are read at once.
 pub const WORKERS_MAX: u32 = 1_000;
@@ -38,4 +46,35 @@ pub struct StoredReport {
     pub age: Duration,
     pub format: u32,
     pub body: String,
+}
+
+/// Random UUID in the one row of table `deployment`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DeploymentId(Uuid);
+
+impl DeploymentId {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Uuid::parse_str(text).map(Self).map_err(|error| format!("a deployment id is a UUID: {error}"))
+    }
+}
+
+impl TryFrom<String> for DeploymentId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::parse(&text)
+    }
+}
+
+impl From<DeploymentId> for String {
+    fn from(id: DeploymentId) -> Self {
+        id.to_string()
+    }
+}
+
+impl fmt::Display for DeploymentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
 }

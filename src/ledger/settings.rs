@@ -1,14 +1,24 @@
-//! The operators' settings: provider rows, their limits and account rules, raw and validated.
+//! The operators' settings: provider rows, their limits and account rules, raw and validated, and their audited changes.
 //!
 //! An invalid row becomes an [`InvalidRow`] that names each column and how to fix it. It stops only its own provider.
+//!
+//! Audited changes are described for operators. Values of headers, templates and URL parameters are left out: a row
+//! written by SQL may hold a secret there. That they changed is shown.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::operator::DatabaseTime;
 use super::provider_row::{LimitRow, format_rate};
-pub use super::sql::hints::SettingsHints;
 use crate::domain::limit::Rate;
+use crate::domain::printable::{describe_url_change, redact_url};
 use crate::domain::provider::Provider;
+
+pub use super::sql::session::SettingsHints;
 
 /// A provider whose rows are invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,5 +84,218 @@ impl From<&LimitRow> for RawRate {
 impl fmt::Display for RawRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&format_rate(self.max_requests, self.window_ms))
+    }
+}
+
+/// Columns that hold JSON, with any text in it.
+const REDACTED_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];
+/// Shown without the values of its parameters.
+const URL: &str = "url";
+/// SQLite stores them as 0 and 1.
+const BOOLEANS: [&str; 5] = ["enabled", "paused", "shadow", "only_row", "reuse_connections"];
+
+/// One change of one row.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AuditedChange {
+    pub at: DatabaseTime,
+    /// `alice@host (app)`: the operating system's user, if a command named it, and the database's.
+    pub who: String,
+    /// `limit per-second: max_requests 100 → 200`, `created`, `paused false → true`, …
+    pub what: String,
+    /// The program that the connection named (`sluicegate`, `psql`); SQLite knows none.
+    pub program: Option<String>,
+    /// The author's reason.
+    pub because: Option<String>,
+    /// The row's provider; absent for the settings version.
+    pub provider: Option<String>,
+    /// The columns that differ in a changed row, and all columns of a new row; without headers and templates.
+    pub old: Option<Map<String, Value>>,
+    pub new: Option<Map<String, Value>>,
+}
+
+impl AuditedChange {
+    /// `alice@host (app) paused it at 2027-01-15T08:00:00.000Z (why)`, if the change paused its provider.
+    pub fn describe_pause(&self) -> Option<String> {
+        let on = |value: &Value| value.as_bool() == Some(true) || value.as_i64() == Some(1);
+        let paused = self.new.as_ref()?.get("paused").is_some_and(on);
+        let because = self.because.as_deref().map(|because| format!(" ({because})")).unwrap_or_default();
+        paused.then(|| format!("{} paused it at {}{because}", self.who, self.at))
+    }
+}
+
+/// A row of the audit, as read.
+pub struct AuditRow {
+    pub at: DatabaseTime,
+    pub who: String,
+    pub os_user: Option<String>,
+    pub program: Option<String>,
+    pub because: Option<String>,
+    pub table: String,
+    pub key: String,
+    pub old: Option<Map<String, Value>>,
+    pub new: Option<Map<String, Value>>,
+}
+
+impl From<AuditRow> for AuditedChange {
+    fn from(written: AuditRow) -> Self {
+        let AuditRow { at, who, os_user, program, because, table, key, mut old, mut new } = written;
+        let what = describe_change(&table, &key, old.as_ref(), new.as_ref());
+        if let (Some(old), Some(new)) = (&mut old, &mut new) {
+            let same: BTreeSet<String> =
+                old.iter().filter(|(column, value)| new.get(*column) == Some(value)).map(|(c, _)| c.clone()).collect();
+            old.retain(|column, _| !same.contains(column));
+            new.retain(|column, _| !same.contains(column));
+        }
+        for row in [&mut old, &mut new].into_iter().flatten() {
+            row.retain(|column, _| !REDACTED_COLUMNS.contains(&column.as_str()));
+            if let Some(Value::String(url)) = row.get_mut(URL) {
+                *url = redact_url(url);
+            }
+            for (_, value) in row.iter_mut().filter(|(column, _)| BOOLEANS.contains(&column.as_str())) {
+                if let Some(number) = value.as_i64() {
+                    *value = Value::Bool(number != 0);
+                }
+            }
+        }
+        let who = match os_user {
+            Some(user) => format!("{user} ({who})"),
+            None => who,
+        };
+        let provider = (table != "settings_version").then(|| key.split('/').next().unwrap_or_default().to_owned());
+        Self { at, who, what, program, because, provider, old, new }
+    }
+}
+
+fn describe_change(
+    table: &str,
+    key: &str,
+    old: Option<&Map<String, Value>>,
+    new: Option<&Map<String, Value>>,
+) -> String {
+    let mut parts = key.split('/').skip(1);
+    let row = match (table, parts.next(), parts.next()) {
+        ("provider_limits", Some(limit), _) => format!("limit {limit}"),
+        ("account_overrides", Some(account), Some("*") | None) => format!("account {account}"),
+        ("account_overrides", Some(account), Some(limit)) => format!("account {account}, limit {limit}"),
+        ("settings_version", ..) => "settings version, after a backup".to_owned(),
+        _ => String::new(),
+    };
+    let with_row = |text: &str| if row.is_empty() { text.to_owned() } else { format!("{row} {text}") };
+    match (old, new) {
+        (None, Some(new)) if table != "providers" => with_row(&format!("added, {}", describe_added(new))),
+        (None, _) => with_row("created"),
+        (Some(_), None) => with_row(if table == "providers" { "deleted" } else { "removed" }),
+        (Some(old), Some(new)) => {
+            let columns: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+            let changes: Vec<String> = columns
+                .into_iter()
+                .filter(|column| old.get(*column) != new.get(*column))
+                .map(|column| describe_difference(column, old.get(column), new.get(column)))
+                .collect();
+            if row.is_empty() { changes.join(", ") } else { format!("{row}: {}", changes.join(", ")) }
+        }
+    }
+}
+
+/// Rate or rule of a new limit or account row, and its weight.
+fn describe_added(row: &Map<String, Value>) -> String {
+    let rule = row.get("rule").filter(|rule| !rule.is_null()).map(|rule| format_value("rule", Some(rule)));
+    let weight = row.get("weight").filter(|weight| **weight != 1).map(|weight| format!("weight {weight}"));
+    let parts: Vec<String> = [describe_rate(row).or(rule), weight].into_iter().flatten().collect();
+    if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
+}
+
+fn describe_rate(row: &Map<String, Value>) -> Option<String> {
+    let max_requests = row.get("max_requests")?.as_i64()?;
+    let window_ms = match row.get("window_ms")? {
+        Value::Null => None,
+        window_ms => Some(window_ms.as_i64()?),
+    };
+    Some(format_rate(max_requests, window_ms))
+}
+
+fn describe_difference(column: &str, old: Option<&Value>, new: Option<&Value>) -> String {
+    if REDACTED_COLUMNS.contains(&column) {
+        return format!("{column} changed");
+    }
+    let (old, new) = (format_value(column, old), format_value(column, new));
+    if column == URL {
+        return format!("{column} {}", describe_url_change(&old, &new));
+    }
+    format!("{column} {old} → {new}")
+}
+
+fn format_value(column: &str, value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(Value::Number(number)) if BOOLEANS.contains(&column) => (number.as_i64() != Some(0)).to_string(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn change(table: &str, key: &str, old: Value, new: Value) -> AuditedChange {
+        let row = |value: Value| value.as_object().cloned();
+        let (table, key) = (table.to_owned(), key.to_owned());
+        let (who, os_user) = ("app".to_owned(), Some("alice@host".to_owned()));
+        AuditRow {
+            at: DatabaseTime(0),
+            who,
+            os_user,
+            program: None,
+            because: None,
+            table,
+            key,
+            old: row(old),
+            new: row(new),
+        }
+        .into()
+    }
+
+    #[test]
+    fn change_lists_only_differences() {
+        let limit = |most: i64| json!({ "name": "all", "max_requests": most, "window_ms": 1_000 });
+        let set = change("provider_limits", "acme/all", limit(100), limit(200));
+        assert_eq!((set.what.as_str(), set.who.as_str()), ("limit all: max_requests 100 → 200", "alice@host (app)"));
+        assert_eq!((set.old.unwrap().len(), set.provider.as_deref()), (1, Some("acme")));
+        let what = |table: &str, key: &str, old: Value, new: Value| change(table, key, old, new).what;
+        assert_eq!(what("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5/1s");
+        assert_eq!(what("provider_limits", "acme/all", limit(5), Value::Null), "limit all removed");
+        assert_eq!(what("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 })), "paused false → true");
+        let paused = change("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 }));
+        assert_eq!((&paused.old.unwrap()["paused"], &paused.new.unwrap()["paused"]), (&json!(false), &json!(true)));
+        assert_eq!(what("providers", "acme", Value::Null, json!({ "name": "acme" })), "created");
+        assert_eq!(what("providers", "acme", json!({ "name": "acme" }), Value::Null), "deleted");
+        let rule = json!({ "rule": "blocked", "max_requests": null });
+        assert_eq!(what("account_overrides", "acme/a/*", Value::Null, rule.clone()), "account a added, blocked");
+        let weight = json!({ "rule": null, "max_requests": null, "window_ms": null, "weight": 3 });
+        assert_eq!(what("account_overrides", "acme/a/*", Value::Null, weight), "account a added, weight 3");
+        let own = json!({ "rule": "limit", "max_requests": 5, "window_ms": 1_000, "weight": 2 });
+        assert_eq!(what("account_overrides", "acme/a/*", Value::Null, own), "account a added, 5/1s, weight 2");
+        let exempt = json!({ "rule": "exempt", "max_requests": null });
+        assert_eq!(
+            what("account_overrides", "acme/a/day", rule, exempt),
+            "account a, limit day: rule blocked → exempt"
+        );
+        let raised = change("settings_version", "version", json!({ "version": 5 }), json!({ "version": 9 }));
+        assert_eq!((raised.what.as_str(), raised.provider), ("settings version, after a backup: version 5 → 9", None));
+    }
+
+    #[test]
+    fn headers_and_templates_are_redacted() {
+        let row = |secret: &str| json!({ "headers": { "Authorization": secret }, "request": { "t": secret } });
+        let set = change("providers", "acme", row("hunter1"), row("hunter2"));
+        assert_eq!(set.what, "headers changed, request changed");
+        assert!(!serde_json::to_string(&set).unwrap().contains("hunter"), "{set:?}");
+        let url = |secret: &str| json!({ "url": format!("https://pay.example/?sig={secret}") });
+        let set = change("providers", "acme", url("hunter1"), url("hunter2"));
+        assert_eq!(set.what, "url https://pay.example/?sig=… (another value of a parameter)");
+        assert!(!serde_json::to_string(&set).unwrap().contains("hunter"), "{set:?}");
     }
 }

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::OpsState;
 use super::json::JsonResponse;
-use crate::ledger::deployment::DeploymentId;
+use crate::ledger::fleet::DeploymentId;
 
 /// Header with the deployment's id. Error responses have it too, so that clients see it without the token.
 pub const HEADER: &str = "x-sluicegate-deployment";

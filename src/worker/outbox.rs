@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::publish::{BatchResult, CONFIRM_TIMEOUT, EventResult, EventStatus, publish_batch};
 use super::WorkerContext;
+use crate::ledger::EventSelection;
 use crate::ledger::OutcomeEvent;
-use crate::ledger::outcomes::EventSelection;
 
 mod publish;
 

@@ -6,7 +6,7 @@
 use super::super::provider::{parse_name, unknown_provider};
 use super::super::{CommandError, Console, Exit};
 use crate::ledger::database::Database;
-use crate::ledger::settings_audit::AuditedChange;
+use crate::ledger::settings::AuditedChange;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

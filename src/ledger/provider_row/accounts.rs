@@ -16,7 +16,7 @@ use crate::domain::limit::{AccountRule, Algorithm, Limit, LimitOverride, MAX_REQ
 const WEIGHT_MAX: i64 = 1_000;
 
 impl RowValidator {
-    pub(super) fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
+    pub fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
         let mut keys = BTreeSet::new();
         let mut rules = Vec::new();
         for row in rows {

@@ -1,8 +1,12 @@
-//! Short descriptions of limits and account rules: the rate, and what differs from the contract's defaults.
+//! Short descriptions of limits and account rules, and a limit as `limits list` and the API show it.
 //!
-//! They describe raw rows: an invalid value is shown as written.
+//! A description has the rate, and what differs from the contract's defaults. Both are of raw rows: an invalid value is
+//! shown as written.
 
 use std::time::Duration;
+
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::{AccountRow, LimitRow};
 use crate::domain::limit::{Algorithm, Rate};
@@ -73,11 +77,56 @@ pub(crate) fn format_rate(max_requests: i64, window_ms: Option<i64>) -> String {
     meant.map_or_else(|| format!("{max_requests}/{window_ms}ms"), |rate| rate.to_string())
 }
 
+/// One limit of one provider.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct LimitSummary {
+    pub provider: String,
+    pub limit: String,
+    /// In the limit grammar: `100/1s`, `5 at once`.
+    pub rate: String,
+    pub algorithm: String,
+    pub burst: Option<i64>,
+    /// Start of fixed windows, as a duration: `500ms`; `null` when they start with the hour, minute or second of UTC.
+    pub offset: Option<String>,
+    pub scope: String,
+    pub applies_to: String,
+    /// `enabled`, `closed` (no request is allowed), `shadow` or `disabled`.
+    #[schema(value_type = String)]
+    pub state: &'static str,
+    pub max_requests: i64,
+    /// `null` for a limit of requests in flight.
+    pub window_ms: Option<i64>,
+}
+
+impl LimitSummary {
+    pub fn from_row(provider: &str, row: &LimitRow) -> Self {
+        Self {
+            provider: provider.to_owned(),
+            limit: row.name.clone(),
+            rate: row.describe_rate(),
+            algorithm: row.algorithm.clone(),
+            burst: row.burst,
+            offset: row.describe_offset(),
+            scope: row.scope.clone(),
+            applies_to: row.applies_to.clone(),
+            state: match (row.enabled, row.shadow, row.max_requests) {
+                (false, _, _) => "disabled",
+                (true, true, _) => "shadow",
+                (true, false, 0) => "closed",
+                (true, false, _) => "enabled",
+            },
+            max_requests: row.max_requests,
+            window_ms: row.given_window_ms(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::super::MISSING;
+
     use super::*;
 
     #[test]
@@ -113,5 +162,24 @@ mod tests {
         assert_eq!(rule(Some("limit"), Some(5), 3).describe(), "limit 5/1m, weight 3");
         assert_eq!(rule(None, None, 3).describe(), "weight 3");
         assert_eq!(rule(None, None, 1).describe(), "weight 1");
+    }
+
+    #[test]
+    fn limit_line_shows_disabled_and_closed() {
+        for (enabled, shadow, max_requests, state) in [
+            (true, false, 5, "enabled"),
+            (true, false, 0, "closed"),
+            (true, true, 0, "shadow"),
+            (false, true, 5, "disabled"),
+        ] {
+            let row = LimitRow { enabled, shadow, max_requests, ..LimitRow::default() };
+            assert_eq!(LimitSummary::from_row("acme", &row).state, state);
+        }
+    }
+
+    #[test]
+    fn invalid_rate_is_shown_as_configured() {
+        let row = LimitRow { max_requests: -1, window_ms: 1_000, ..LimitRow::default() };
+        assert_eq!(LimitSummary::from_row("acme", &row).rate, "-1/1000ms");
     }
 }

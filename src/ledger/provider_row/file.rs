@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-use super::file_lines::{TableLines, words};
+use super::file_text::{TableLines, words};
 use super::{AccountRow, LimitRow, ProviderRow};
 
 /// Below this similarity, no name is suggested.
@@ -231,7 +231,7 @@ fn similar_key(unknown: &str, message: &str) -> Option<String> {
 }
 
 /// The most similar known word, if it is similar enough.
-pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let close = known.map(|known| (strsim::jaro_winkler(word, known), known)).filter(|(close, _)| *close >= SIMILAR);
     close.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
 }

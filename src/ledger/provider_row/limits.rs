@@ -21,7 +21,7 @@ const WINDOW_UNSUPPORTED: &str =
 const BUCKETED_WINDOW_MIN: Duration = Duration::from_secs(1);
 
 impl RowValidator {
-    pub(super) fn limits(&mut self, rows: &[LimitRow]) -> Vec<Limit> {
+    pub fn limits(&mut self, rows: &[LimitRow]) -> Vec<Limit> {
         let mut names = BTreeSet::new();
         let mut limits = Vec::new();
         let (mut unread, mut found_bad) = (false, 0);
@@ -53,7 +53,7 @@ impl RowValidator {
         limits
     }
 
-    pub(super) fn limit(&mut self, row: &LimitRow) -> Option<Limit> {
+    pub fn limit(&mut self, row: &LimitRow) -> Option<Limit> {
         let name = self.name("name", &row.name);
         let rate = if row.algorithm == Algorithm::Concurrency.name() {
             self.check_no_window(row.window_ms);
@@ -91,7 +91,7 @@ impl RowValidator {
     }
 
     /// The number of requests in flight.
-    pub(super) fn in_flight(&mut self, max_requests: i64) -> Option<Rate> {
+    pub fn in_flight(&mut self, max_requests: i64) -> Option<Rate> {
         if max_requests == MISSING {
             self.problem(
                 "max_requests is missing: write how many requests may be in flight, or 0 to close the limit".to_owned(),
@@ -102,7 +102,7 @@ impl RowValidator {
         Rate::at_once(count).ok().filter(|_| i64::from(count) == max_requests)
     }
 
-    pub(super) fn rate(&mut self, max_requests: i64, window_ms: i64) -> Option<Rate> {
+    pub fn rate(&mut self, max_requests: i64, window_ms: i64) -> Option<Rate> {
         let left_out = [
             (max_requests, "max_requests is missing: write how many requests a window may hold, or 0 to close it"),
             (window_ms, WINDOW_MISSING),
@@ -130,7 +130,7 @@ impl RowValidator {
 }
 
 /// Why the limit's algorithm does not support it in its scope; empty when it does.
-pub(super) fn unsupported_reasons(limit: &Limit) -> Vec<String> {
+pub fn unsupported_reasons(limit: &Limit) -> Vec<String> {
     match (limit.algorithm == Algorithm::Concurrency, limit.rate.is_at_once()) {
         (true, false) => return vec![WINDOW_UNSUPPORTED.to_owned()],
         (false, true) => return vec![WINDOW_MISSING.to_owned()],

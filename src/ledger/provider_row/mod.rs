@@ -11,25 +11,19 @@ use crate::domain::limit::Rate;
 
 mod accounts;
 mod describe;
-mod echo;
 mod file;
-mod file_lines;
-mod limit_summary;
+mod file_text;
 mod limits;
-mod literal;
 mod lookup;
-mod no_secrets;
-mod redacted;
 mod request;
-mod statuses;
-mod unmentioned_pause;
+mod secrets;
 mod validate;
 
+pub use describe::LimitSummary;
 pub(crate) use describe::format_rate;
 pub use file::{ParsedProviderFile, parse_provider_file, read_provider_file};
-pub use limit_summary::LimitSummary;
-pub use redacted::RedactedRow;
-pub use unmentioned_pause::mark_unmentioned_pauses;
+pub use file_text::mark_unmentioned_pauses;
+pub use secrets::RedactedRow;
 
 /// Marks a missing number of a limit, for which the contract has no default. It is outside every allowed range, so
 /// validation reports it, except for the window of a limit of requests in flight.
@@ -237,14 +231,14 @@ mod tests {
     use crate::domain::provider::{Pacing, SlotRelease, StoreDown};
     use crate::domain::response::{StatusCase, StatusMeaning};
 
-    pub(super) fn good() -> ProviderRow {
+    pub fn good() -> ProviderRow {
         let limit = LimitRow { name: "all".to_owned(), max_requests: 5, window_ms: 1_000, ..LimitRow::default() };
         let url = "https://api.example.com/charges".to_owned();
         ProviderRow { name: "stripe".to_owned(), url, limits: vec![limit], ..ProviderRow::default() }
     }
 
     /// The valid row with some columns replaced, as JSON with the contract's names.
-    pub(super) fn with(columns: Value) -> ProviderRow {
+    pub fn with(columns: Value) -> ProviderRow {
         let mut row = serde_json::to_value(good()).unwrap();
         for (column, value) in columns.as_object().unwrap() {
             row[column] = value.clone();

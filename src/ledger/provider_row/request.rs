@@ -1,15 +1,21 @@
-//! Validation of the `request` column: how a charge is sent, and where the response has the reference and a wait.
+//! Validation of the `request` column, and of `echo` in the columns `request` and `lookup`.
 //!
-//! Unknown keys are problems. The unit of a wait must be given: an instant that is read as seconds would be no wait at
-//! all.
+//! `request` says how a charge is sent, and where the response has the reference and a wait. Unknown keys are problems.
+//! The unit of a wait must be given: an instant that is read as seconds would be no wait at all.
+//!
+//! `echo` has the job fields that a response must repeat, and where. A location that no response has would send every
+//! payment to review. So a text must be a JSON pointer, and a header is named as `{ header = "Name" }`.
+
+use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
 use super::Object;
 use super::validate::{RowValidator, is_header_name};
 use crate::domain::expansion::TEMPLATE_BYTES_MAX;
-use crate::domain::provider::RequestShape;
-use crate::domain::response::{ResponseLocation, WaitField, WaitUnit};
+use crate::domain::job::JobField;
+use crate::domain::provider::{Provider, RequestShape};
+use crate::domain::response::{Echo, EchoField, EchoedField, ResponseLocation, WaitField, WaitUnit};
 
 /// The column's content; an absent key has the contract's default.
 #[derive(Deserialize)]
@@ -33,7 +39,7 @@ struct WaitRow {
 }
 
 impl RowValidator {
-    pub(super) fn request(&mut self, request: Option<&Object>) -> RequestShape {
+    pub fn request(&mut self, request: Option<&Object>) -> RequestShape {
         let row: Option<RequestRow> = request.and_then(|object| self.keys("request", object));
         let Some(row) = row else { return RequestShape::default() };
         if let Some(method) = &row.method {
@@ -97,11 +103,133 @@ impl RowValidator {
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EchoRow {
+    id: Option<EchoLocationsRow>,
+    idempotency_key: Option<EchoLocationsRow>,
+    reference: Option<EchoLocationsRow>,
+    amount: Option<EchoLocationsRow>,
+    except: Option<Vec<u16>>,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "write a JSON pointer such as \"/metadata/id\", { header = \"Name\" }, or a list of these"
+)]
+enum EchoLocationsRow {
+    One(EchoLocationRow),
+    Any(Vec<EchoLocationRow>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum EchoLocationRow {
+    Pointer(String),
+    Header(EchoHeaderRow),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EchoHeaderRow {
+    header: String,
+}
+
+impl RowValidator {
+    /// `column` is `request.echo` or `lookup.echo`.
+    pub fn echo(&mut self, column: &str, object: Option<&Object>) -> Echo {
+        let row: Option<EchoRow> = object.and_then(|object| self.keys(column, object));
+        let Some(row) = row else { return Echo::default() };
+        let fields = [
+            (EchoField::Id, "id", row.id),
+            (EchoField::IdempotencyKey, "idempotency_key", row.idempotency_key),
+            (EchoField::Reference, "reference", row.reference),
+            (EchoField::Amount, "amount", row.amount),
+        ];
+        let fields: Vec<EchoedField> = fields
+            .into_iter()
+            .filter_map(|(field, key, places)| {
+                Some(EchoedField { field, locations: self.echo_locations(&format!("{column}.{key}"), places?) })
+            })
+            .collect();
+        if fields.is_empty() {
+            self.problem(format!("{column} compares nothing: name id, idempotency_key, reference or amount"));
+        }
+        let except: BTreeSet<u16> = row.except.unwrap_or_default().into_iter().collect();
+        if let Some(status) = except.iter().find(|status| !(100..=599).contains(*status)) {
+            self.problem(format!("{column}.except: {status} is not an HTTP status between 100 and 599"));
+        }
+        Echo { fields, exempt_statuses: except }
+    }
+
+    fn echo_locations(&mut self, key: &str, places: EchoLocationsRow) -> Vec<ResponseLocation> {
+        let places = match places {
+            EchoLocationsRow::One(place) => vec![place],
+            EchoLocationsRow::Any(places) => places,
+        };
+        if places.is_empty() {
+            self.problem(format!("{key} has no location: write a JSON pointer such as /metadata/id"));
+        }
+        let mut validated = Vec::new();
+        for place in places {
+            match place {
+                EchoLocationRow::Pointer(pointer) if pointer.starts_with('/') => {
+                    validated.push(ResponseLocation::Body(pointer))
+                }
+                EchoLocationRow::Pointer(_) => {
+                    self.problem(format!(
+                        "{key} is not a JSON pointer: write /metadata/id, or {{ header = \"Name\" }}"
+                    ));
+                }
+                EchoLocationRow::Header(EchoHeaderRow { header }) if is_header_name(&header) => {
+                    validated.push(ResponseLocation::Header(header));
+                }
+                EchoLocationRow::Header(_) => self.problem(format!("{key}.header is not a header name")),
+            }
+        }
+        validated
+    }
+
+    /// On a shared connection a decline that repeats nothing may be a copy of another payment's.
+    pub fn check_echo_exceptions(&mut self, provider: &Provider) {
+        let lookup = provider.lookup.as_ref().map(|lookup| &lookup.echo);
+        let shares_lookups = provider.reuse_connections.unwrap_or(true);
+        for (column, echo, is_shared) in [
+            ("request", Some(&provider.request.echo), provider.reuses_connections()),
+            ("lookup", lookup, shares_lookups),
+        ] {
+            if is_shared && echo.is_some_and(|echo| !echo.exempt_statuses.is_empty()) {
+                self.problem(format!(
+                    "{column}.echo.except: on a shared connection such a response may belong to another payment; set \
+                     reuse_connections = false, or remove `except`"
+                ));
+            }
+        }
+    }
+
+    /// Payments without a reference could not be told apart.
+    pub fn check_echo_reference(&mut self, provider: &Provider) {
+        let echoes = [("request", Some(&provider.request.echo)), ("lookup", provider.lookup.as_ref().map(|l| &l.echo))];
+        for (column, echo) in echoes {
+            let has_reference =
+                echo.is_some_and(|echo| echo.fields.iter().any(|echoed| echoed.field == EchoField::Reference));
+            if has_reference && !provider.require.contains(&JobField::Reference) {
+                self.problem(format!(
+                    "{column}.echo.reference: a payment without a reference could not be told from another one; add \
+                     \"reference\" to `require`, or compare the id"
+                ));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::tests::with;
+
     use super::*;
 
     #[test]
@@ -144,5 +272,85 @@ mod tests {
         }
         let bad = with(json!({"request": {"method": "GET", "body": "xml", "wait": {}}})).validate(1).unwrap_err();
         assert_eq!(bad.problems.len(), 4, "all of them: {:#?}", bad.problems);
+    }
+
+    fn problems(row: Value) -> Vec<String> {
+        with(row).validate(1).map_or_else(|bad| bad.problems, |_| Vec::new())
+    }
+
+    #[test]
+    fn echo_may_be_in_body_or_header() {
+        let echo = json!({
+            "id": ["/metadata/id", "/error/metadata/id"], "idempotency_key": {"header": "X-Key"}, "reference": "/reference",
+            "amount": ["/amount", {"header": "X-Amount"}], "except": [422, 404],
+        });
+        let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "/0/id"}});
+        let row = with(
+            json!({"request": {"echo": echo}, "lookup": lookup, "require": ["reference"], "reuse_connections": false}),
+        )
+        .validate(1)
+        .unwrap();
+        let body = |pointer: &str| ResponseLocation::Body(pointer.to_owned());
+        let header = |name: &str| ResponseLocation::Header(name.to_owned());
+        let field = |field, places: &[ResponseLocation]| EchoedField { field, locations: places.to_vec() };
+        let fields = vec![
+            field(EchoField::Id, &[body("/metadata/id"), body("/error/metadata/id")]),
+            field(EchoField::IdempotencyKey, &[header("X-Key")]),
+            field(EchoField::Reference, &[body("/reference")]),
+            field(EchoField::Amount, &[body("/amount"), header("X-Amount")]),
+        ];
+        assert_eq!(row.request.echo, Echo { fields, exempt_statuses: [404, 422].into() });
+        assert_eq!(row.lookup.unwrap().echo.fields, [field(EchoField::Id, &[body("/0/id")])]);
+        assert_eq!(with(json!({})).validate(1).unwrap().request.echo, Echo::default());
+    }
+
+    #[test]
+    fn echo_exceptions_need_single_use_connections() {
+        let request = json!({"echo": {"id": "/id", "except": [422]}});
+        let row = |reuse: Option<bool>, retention: Option<u32>| json!({"request": request, "reuse_connections": reuse, "idempotency_retention_s": retention});
+        for row in [row(None, Some(86_400)), row(Some(true), Some(86_400)), row(Some(true), None)] {
+            let found = problems(row);
+            assert!(
+                found.len() == 1 && found[0].contains("request.echo.except") && found[0].contains("reuse_connections")
+            );
+        }
+        for row in [row(Some(false), Some(86_400)), row(None, None)] {
+            assert_eq!(problems(row), [""; 0]);
+        }
+        let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "/id", "except": [404]}});
+        let found = problems(json!({ "lookup": lookup }));
+        assert!(found.len() == 1 && found[0].starts_with("lookup.echo.except: on a shared connection"), "{found:#?}");
+    }
+
+    #[test]
+    fn an_invalid_echo_is_named_with_its_fix() {
+        for (echo, problem) in [
+            (json!({}), "request.echo compares nothing: name id, idempotency_key, reference or amount"),
+            (json!({"except": [422]}), "request.echo compares nothing"),
+            (json!({"ID": "/id"}), "request.echo: unknown field `ID`, expected one of `id`, `idempotency_key`"),
+            (
+                json!({"id": "metadata/id"}),
+                "request.echo.id is not a JSON pointer: write /metadata/id, or { header = \"Name\" }",
+            ),
+            (json!({"id": "reference"}), "request.echo.id is not a JSON pointer"),
+            (json!({"id": ""}), "request.echo.id is not a JSON pointer"),
+            (json!({"id": []}), "request.echo.id has no location"),
+            (
+                json!({"id": 5}),
+                "request.echo.id: write a JSON pointer such as \"/metadata/id\", { header = \"Name\" }, or",
+            ),
+            (json!({"id": {"headr": "X"}}), "request.echo.id: write a JSON pointer such as"),
+            (json!({"id": {"header": "a b"}}), "request.echo.id.header is not a header name"),
+            (json!({"id": "/id", "except": [99]}), "request.echo.except: 99 is not an HTTP status"),
+            (json!({"id": "/id", "except": 422}), "request.echo.except: invalid type"),
+            (json!({"reference": "/r"}), "request.echo.reference: a payment without a reference could not be told"),
+            (json!("/id"), "request.echo: invalid type"),
+        ] {
+            let found = problems(json!({"request": {"echo": echo}}));
+            assert!(found.len() == 1 && found[0].starts_with(problem), "{echo}: {found:#?}");
+        }
+        let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "id", "amount": 1}});
+        let found = problems(json!({ "lookup": lookup }));
+        assert!(found.len() == 1 && found[0].starts_with("lookup.echo.amount: write a JSON pointer"), "{found:#?}");
     }
 }

@@ -123,7 +123,7 @@ impl ProviderRow {
 
 /// Collects problems during validation.
 #[derive(Default)]
-pub(super) struct RowValidator(pub(super) Vec<String>);
+pub struct RowValidator(pub Vec<String>);
 
 impl RowValidator {
     fn lane_name(&mut self, name: &str) -> Option<ProviderName> {
@@ -141,11 +141,11 @@ impl RowValidator {
         }
     }
 
-    pub(super) fn problem(&mut self, problem: String) {
+    pub fn problem(&mut self, problem: String) {
         self.0.push(problem);
     }
 
-    pub(super) fn name(&mut self, column: &str, text: &str) -> Option<ProviderName> {
+    pub fn name(&mut self, column: &str, text: &str) -> Option<ProviderName> {
         if text.is_empty() {
             self.problem(format!("{column} is missing"));
             return None;
@@ -153,7 +153,7 @@ impl RowValidator {
         ProviderName::new(text).map_err(|problem| self.problem(format!("{column}: {problem}"))).ok()
     }
 
-    pub(super) fn number(&mut self, column: &str, value: i64, range: RangeInclusive<i64>) -> u32 {
+    pub fn number(&mut self, column: &str, value: i64, range: RangeInclusive<i64>) -> u32 {
         if !range.contains(&value) {
             let (least, most) = (range.start(), range.end());
             self.problem(format!("{column} is {value}: must lie between {least} and {most}"));
@@ -161,15 +161,15 @@ impl RowValidator {
         u32::try_from(value).unwrap_or_default()
     }
 
-    pub(super) fn ms(&mut self, column: &str, value: i64, range: RangeInclusive<i64>) -> Duration {
+    pub fn ms(&mut self, column: &str, value: i64, range: RangeInclusive<i64>) -> Duration {
         Duration::from_millis(self.number(column, value, range).into())
     }
 
-    pub(super) fn seconds(&mut self, column: &str, value: i64) -> Duration {
+    pub fn seconds(&mut self, column: &str, value: i64) -> Duration {
         Duration::from_secs(self.number(column, value, 1..=TEN_YEARS_S).into())
     }
 
-    pub(super) fn one_of<T: Copy>(&mut self, column: &str, text: &str, choices: &[(&str, T)]) -> Option<T> {
+    pub fn one_of<T: Copy>(&mut self, column: &str, text: &str, choices: &[(&str, T)]) -> Option<T> {
         let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
             let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
@@ -180,7 +180,7 @@ impl RowValidator {
         found
     }
 
-    pub(super) fn url(&mut self, column: &str, text: &str) {
+    pub fn url(&mut self, column: &str, text: &str) {
         let problem = match url::Url::parse(text) {
             _ if text.is_empty() => "is missing: write https://host/path",
             // The parser drops tabs and line ends silently.
@@ -293,7 +293,7 @@ impl RowValidator {
     }
 
     /// What a JSON column holds, its keys one by one, so that each problem names its own.
-    pub(super) fn keys<T: DeserializeOwned>(&mut self, column: &str, object: &Object) -> Option<T> {
+    pub fn keys<T: DeserializeOwned>(&mut self, column: &str, object: &Object) -> Option<T> {
         let before = self.0.len();
         for (key, value) in object {
             let alone = Value::Object(Object::from_iter([(key.clone(), value.clone())]));
@@ -328,6 +328,6 @@ fn whole_ms(duration: Duration) -> i64 {
 }
 
 /// A `token` of RFC 9110, section 5.6.2.
-pub(super) fn is_header_name(text: &str) -> bool {
+pub fn is_header_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
 }

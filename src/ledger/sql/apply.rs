@@ -7,10 +7,11 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use super::dialect::Dialect;
-use super::engine::{Args, Sql, Step, Value};
+use super::dialect::Template;
+use super::engine::{Args, Step, Value};
 use crate::domain::printable::describe_url_change;
 use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::SettingsChange;
 
@@ -51,18 +52,6 @@ const PROVIDER_COLUMNS: [&str; 32] = [
 ];
 const JSON_COLUMNS: [&str; 5] = ["headers", "request", "lookup", "statuses", "require"];
 
-pub struct ApplyStatements {
-    guard: Sql,
-    insert_provider: Sql,
-    update_provider: Sql,
-    insert_limit: Sql,
-    update_limit: Sql,
-    delete_limit: Sql,
-    insert_account: Sql,
-    update_account: Sql,
-    delete_account: Sql,
-}
-
 /// Statements of one apply, in an order that foreign keys allow, with the changes' descriptions.
 #[derive(Default)]
 struct ApplyPlan {
@@ -89,75 +78,88 @@ pub fn check(rows: &[ProviderRow]) -> Result<(), LedgerError> {
     if problems.is_empty() { Ok(()) } else { Err(LedgerError::StatementFailed(problems.join("; "))) }
 }
 
-impl ApplyStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        let place = |index: usize, column: &str| {
-            let number = index + 1;
-            if JSON_COLUMNS.contains(&column) { format!("{{json:${number}}}") } else { format!("${number}") }
-        };
-        let places: Vec<String> =
-            PROVIDER_COLUMNS.iter().enumerate().map(|(index, column)| place(index, column)).collect();
-        let sets: Vec<String> =
-            PROVIDER_COLUMNS.iter().zip(&places).skip(1).map(|(column, place)| format!("{column} = {place}")).collect();
-        let (columns, places, sets) = (PROVIDER_COLUMNS.join(", "), places.join(", "), sets.join(", "));
-        Self {
-            guard: dialect.render(match dialect {
-                Dialect::Postgres => "SELECT settings_hold_version($1) AS version",
-                Dialect::Sqlite => "UPDATE settings_version SET version = version WHERE version = $1",
-            }),
-            insert_provider: dialect.render(&format!("INSERT INTO providers ({columns}) VALUES ({places})")),
-            update_provider: dialect.render(&format!("UPDATE providers SET {sets} WHERE name = $1")),
-            insert_limit: dialect.render(
-                "INSERT INTO provider_limits (provider, name, algorithm, max_requests, window_ms, offset_ms, burst, \
-                     scope, applies_to, shadow, enabled) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-            ),
-            update_limit: dialect.render(
-                "UPDATE provider_limits SET algorithm = $3, max_requests = $4, window_ms = $5, offset_ms = $6, \
-                     burst = $7, scope = $8, applies_to = $9, shadow = $10, enabled = $11 \
-                 WHERE provider = $1 AND name = $2",
-            ),
-            delete_limit: dialect.render("DELETE FROM provider_limits WHERE provider = $1 AND name = $2"),
-            insert_account: dialect.render(
-                "INSERT INTO account_overrides (\
-                     provider, account, limit_name, rule, max_requests, window_ms, burst, weight) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-            ),
-            update_account: dialect.render(
-                "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7, weight = $8 \
-                 WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
-            ),
-            delete_account: dialect.render(
-                "DELETE FROM account_overrides \
-                 WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
-            ),
-        }
-    }
+static GUARD: Template = Template::by_dialect(
+    "SELECT settings_hold_version($1) AS version",
+    "UPDATE settings_version SET version = version WHERE version = $1",
+);
 
+/// The argument of each of [`PROVIDER_COLUMNS`].
+fn provider_places() -> impl Iterator<Item = (&'static str, String)> {
+    PROVIDER_COLUMNS.into_iter().zip(1..).map(|(column, number)| {
+        let is_json = JSON_COLUMNS.contains(&column);
+        (column, if is_json { format!("{{json:${number}}}") } else { format!("${number}") })
+    })
+}
+
+static INSERT_PROVIDER: Template = Template::made(|_| {
+    let places: Vec<String> = provider_places().map(|(_, place)| place).collect();
+    format!("INSERT INTO providers ({}) VALUES ({})", PROVIDER_COLUMNS.join(", "), places.join(", "))
+});
+
+static UPDATE_PROVIDER: Template = Template::made(|_| {
+    let sets: Vec<String> = provider_places().skip(1).map(|(column, place)| format!("{column} = {place}")).collect();
+    format!("UPDATE providers SET {} WHERE name = $1", sets.join(", "))
+});
+
+static INSERT_LIMIT: Template = Template::new(
+    "INSERT INTO provider_limits (provider, name, algorithm, max_requests, window_ms, offset_ms, burst, \
+         scope, applies_to, shadow, enabled) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+);
+
+static UPDATE_LIMIT: Template = Template::new(
+    "UPDATE provider_limits SET algorithm = $3, max_requests = $4, window_ms = $5, offset_ms = $6, \
+         burst = $7, scope = $8, applies_to = $9, shadow = $10, enabled = $11 \
+     WHERE provider = $1 AND name = $2",
+);
+
+static DELETE_LIMIT: Template = Template::new("DELETE FROM provider_limits WHERE provider = $1 AND name = $2");
+
+static INSERT_ACCOUNT: Template = Template::new(
+    "INSERT INTO account_overrides (\
+         provider, account, limit_name, rule, max_requests, window_ms, burst, weight) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+);
+
+static UPDATE_ACCOUNT: Template = Template::new(
+    "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7, weight = $8 \
+     WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
+);
+
+static DELETE_ACCOUNT: Template = Template::new(
+    "DELETE FROM account_overrides \
+     WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
+);
+
+impl Database {
     /// A first step that rolls the transaction back when settings are no longer at `version`. It locks the version's
     /// row, so settings cannot change until the transaction ends.
-    pub fn unless_changed_since(&self, version: i64) -> Step {
-        Step { sql: self.guard.clone(), args: Arc::from([version.into()]), must_affect: true }
+    pub(super) fn unless_changed_since(&self, version: i64) -> Step {
+        self.must_affect(&GUARD, [version.into()])
     }
 
     /// The changes, and the statements that make them.
-    pub fn difference(&self, present: &[ProviderRow], wanted: &[ProviderRow]) -> (Vec<SettingsChange>, Vec<Step>) {
+    pub(super) fn settings_difference(
+        &self,
+        present: &[ProviderRow],
+        wanted: &[ProviderRow],
+    ) -> (Vec<SettingsChange>, Vec<Step>) {
         let mut plan = ApplyPlan::default();
         let empty = ProviderRow::default();
         for new in wanted {
             let old = present.iter().find(|row| row.name == new.name);
-            self.provider(&mut plan, old, new);
+            self.provider_difference(&mut plan, old, new);
             let old = old.unwrap_or(&empty);
-            self.limits(&mut plan, &new.name, &old.limits, &new.limits);
-            self.accounts(&mut plan, &new.name, &old.accounts, &new.accounts);
+            self.limits_difference(&mut plan, &new.name, &old.limits, &new.limits);
+            self.accounts_difference(&mut plan, &new.name, &old.accounts, &new.accounts);
         }
         let ApplyPlan { changes, drop_accounts, providers, limits, accounts } = plan;
         (changes, [providers, drop_accounts, limits, accounts].into_iter().flatten().collect())
     }
 
-    fn provider(&self, plan: &mut ApplyPlan, old: Option<&ProviderRow>, new: &ProviderRow) {
+    fn provider_difference(&self, plan: &mut ApplyPlan, old: Option<&ProviderRow>, new: &ProviderRow) {
         let Some(old) = old else {
             plan.record(&new.name, "created".to_owned());
-            plan.providers.push(step(&self.insert_provider, provider_args(new)));
+            plan.providers.push(self.must_affect(&INSERT_PROVIDER, provider_args(new)));
             return;
         };
         let columns = differing(old, new, &["limit", "account"]);
@@ -170,20 +172,20 @@ impl ApplyStatements {
             plan.record(&new.name, what);
         }
         if !columns.is_empty() {
-            plan.providers.push(step(&self.update_provider, provider_args(new)));
+            plan.providers.push(self.must_affect(&UPDATE_PROVIDER, provider_args(new)));
         }
     }
 
-    fn limits(&self, plan: &mut ApplyPlan, provider: &str, old: &[LimitRow], new: &[LimitRow]) {
+    fn limits_difference(&self, plan: &mut ApplyPlan, provider: &str, old: &[LimitRow], new: &[LimitRow]) {
         for gone in old.iter().filter(|old| !new.iter().any(|new| new.name == old.name)) {
             plan.record(provider, format!("limit {} removed", gone.name));
-            plan.limits.push(step(&self.delete_limit, Arc::from([provider.into(), gone.name.as_str().into()])));
+            plan.limits.push(self.must_affect(&DELETE_LIMIT, [provider.into(), gone.name.as_str().into()]));
         }
         for new in new {
             match old.iter().find(|old| old.name == new.name) {
                 None => {
                     plan.record(provider, format!("limit {} added {}", new.name, new.describe()));
-                    plan.limits.push(step(&self.insert_limit, limit_args(provider, new)));
+                    plan.limits.push(self.must_affect(&INSERT_LIMIT, limit_args(provider, new)));
                 }
                 Some(old) if old != new => {
                     let (was, is) = (old.describe_rate(), new.describe_rate());
@@ -193,31 +195,31 @@ impl ApplyStatements {
                     for (column, was, is) in differing(old, new, &["max_requests", "window_ms"]) {
                         plan.record(provider, format!("limit {} changed {column} {was} → {is}", new.name));
                     }
-                    plan.limits.push(step(&self.update_limit, limit_args(provider, new)));
+                    plan.limits.push(self.must_affect(&UPDATE_LIMIT, limit_args(provider, new)));
                 }
                 Some(_) => {}
             }
         }
     }
 
-    fn accounts(&self, plan: &mut ApplyPlan, provider: &str, old: &[AccountRow], new: &[AccountRow]) {
+    fn accounts_difference(&self, plan: &mut ApplyPlan, provider: &str, old: &[AccountRow], new: &[AccountRow]) {
         let same = |a: &AccountRow, b: &AccountRow| a.account == b.account && a.limit_name == b.limit_name;
         for gone in old.iter().filter(|old| !new.iter().any(|new| same(old, new))) {
             plan.record(provider, format!("{} removed", rule_of(gone)));
-            let args: [Value; 3] = [provider.into(), gone.account.as_str().into(), gone.limit_name.as_deref().into()];
-            plan.drop_accounts.push(step(&self.delete_account, Arc::from(args)));
+            let args = [provider.into(), gone.account.as_str().into(), gone.limit_name.as_deref().into()];
+            plan.drop_accounts.push(self.must_affect(&DELETE_ACCOUNT, args));
         }
         for new in new {
             match old.iter().find(|old| same(old, new)) {
                 None => {
                     plan.record(provider, format!("{} added {}", rule_of(new), new.describe()));
-                    plan.accounts.push(step(&self.insert_account, account_args(provider, new)));
+                    plan.accounts.push(self.must_affect(&INSERT_ACCOUNT, account_args(provider, new)));
                 }
                 Some(old) if old != new => {
                     for (column, was, is) in differing(old, new, &[]) {
                         plan.record(provider, format!("{} changed {column} {was} → {is}", rule_of(new)));
                     }
-                    plan.accounts.push(step(&self.update_account, account_args(provider, new)));
+                    plan.accounts.push(self.must_affect(&UPDATE_ACCOUNT, account_args(provider, new)));
                 }
                 Some(_) => {}
             }
@@ -229,10 +231,6 @@ impl ApplyPlan {
     fn record(&mut self, provider: &str, what: String) {
         self.changes.push(SettingsChange { provider: provider.to_owned(), description: what });
     }
-}
-
-fn step(sql: &Sql, args: Args) -> Step {
-    Step { sql: sql.clone(), args, must_affect: true }
 }
 
 fn rule_of(row: &AccountRow) -> String {
@@ -267,7 +265,7 @@ fn describe_value(value: Option<&Json>) -> String {
 
 fn provider_args(row: &ProviderRow) -> Args {
     let json = |object: Option<&Object>| Value::Text(object.map(|object| Json::Object(object.clone()).to_string()));
-    let args: [Value; 32] = [
+    Arc::from([
         row.name.as_str().into(),
         row.kind.as_str().into(),
         row.quota.as_deref().into(),
@@ -300,12 +298,11 @@ fn provider_args(row: &ProviderRow) -> Args {
         json(row.statuses.as_ref()),
         Value::Text(Some(Json::Array(row.require.clone()).to_string())),
         row.order.as_str().into(),
-    ];
-    Arc::from(args)
+    ])
 }
 
 fn limit_args(provider: &str, row: &LimitRow) -> Args {
-    let args: [Value; 11] = [
+    Arc::from([
         provider.into(),
         row.name.as_str().into(),
         row.algorithm.as_str().into(),
@@ -317,12 +314,11 @@ fn limit_args(provider: &str, row: &LimitRow) -> Args {
         row.applies_to.as_str().into(),
         row.shadow.into(),
         row.enabled.into(),
-    ];
-    Arc::from(args)
+    ])
 }
 
 fn account_args(provider: &str, row: &AccountRow) -> Args {
-    let args: [Value; 8] = [
+    Arc::from([
         provider.into(),
         row.account.as_str().into(),
         row.limit_name.as_deref().into(),
@@ -331,6 +327,5 @@ fn account_args(provider: &str, row: &AccountRow) -> Args {
         row.window_ms.into(),
         row.burst.into(),
         row.weight.into(),
-    ];
-    Arc::from(args)
+    ])
 }

@@ -1,31 +1,31 @@
-//! The two commits of a request: `sending` before the first byte is sent, and the outcome once it is known.
+//! The two commits of a request, charge or look-up: that it begins, before the first byte is sent, and what came of it.
 //!
 //! The request of the first attempt is frozen: a later attempt with another request is an error. A job that may have
 //! been charged never returns to `waiting`, whatever the caller says. An attempt begins only under a valid lease. Its
 //! end is written as long as the fencing token is current. See `docs/decisions/0033-frozen-requests.md`.
+//!
+//! A look-up begins only from state `unknown`, and the job stays `unknown` until a response or an operator decides.
+//! Only one request of a job is in flight at a time. See `docs/decisions/0034-look-ups-of-unknown-outcomes.md`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::batcher::Batcher;
-use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
-use super::dialect::{Dialect, JobWriteText, Returning};
-use super::engine::{Args, Sql, Value};
-use super::outbox::{EVENT_COLUMNS, event};
-use super::row::SqlRow;
-use super::storable;
-use super::wait::{WaitParameters, wait_args};
+use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
+use super::engine::Value;
+use super::lease::{RETURN_PLAN_COLUMNS, WaitParameters, delayed_copy_update, return_plan, wait_args};
+use super::outbox::{EVENT_COLUMNS, event, final_state};
+use super::result::SqlRow;
+use super::{fenced_write, storable};
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::domain::time::copy_step;
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::database::Database;
 use crate::ledger::{
-    AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, OutcomeEvent,
+    AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd, OutcomeEvent,
 };
 use crate::provider::FrozenRequest;
 
 /// One event for each final state, in the statement that makes it final.
-pub(super) const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
+pub const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
      SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at FROM {job}";
 
 /// Writes the event and leases it at once for the worker that writes it, which publishes it.
@@ -37,18 +37,18 @@ const WRITE_AND_TAKE_EVENT: &str = "INSERT INTO outcome_events \
 /// Another payment of this provider that succeeded by the same charge, if there is one. The charge is the one that $10
 /// names, or the row's own. By the index there is at most one such payment. The condition fits that index alone:
 /// PostgreSQL would choose one of (provider, state) while the table is small, and keep that plan for millions of rows.
-pub(super) const SAME_CHARGE: &str = "(SELECT other.id FROM jobs AS other \
+pub const SAME_CHARGE: &str = "(SELECT other.id FROM jobs AS other \
      WHERE other.provider_reference = COALESCE($10, jobs.provider_reference) AND other.state = 'succeeded' \
      AND other.provider || '' = jobs.provider AND other.id <> jobs.id LIMIT 1)";
 
 /// One charge pays one payment: the second payment becomes `review`. Two at the same moment are detected by the index
 /// `jobs_one_payment_per_charge`.
-pub(super) fn conflict_checked_state(state: &str) -> String {
+pub fn conflict_checked_state(state: &str) -> String {
     format!("CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN 'review' ELSE {state} END")
 }
 
 /// The other payment by its id alone: its account may be erased, and this text is this payment's.
-pub(super) fn conflict_checked_reason(state: &str, reason: &str) -> String {
+pub fn conflict_checked_reason(state: &str, reason: &str) -> String {
     format!(
         "CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN \
              'the provider''s reference is that of payment ' || {SAME_CHARGE} || ' too: see both at the provider; if references are not unique there, let request.reference (lookup.reference) point elsewhere' \
@@ -57,14 +57,14 @@ pub(super) fn conflict_checked_reason(state: &str, reason: &str) -> String {
 }
 
 /// Columns of the job that the statements for its side effects need.
-pub(super) const WRITTEN_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
+pub const WRITTEN_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
      jobs.last_attempt, jobs.updated_at, jobs.account, jobs.reference";
 
-pub(super) const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at, account, reference) \
+pub const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at, account, reference) \
      SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference FROM {job}";
 
 /// Closes attempt `$3`; an earlier attempt that is still open gets an unknown outcome.
-pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, \
+pub const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, \
          outcome = CASE WHEN attempts.number = $3 THEN $4 ELSE 'unknown' END, \
          status = CASE WHEN attempts.number = $3 THEN $5 END, \
          detail = CASE WHEN attempts.number = $3 THEN $6 END, \
@@ -77,7 +77,7 @@ pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, \
 /// On PostgreSQL, an `UPDATE` sees attempts by the statement's snapshot. If the write had to wait for the row, the
 /// attempt may have begun after that snapshot, and an update would not find it. `ON CONFLICT` finds every committed
 /// row. A job that is `waiting` has no open attempt.
-pub(super) const CLOSE_LEFT_OPEN: &str = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, detail, counted) \
+pub const CLOSE_LEFT_OPEN: &str = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, detail, counted) \
      SELECT job.id, job.last_attempt, job.provider, job.updated_at, {now}, 'unknown', \
          'a worker was lost while the request was in flight', true \
      FROM {job} WHERE job.last_attempt > 0 AND job.state <> 'waiting' \
@@ -99,69 +99,58 @@ const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress')";
 const HELD_AND_SENDING: &str =
     "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'sending' AND last_attempt = $3";
 
-pub struct AttemptStatements {
-    begin: Batcher,
-    look: Sql,
-    wait: Batcher,
-    finalize: Batcher,
-}
+static BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, unqueued = false, \
+         first_sent_at = COALESCE(first_sent_at, {now}), \
+         first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
+         frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
+         frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} {from} \
+     WHERE id = $1 AND fence = $2 AND lease_until > {now} \
+         AND jobs.state || '' IN ('waiting', 'unknown') \
+         AND (frozen_method IS NULL \
+              OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
+                  AND frozen_content_type = $6 AND frozen_body = $7 \
+                  AND frozen_account IS NOT DISTINCT FROM $8 \
+                  AND (frozen_fingerprint = $9 OR NOT maybe_charged)))"
+        .into(),
+    written_columns: WRITTEN_COLUMNS.into(),
+    effects: vec![OPEN_ATTEMPT.into()],
+    returning: Returning::Job("last_attempt"),
+});
 
-impl AttemptStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        let begin = JobWriteText {
-            update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, unqueued = false, \
-                         first_sent_at = COALESCE(first_sent_at, {now}), \
-                         first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
-                         frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
-                         frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} {from} \
-                     WHERE id = $1 AND fence = $2 AND lease_until > {now} \
-                         AND jobs.state || '' IN ('waiting', 'unknown') \
-                         AND (frozen_method IS NULL \
-                              OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
-                                  AND frozen_content_type = $6 AND frozen_body = $7 \
-                                  AND frozen_account IS NOT DISTINCT FROM $8 \
-                                  AND (frozen_fingerprint = $9 OR NOT maybe_charged)))",
-            written_columns: WRITTEN_COLUMNS,
-            effects: &[OPEN_ATTEMPT],
-            returning: Returning::Job("last_attempt"),
-        };
-        let delayed = copies::delayed_copy_update("{after:$10}", "$12", &format!("NOT ({MAYBE_CHARGED} OR $9)"));
-        let kept = format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}");
-        let waits = WaitParameters { detail: "$11", code: "$13", limit: "$14" }.begin("{after:$10}");
-        let rest = format!(
-            "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
-                 maybe_charged = ({MAYBE_CHARGED} OR $9), {waits}, {delayed}, \
-                 {END_ATTEMPT} {{from}} \
-             WHERE {HELD_AND_SENDING}"
-        );
-        let settle = format!(
-            "UPDATE jobs SET state = {}, maybe_charged = ({MAYBE_CHARGED}), \
-                 provider_reference = COALESCE($10, provider_reference), reason = {}, {END_ATTEMPT} {{from}} \
-             WHERE {HELD_AND_SENDING}",
-            conflict_checked_state("$9"),
-            conflict_checked_reason("$9", "$11")
-        );
-        Self {
-            begin: Batcher::new(dialect.job_write(&begin)),
-            look: dialect.render(
-                "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until > {now} \
-                     AND state IN ('waiting', 'unknown')",
-            ),
-            wait: Batcher::new(dialect.job_write(&JobWriteText {
-                update: &rest,
-                written_columns: &kept,
-                effects: &[CLOSE_ATTEMPT],
-                returning: Returning::Job(RETURN_PLAN_COLUMNS),
-            })),
-            finalize: Batcher::new(dialect.job_write(&JobWriteText {
-                update: &settle,
-                written_columns: WRITTEN_COLUMNS,
-                effects: &[CLOSE_ATTEMPT, WRITE_AND_TAKE_EVENT],
-                returning: Returning::LastEffect(EVENT_COLUMNS),
-            })),
-        }
-    }
-}
+static HELD_LEASE: Template = Template::new(
+    "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until > {now} \
+         AND state IN ('waiting', 'unknown')",
+);
+
+static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
+             maybe_charged = ({MAYBE_CHARGED} OR $9), {}, {}, \
+             {END_ATTEMPT} {{from}} \
+         WHERE {HELD_AND_SENDING}",
+        WaitParameters { detail: "$11", code: "$13", limit: "$14" }.begin("{after:$10}"),
+        delayed_copy_update("{after:$10}", "$12", &format!("NOT ({MAYBE_CHARGED} OR $9)")),
+    )
+    .into(),
+    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
+    effects: vec![CLOSE_ATTEMPT.into()],
+    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+});
+
+static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET state = {}, maybe_charged = ({MAYBE_CHARGED}), \
+             provider_reference = COALESCE($10, provider_reference), reason = {}, {END_ATTEMPT} {{from}} \
+         WHERE {HELD_AND_SENDING}",
+        conflict_checked_state("$9"),
+        conflict_checked_reason("$9", "$11")
+    )
+    .into(),
+    written_columns: WRITTEN_COLUMNS.into(),
+    effects: vec![CLOSE_ATTEMPT.into(), WRITE_AND_TAKE_EVENT.into()],
+    returning: Returning::LastEffect(EVENT_COLUMNS),
+});
 
 impl Database {
     /// Commits `sending` with the request, before the first byte is sent. A later attempt must bring the frozen request
@@ -188,11 +177,10 @@ impl Database {
             request.account.as_deref().into(),
             request.credential_fingerprint.as_str().into(),
         ];
-        if let Some(row) = self.sql.attempt.begin.write(&self.engine, Arc::from(args), max_batch_delay).await? {
+        if let Some(row) = self.write(&BEGIN, args, max_batch_delay).await? {
             return Ok(BeginResult::Attempt(row.count("last_attempt")?));
         }
-        let held: Args = Arc::from([lease.id.as_str().into(), lease.fence.into()]);
-        if self.engine.query(&self.sql.attempt.look, held).await?.is_empty() {
+        if self.query(&HELD_LEASE, [lease.id.as_str().into(), lease.fence.into()]).await?.is_empty() {
             return Ok(BeginResult::Stale);
         }
         Err(LedgerError::StatementFailed("the request differs from the frozen request of the first attempt".to_owned()))
@@ -228,20 +216,20 @@ impl Database {
             end.counts.into(),
             (end.outcome == NOT_SENT && !matches!(next, JobState::Unknown { .. })).into(),
         ];
-        let batcher = match next {
+        let write = match next {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
                 let [detail, code, limit] = wait_args(reason);
                 let unknown = matches!(next, JobState::Unknown { .. });
                 args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &self.sql.attempt.wait
+                &WAIT
             }
             JobState::Final { state, reason, reference } => {
                 let reference = reference.as_deref().map(storable);
                 args.extend([state.name().into(), reference.into(), storable(reason).into(), lease.into()]);
-                &self.sql.attempt.finalize
+                &FINALIZE
             }
         };
-        let written = batcher.write(&self.engine, Arc::from(args), max_batch_delay).await?;
+        let written = self.write(write, args, max_batch_delay).await?;
         let Some(row) = written else { return Ok((FencedWrite::Stale, None, None)) };
         log_shared_charge(token, next, Some(&row))?;
         match next {
@@ -254,7 +242,7 @@ impl Database {
 }
 
 /// Logs an error for the operator when two payments have the same charge.
-pub(super) fn log_shared_charge(lease: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
+pub fn log_shared_charge(lease: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
     let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. });
     let Some(row) = row.filter(|_| wanted) else { return Ok(()) };
     if row.text("state")? == FinalState::Review.name() {
@@ -264,4 +252,102 @@ pub(super) fn log_shared_charge(lease: &LeaseToken, next: &JobState, row: Option
         );
     }
     Ok(())
+}
+
+/// A look-up of this job that has not ended.
+const ON_WIRE: &str = "EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id \
+     AND attempts.number = jobs.last_attempt AND attempts.outcome IS NULL)";
+
+const HELD_AND_UNKNOWN: &str = "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'unknown'";
+
+static BEGIN_LOOKUP: WriteTemplate = WriteTemplate::new(|| {
+    JobWriteText {
+    update: format!(
+        "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, lost_holders = 0, updated_at = {{now}} {{from}} \
+         WHERE {HELD_AND_UNKNOWN} AND lease_until > {{now}} AND NOT {ON_WIRE}"
+    ).into(),
+    written_columns: WRITTEN_COLUMNS.into(),
+    effects: vec!["INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
+             SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference, \
+                 'lookup' FROM {job}".into()],
+    returning: Returning::Job("last_attempt"),
+}
+});
+
+static WAIT_AFTER_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, {}, \
+             {}, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+         WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND {ON_WIRE}",
+        WaitParameters { detail: "$10", code: "$12", limit: "$13" }.begin("{after:$9}"),
+        delayed_copy_update("{after:$9}", "$11", "false"),
+    )
+    .into(),
+    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
+    effects: vec![CLOSE_ATTEMPT.into()],
+    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+});
+
+static FINALIZE_BY_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET state = {}, provider_reference = COALESCE($10, provider_reference), reason = {}, \
+             resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
+             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+         WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND {ON_WIRE}",
+        conflict_checked_state("$9"),
+        conflict_checked_reason("$9", "$11"),
+    )
+    .into(),
+    written_columns: WRITTEN_COLUMNS.into(),
+    effects: vec![CLOSE_ATTEMPT.into(), WRITE_EVENT.into()],
+    returning: Returning::Job("id, state, reason"),
+});
+
+impl Database {
+    /// Commits that a look-up of an `unknown` job begins, before the first byte is sent. The job stays `unknown`.
+    pub async fn begin_lookup(&self, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
+        match self.execute(&BEGIN_LOOKUP, [lease.id.as_str().into(), lease.fence.into()]).await? {
+            Some(row) => Ok(BeginResult::Attempt(row.count("last_attempt")?)),
+            None => Ok(BeginResult::Stale),
+        }
+    }
+
+    /// Commits the result of a look-up and the job's next state, like [`Database::finish_attempt`]. Returns the final
+    /// state, if one was written (`review` for another payment's charge), and the return plan of a waiting job. Here,
+    /// [`JobState::Waiting`] becomes `unknown`.
+    pub async fn finish_lookup(
+        &self,
+        lease: &LeaseToken,
+        end: &LookupEnd,
+        next: &JobState,
+    ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
+        let mut args: Vec<Value> = vec![
+            lease.id.as_str().into(),
+            lease.fence.into(),
+            end.number.into(),
+            end.outcome.into(),
+            end.status.map(i64::from).into(),
+            storable(&end.detail).into(),
+            // Never counted.
+            false.into(),
+            end.grants_resend.into(),
+        ];
+        let write = match next {
+            JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
+                let [detail, code, limit] = wait_args(reason);
+                args.extend([(*wait).into(), detail, copy_step(*wait).into(), code, limit]);
+                &WAIT_AFTER_LOOKUP
+            }
+            JobState::Final { state, reason, reference } => {
+                args.extend([state.name().into(), reference.as_deref().map(storable).into(), storable(reason).into()]);
+                &FINALIZE_BY_LOOKUP
+            }
+        };
+        let row = self.execute(write, args).await?;
+        log_shared_charge(lease, next, row.as_ref())?;
+        let is_final = matches!(next, JobState::Final { .. });
+        let state = row.as_ref().filter(|_| is_final).map(final_state).transpose()?;
+        let back = row.as_ref().filter(|_| !is_final).map(return_plan).transpose()?;
+        Ok((fenced_write(row.is_some()), state, back))
+    }
 }

@@ -5,7 +5,7 @@
 //! statement costs as much as ten rows. A caller gets its answer after the commit of its write. If a batch is rolled
 //! back, each write runs alone. If a commit hangs, the next batch starts. See `docs/decisions/0026-group-commit.md`.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +14,9 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::columns::job_of;
-use super::dialect::JobWrite;
-use super::engine::{Args, Batch, Engine, WORK_TIMEOUT};
-use super::row::SqlRow;
+use super::dialect::{Dialect, JobWrite, WriteTemplate};
+use super::engine::{Args, Batch, Engine, WORK_TIMEOUT, job_of};
+use super::result::SqlRow;
 use crate::ledger::LedgerError;
 
 /// Most jobs in one commit, which then takes a few milliseconds.
@@ -29,13 +28,24 @@ const LARGE_BATCH_PAUSE: Duration = Duration::from_millis(2);
 /// The next batch does not wait longer for a commit: another session holds a row lock, or the network hangs.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
 
+/// The batchers of one database, one for each job write that is batched, by the address of its template.
+#[derive(Default)]
+pub struct Batchers(Mutex<HashMap<usize, Batcher>>);
+
+impl Batchers {
+    pub fn of(&self, template: &'static WriteTemplate, dialect: Dialect) -> Batcher {
+        let new = || Batcher::new(template.write(dialect), template.order);
+        self.0.lock().entry(std::ptr::from_ref(template).addr()).or_insert_with(new).clone()
+    }
+}
+
 /// Runs one kind of job write for many jobs at the same time.
 #[derive(Clone)]
 pub struct Batcher(Arc<BatchQueue>);
 
 /// The order of the jobs of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BatchOrder {
+pub enum BatchOrder {
     /// So the batches of two workers cannot deadlock on each other's rows.
     ById,
     /// New jobs get their place in the backlog in this order. Two batches deadlock only if two workers record the same
@@ -44,7 +54,7 @@ enum BatchOrder {
 }
 
 struct BatchQueue {
-    write: JobWrite,
+    write: &'static JobWrite,
     order: BatchOrder,
     state: Mutex<BatchState>,
     /// A request came that may not wait as long as the others, or that completes a full batch.
@@ -66,16 +76,7 @@ struct BatchRequest {
 }
 
 impl Batcher {
-    pub fn new(write: JobWrite) -> Self {
-        Self::with_order(write, BatchOrder::ById)
-    }
-
-    /// Keeps the order of arrival within a batch.
-    pub fn in_order_of_arrival(write: JobWrite) -> Self {
-        Self::with_order(write, BatchOrder::ByArrival)
-    }
-
-    fn with_order(write: JobWrite, order: BatchOrder) -> Self {
+    fn new(write: &'static JobWrite, order: BatchOrder) -> Self {
         Self(Arc::new(BatchQueue { write, order, state: Mutex::default(), flush_now: Notify::new() }))
     }
 
@@ -194,9 +195,9 @@ async fn run(run: BatchRun, engine: Arc<dyn Engine>) {
 
 async fn commit(queue: Arc<BatchQueue>, engine: Arc<dyn Engine>, units: Vec<BatchRequest>) {
     if units.len() == 1 {
-        return commit_each(&*engine, &queue.write, units).await;
+        return commit_each(&*engine, queue.write, units).await;
     }
-    match engine.execute_batch(&queue.write, units.iter().map(|unit| unit.args.clone()).collect()).await {
+    match engine.execute_batch(queue.write, units.iter().map(|unit| unit.args.clone()).collect()).await {
         Ok(Batch::Committed(rows)) => {
             for (unit, row) in units.into_iter().zip(rows) {
                 unit.send_result(Ok(row));
@@ -204,7 +205,7 @@ async fn commit(queue: Arc<BatchQueue>, engine: Arc<dyn Engine>, units: Vec<Batc
         }
         Ok(Batch::RolledBack(error)) => {
             tracing::debug!(%error, jobs = units.len(), "a batch was rolled back; writing each job alone");
-            commit_each(&*engine, &queue.write, units).await;
+            commit_each(&*engine, queue.write, units).await;
         }
         Err(error) => {
             for unit in units {
@@ -230,5 +231,125 @@ impl BatchRequest {
 }
 
 #[cfg(test)]
-#[path = "batcher_tests.rs"]
-mod tests;
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use tokio::task::JoinSet;
+
+    use super::super::dialect::{JobWriteText, Returning};
+    use super::super::engine::{Sql, Step, Value};
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    static WRITE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+        update: "UPDATE jobs SET fence = 1 {from}".into(),
+        written_columns: "id".into(),
+        effects: Vec::new(),
+        returning: Returning::Job("id"),
+    });
+
+    /// Records the size of each batch, and its time since the start.
+    struct RecordingEngine {
+        started: Instant,
+        batches: Mutex<Vec<(usize, Duration)>>,
+    }
+
+    impl RecordingEngine {
+        fn record(&self, units: usize) {
+            self.batches.lock().unwrap().push((units, self.started.elapsed()));
+        }
+    }
+
+    #[async_trait]
+    impl Engine for RecordingEngine {
+        fn dialect(&self) -> Dialect {
+            Dialect::Postgres
+        }
+
+        async fn query(&self, _: &Sql, _: Args) -> Result<Vec<SqlRow>, LedgerError> {
+            unreachable!("a job write is expected")
+        }
+
+        async fn atomically(&self, _: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
+            unreachable!("a job write is expected")
+        }
+
+        async fn execute_one(&self, _: &JobWrite, _: &Args) -> Result<Option<SqlRow>, LedgerError> {
+            self.record(1);
+            Ok(None)
+        }
+
+        async fn execute_batch(&self, _: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
+            self.record(units.len());
+            Ok(Batch::Committed(units.iter().map(|_| None).collect()))
+        }
+    }
+
+    struct Rig {
+        engine: Arc<RecordingEngine>,
+        batcher: Batcher,
+        writing: JoinSet<()>,
+        requests: i64,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let engine = Arc::new(RecordingEngine { started: Instant::now(), batches: Mutex::default() });
+            let batcher = Batchers::default().of(&WRITE, Dialect::Postgres);
+            Self { engine, batcher, writing: JoinSet::new(), requests: 0 }
+        }
+
+        fn write_jobs(&mut self, number: usize, max_batch_delay: Duration) {
+            for _ in 0..number {
+                self.requests += 1;
+                let (engine, grouped): (Arc<dyn Engine>, _) = (self.engine.clone(), self.batcher.clone());
+                let args: Args = Arc::from([Value::from(format!("pay_{}", self.requests).as_str())]);
+                self.writing.spawn(async move {
+                    assert!(grouped.write(&engine, args, max_batch_delay).await.unwrap().is_none())
+                });
+            }
+        }
+
+        async fn finish(mut self) -> Vec<(usize, Duration)> {
+            while let Some(ended) = self.writing.join_next().await {
+                ended.unwrap();
+            }
+            self.engine.batches.lock().unwrap().clone()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn urgent_write_flushes_the_queue() {
+        let mut rig = Rig::new();
+        rig.write_jobs(1, Duration::ZERO);
+        assert_eq!(rig.finish().await, [(1, Duration::ZERO)]);
+
+        let mut rig = Rig::new();
+        rig.write_jobs(3, 10 * MS);
+        sleep(4 * MS).await;
+        rig.write_jobs(1, Duration::ZERO);
+        assert_eq!(rig.finish().await, [(4, 4 * MS)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn earliest_deadline_flushes_the_batch() {
+        let mut rig = Rig::new();
+        rig.write_jobs(1, 10 * MS);
+        sleep(2 * MS).await;
+        rig.write_jobs(1, 5 * MS);
+        sleep(2 * MS).await;
+        rig.write_jobs(2, 10 * MS);
+        assert_eq!(rig.finish().await, [(4, 7 * MS)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn full_batch_flushes_immediately() {
+        let mut rig = Rig::new();
+        rig.write_jobs(BATCH_JOBS_MAX - 1, 10 * MS);
+        sleep(3 * MS).await;
+        rig.write_jobs(2, 10 * MS);
+        assert_eq!(rig.finish().await, [(BATCH_JOBS_MAX, 3 * MS), (1, 13 * MS)]);
+    }
+}

@@ -1,24 +1,27 @@
-//! The claim of a job: recording it if it is new, and leasing it.
+//! The claim of a job: recording it if it is new, and leasing it. A new job may begin its first request at once.
 //!
 //! A new job costs one statement, a returning one two, a refused claim three, and a job of unknown outcome one more.
 //! The first two statements are batched with those of other jobs. A job found `sending` belonged to a lost worker: the
 //! claim closes its attempt as unknown. A look-up in flight is closed in the same way; its job was unknown before and
 //! still is.
+//!
+//! On the fast path, a new job and its first request are recorded in one commit. If the id or the key exists, it writes
+//! nothing, and the caller claims instead. See `docs/decisions/0029-fast-path-for-new-payments.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::CLOSE_LEFT_OPEN;
-use super::batcher::Batcher;
-use super::dialect::{Dialect, JobWriteText, Returning};
-use super::engine::{Args, Engine, Sql, Value};
-use super::row::{SqlRow, corrupt};
+use super::attempt::{CLOSE_LEFT_OPEN, OPEN_ATTEMPT, WRITTEN_COLUMNS};
+use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
+use super::engine::{Args, Value};
+use super::fenced_write;
+use super::result::{SqlRow, corrupt};
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, InvalidMessage, InvalidReason, Job};
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::copies::{Claimant, DeliveredCopy};
 use crate::ledger::database::Database;
-use crate::ledger::{BatchOptions, Claim, Claimed, LeaseToken, LedgerError};
+use crate::ledger::{BatchOptions, Claim, Claimed, FencedWrite, LeaseToken, LedgerError, NewJobAttempt};
 use crate::provider::FrozenRequest;
 
 /// How often a claim retries when the row changed between its statements.
@@ -26,7 +29,7 @@ const LOOKS_MAX: u32 = 4;
 
 /// Consecutive workers that were lost before they began a request, including one whose lease has expired. A request
 /// that began shows that the job itself does no harm.
-pub(super) const LOST_HOLDERS: &str = "CASE WHEN state = 'sending' THEN 0 \
+pub const LOST_HOLDERS: &str = "CASE WHEN state = 'sending' THEN 0 \
      WHEN lease_until <= {now} THEN lost_holders + 1 ELSE lost_holders END";
 
 /// A new job has no history: only the values that the database's clock determines.
@@ -35,7 +38,7 @@ const RECORDED_COLUMNS: &str = "fence, {until:CASE WHEN not_before > wake_at THE
      {until:expires_at} AS expires_in_ms";
 
 /// The row's columns that a claim returns.
-pub(super) const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
+pub const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
          ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
@@ -44,119 +47,104 @@ pub(super) const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_c
      {since:first_sent_at} AS sent_age_ms";
 
 /// Releases a job whose row cannot be read. Nothing else of the row changes: an operator repairs it by SQL.
-pub(super) const ABANDON: &str = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL \
-     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id";
+pub static ABANDON: Template = Template::new(
+    "UPDATE jobs SET lease_owner = NULL, lease_until = NULL \
+     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id",
+);
 
-pub struct ClaimStatements {
-    record: Batcher,
-    take: Batcher,
-    look: Sql,
-    done_with: Sql,
-    key_holder: Sql,
-    unknown_age: Sql,
-    abandon: Sql,
-}
+static RECORD: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
+         reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
+         lease_until, created_at, updated_at) \
+     SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'waiting', \
+         CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, 1, $15, {after:$16}, {now}, \
+         {now} {from} \
+     WHERE true ON CONFLICT DO NOTHING"
+        .into(),
+    written_columns: "jobs.id, fence, not_before, wake_at, created_at, expires_at".into(),
+    effects: vec![],
+    returning: Returning::Job(RECORDED_COLUMNS),
+});
 
-impl ClaimStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        let record = "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
-             reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
-             lease_until, created_at, updated_at) \
-         SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'waiting', \
-             CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, 1, $15, {after:$16}, {now}, \
-             {now} {from} \
-         WHERE true ON CONFLICT DO NOTHING";
-        let kept = "jobs.id, fence, not_before, wake_at, created_at, expires_at";
-        let record = JobWriteText {
-            update: record,
-            written_columns: kept,
-            effects: &[],
-            returning: Returning::Job(RECORDED_COLUMNS),
-        };
-        let take = format!(
-            "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {{after:$5}}, \
-                         lost_holders = {LOST_HOLDERS}, \
-                         attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
-                         maybe_charged = maybe_charged OR state = 'sending', \
-                         resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
-                         reason = CASE WHEN state = 'sending' THEN NULL ELSE reason END, \
-                         wait_reason = CASE WHEN state = 'sending' THEN $6 ELSE wait_reason END, \
-                         wait_limit = CASE WHEN state = 'sending' THEN NULL ELSE wait_limit END, \
-                         wait_detail = CASE WHEN state = 'sending' THEN NULL ELSE wait_detail END, \
-                         wait_since = CASE WHEN state = 'sending' THEN NULL ELSE wait_since END, \
-                         wait_until = CASE WHEN state = 'sending' THEN NULL ELSE wait_until END, \
-                         wait_request = CASE WHEN state = 'sending' THEN NULL ELSE wait_request END, \
-                         state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, \
-                         delayed_copy = CASE WHEN $9 THEN $7 \
-                             WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_copy END, \
-                         delayed_until = CASE WHEN $9 THEN created_at \
-                             WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_until END, \
-                         updated_at = {{now}} {{from}} \
-                     WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
-                         AND jobs.state || '' IN ('waiting', 'sending', 'unknown') AND NOT backlog \
-                         AND ($8 OR copy <= $7 OR delayed_copy = $7 OR wake_at <= {{after:1000}}) \
-                         AND (lease_until IS NULL OR lease_until <= {{now}})"
-        );
-        let take = JobWriteText {
-            update: &take,
-            written_columns: "jobs.*",
-            effects: &[CLOSE_LEFT_OPEN],
-            returning: Returning::Job(CLAIMED_COLUMNS),
-        };
-        Self {
-            record: Batcher::new(dialect.job_write(&record)),
-            take: Batcher::new(dialect.job_write(&take)),
-            look: dialect.render(
-                "SELECT provider, content_hash, state, backlog, copy, delayed_copy, {until:lease_until} AS lease_left_ms, \
-                     CASE WHEN wake_at <= {after:1000} THEN 1 ELSE 0 END AS is_due, \
-                     CASE WHEN delayed_until <= created_at THEN delayed_copy END AS left_copy \
-                 FROM jobs WHERE id = $1",
-            ),
-            done_with: dialect.render(
-                "UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL \
-                 WHERE id = $1 AND delayed_copy = $2 AND jobs.state || '' NOT IN ('waiting', 'sending', 'unknown') \
-                 RETURNING id",
-            ),
-            key_holder: dialect.render(KEY_HOLDER),
-            abandon: dialect.render(ABANDON),
-            // A separate statement after the claim: a claim that waited for the row does not see an attempt that began
-            // meanwhile.
-            unknown_age: dialect.render(
-                "SELECT {since:max(began_at)} AS unknown_age_ms FROM attempts WHERE job_id = $1 AND kind = 'charge' \
-                     AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress')",
-            ),
-        }
-    }
+static TAKE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {{after:$5}}, \
+             lost_holders = {LOST_HOLDERS}, \
+             attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
+             maybe_charged = maybe_charged OR state = 'sending', \
+             resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
+             reason = CASE WHEN state = 'sending' THEN NULL ELSE reason END, \
+             wait_reason = CASE WHEN state = 'sending' THEN $6 ELSE wait_reason END, \
+             wait_limit = CASE WHEN state = 'sending' THEN NULL ELSE wait_limit END, \
+             wait_detail = CASE WHEN state = 'sending' THEN NULL ELSE wait_detail END, \
+             wait_since = CASE WHEN state = 'sending' THEN NULL ELSE wait_since END, \
+             wait_until = CASE WHEN state = 'sending' THEN NULL ELSE wait_until END, \
+             wait_request = CASE WHEN state = 'sending' THEN NULL ELSE wait_request END, \
+             state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, \
+             delayed_copy = CASE WHEN $9 THEN $7 \
+                 WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_copy END, \
+             delayed_until = CASE WHEN $9 THEN created_at \
+                 WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_until END, \
+             updated_at = {{now}} {{from}} \
+         WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
+             AND jobs.state || '' IN ('waiting', 'sending', 'unknown') AND NOT backlog \
+             AND ($8 OR copy <= $7 OR delayed_copy = $7 OR wake_at <= {{after:1000}}) \
+             AND (lease_until IS NULL OR lease_until <= {{now}})"
+    )
+    .into(),
+    written_columns: "jobs.*".into(),
+    effects: vec![CLOSE_LEFT_OPEN.into()],
+    returning: Returning::Job(CLAIMED_COLUMNS),
+});
 
-    async fn claimed(&self, engine: &dyn Engine, job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
+static LOOK: Template = Template::new(
+    "SELECT provider, content_hash, state, backlog, copy, delayed_copy, {until:lease_until} AS lease_left_ms, \
+         CASE WHEN wake_at <= {after:1000} THEN 1 ELSE 0 END AS is_due, \
+         CASE WHEN delayed_until <= created_at THEN delayed_copy END AS left_copy \
+     FROM jobs WHERE id = $1",
+);
+
+static DONE_WITH: Template = Template::new(
+    "UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL \
+     WHERE id = $1 AND delayed_copy = $2 AND jobs.state || '' NOT IN ('waiting', 'sending', 'unknown') \
+     RETURNING id",
+);
+
+/// A separate statement after the claim: a claim that waited for the row does not see an attempt that began
+/// meanwhile.
+static UNKNOWN_AGE: Template = Template::new(
+    "SELECT {since:max(began_at)} AS unknown_age_ms FROM attempts WHERE job_id = $1 AND kind = 'charge' \
+         AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress')",
+);
+
+impl Database {
+    async fn claimed_job(&self, job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
         let mut claimed = match claimed(job, row) {
             Ok(claimed) => claimed,
             // Or the lease would run out, and the next claim would count a worker that was lost.
             Err(error) => {
-                let args: [Value; 2] = [job.id.as_str().into(), row.int("fence")?.into()];
-                engine.query(&self.abandon, Arc::from(args)).await?;
+                self.query(&ABANDON, [job.id.as_str().into(), row.int("fence")?.into()]).await?;
                 return Err(error);
             }
         };
         if claimed.maybe_charged {
-            let rows = engine.query(&self.unknown_age, Arc::from([job.id.as_str().into()])).await?;
+            let rows = self.query(&UNKNOWN_AGE, [job.id.as_str().into()]).await?;
             claimed.unknown_age = rows.first().map(|row| row.opt_ms("unknown_age_ms")).transpose()?.flatten();
         }
         Ok(Claim::Claimed(Box::new(claimed)))
     }
 
     /// Why the job could be neither recorded nor claimed; `None` when it could be by now.
-    async fn refusal(
+    async fn claim_refusal(
         &self,
-        engine: &dyn Engine,
         job: &Job,
         hash: ContentHash,
         arrived: DeliveredCopy,
     ) -> Result<Option<Claim>, LedgerError> {
-        let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
+        let rows = self.query(&LOOK, [job.id.as_str().into()]).await?;
         let Some(row) = rows.first() else {
             let key = job.effective_key().as_str();
-            let holders = engine.query(&self.key_holder, Arc::from([job.provider.as_str().into(), key.into()])).await?;
+            let holders = self.query(&KEY_HOLDER, [job.provider.as_str().into(), key.into()]).await?;
             return Ok(holders.first().map(|_| Claim::Conflict(key_conflict())));
         };
         if let Some(conflict) = recorded_conflict(row, job, hash)? {
@@ -166,7 +154,7 @@ impl ClaimStatements {
             // The message that stayed in the queue when the job finished without it. It is removed now, so the row
             // forgets it.
             if !arrived.stays_queued && row.opt_int("left_copy")? == Some(arrived.copy) {
-                engine.query(&self.done_with, Arc::from([job.id.as_str().into(), arrived.copy.into()])).await?;
+                self.query(&DONE_WITH, [job.id.as_str().into(), arrived.copy.into()]).await?;
             }
             return Ok(Some(Claim::Finished));
         }
@@ -183,9 +171,7 @@ impl ClaimStatements {
         }
         Ok(lease_left.map(|lease_left| Claim::LeasedElsewhere { lease_left }))
     }
-}
 
-impl Database {
     /// Records the job if it is new, and claims it for `owner` if no other worker holds its lease.
     pub async fn claim(
         &self,
@@ -208,7 +194,6 @@ impl Database {
     ) -> Result<Claim, LedgerError> {
         let Claimant { owner, delivered: arrived } = claimant;
         let BatchOptions { lease, max_batch_delay } = options;
-        let sql = &self.sql.claim;
         let record: Args = Arc::from(record_args(job, hash, owner, lease));
         let take: Args = Arc::from([
             job.id.as_str().into(),
@@ -222,13 +207,13 @@ impl Database {
             arrived.stays_queued.into(),
         ]);
         for _ in 0..LOOKS_MAX {
-            if let Some(row) = sql.record.write(&self.engine, record.clone(), max_batch_delay).await? {
+            if let Some(row) = self.write(&RECORD, record.clone(), max_batch_delay).await? {
                 return recorded(job, &row);
             }
-            if let Some(row) = sql.take.write(&self.engine, take.clone(), max_batch_delay).await? {
-                return sql.claimed(&*self.engine, job, &row).await;
+            if let Some(row) = self.write(&TAKE, take.clone(), max_batch_delay).await? {
+                return self.claimed_job(job, &row).await;
             }
-            if let Some(refusal) = sql.refusal(&*self.engine, job, hash, arrived).await? {
+            if let Some(refusal) = self.claim_refusal(job, hash, arrived).await? {
                 return Ok(refusal);
             }
         }
@@ -238,19 +223,15 @@ impl Database {
 }
 
 /// The statement that finds the payment with an idempotency key.
-pub(super) const KEY_HOLDER: &str = "SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2";
+pub static KEY_HOLDER: Template = Template::new("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2");
 
 /// The conflict with the payment that [`KEY_HOLDER`] finds.
-pub(super) fn key_conflict() -> InvalidMessage {
+pub fn key_conflict() -> InvalidMessage {
     conflicting("idempotency_key: another payment of this provider uses it; give each payment its own")
 }
 
 /// The conflict with the payment of this id in a row with `provider` and `content_hash`, if there is one.
-pub(super) fn recorded_conflict(
-    row: &SqlRow,
-    job: &Job,
-    hash: ContentHash,
-) -> Result<Option<InvalidMessage>, LedgerError> {
+pub fn recorded_conflict(row: &SqlRow, job: &Job, hash: ContentHash) -> Result<Option<InvalidMessage>, LedgerError> {
     if row.text("provider")? != job.provider.as_str() {
         return Ok(Some(conflicting("id: a payment of another provider has it; ids are unique over all providers")));
     }
@@ -267,7 +248,7 @@ fn conflicting(detail: &str) -> InvalidMessage {
 }
 
 /// `$1` to `$16` of a statement that records a job.
-pub(super) fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> [Value; 16] {
+pub fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> [Value; 16] {
     [
         job.id.as_str().into(),
         job.provider.as_str().into(),
@@ -298,7 +279,7 @@ fn recorded(job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
 }
 
 /// The claimed job without the age of the last unknown outcome.
-pub(super) fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
+pub fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
     Ok(Claimed {
         lease: LeaseToken { id: job.id.clone(), fence: row.int("fence")? },
         attempts: row.count("attempts")?,
@@ -331,4 +312,39 @@ fn frozen(row: &SqlRow) -> Result<Option<(FrozenRequest, Duration)>, LedgerError
         credential_fingerprint: row.text("frozen_fingerprint")?,
     };
     Ok(Some((request, row.opt_ms("sent_age_ms")?.unwrap_or_default())))
+}
+
+static RECORD_AND_BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
+         reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
+         lease_until, created_at, updated_at, last_attempt, first_sent_at, first_sent_number, frozen_method, \
+         frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint) \
+     SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'sending', \
+         CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, $17, $15, {after:$16}, {now}, \
+         {now}, 1, {now}, 1, $18, $19, $20, $21, $22, $23, $24 {from} \
+     WHERE true ON CONFLICT DO NOTHING"
+        .into(),
+    written_columns: WRITTEN_COLUMNS.into(),
+    effects: vec![OPEN_ATTEMPT.into()],
+    returning: Returning::Job("last_attempt"),
+});
+
+impl Database {
+    /// Records a new job and begins its first attempt in one commit, as `sending`, before the first byte is sent.
+    /// [`FencedWrite::Stale`]: the id or the key exists; nothing was written. [`Database::claim`] tells what exists.
+    pub async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
+        let NewJobAttempt { job, hash, lease, owner, options, request } = first;
+        let request: [Value; 8] = [
+            lease.fence.into(),
+            request.method.as_str().into(),
+            request.url.as_str().into(),
+            request.idempotency_key.as_str().into(),
+            request.content_type.as_str().into(),
+            request.body.as_slice().into(),
+            request.account.as_deref().into(),
+            request.credential_fingerprint.as_str().into(),
+        ];
+        let args: Args = record_args(job, hash, owner, options.lease).into_iter().chain(request).collect();
+        Ok(fenced_write(self.write(&RECORD_AND_BEGIN, args, options.max_batch_delay).await?.is_some()))
+    }
 }

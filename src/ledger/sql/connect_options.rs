@@ -72,7 +72,7 @@ pub fn is_postgres_parameter(name: &str) -> bool {
 ///
 /// # Errors
 /// [`LedgerError::StatementFailed`] when the URL is invalid, or a file that it names cannot be read.
-pub(super) fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
+pub fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
     connect_options_with(url, trusted, |name| std::env::var(name).ok())
 }
 

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lent::LentConnection;
 use parking_lot::Mutex;
 use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
@@ -16,13 +17,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::error::{ConnectFailure, from_postgres, is_connection_broken, is_transient};
-use super::server_settings::{ServerProcess, establish, is_shared, pooler_error, set_up};
+use super::result::{ConnectFailure, from_postgres, is_connection_broken, is_transient};
+use super::session::{ServerProcess, establish, is_shared, pooler_error, set_up};
 use super::slots::{ConnectionPurpose, PoolSlots, PurposeShares};
 
 mod lent;
 
-use lent::LentConnection;
 pub use lent::Session;
 
 /// How long a caller waits for a connection while the pool has none.

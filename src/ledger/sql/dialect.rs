@@ -1,11 +1,13 @@
 //! The differences between PostgreSQL and SQLite, as placeholders `{…}` in shared SQL templates.
 //!
-//! Templates are constants of this program, rendered once at start, and never contain user input. `$1` means the same
-//! in both. See `docs/decisions/0024-one-sql-for-two-databases.md`.
+//! A template is a `static` beside the code that runs it. It never contains user input, and is rendered at its first
+//! use. `$1` means the same in both. See `docs/decisions/0024-one-sql-for-two-databases.md`.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
+use super::batcher::BatchOrder;
 use super::engine::{Args, Sql, Step, Value};
 use crate::domain::time::EpochMs;
 
@@ -15,40 +17,103 @@ pub enum Dialect {
     Sqlite,
 }
 
+/// The template of one statement.
+pub struct Template {
+    text: TemplateText,
+    rendered: Rendered<Sql>,
+}
+
+enum TemplateText {
+    /// For PostgreSQL and for SQLite.
+    Fixed([&'static str; 2]),
+    Made(fn(Dialect) -> String),
+}
+
+/// What a template becomes in each dialect.
+type Rendered<T> = [OnceLock<T>; 2];
+
+impl Template {
+    pub const fn new(text: &'static str) -> Self {
+        Self::by_dialect(text, text)
+    }
+
+    /// A statement that the databases have no common words for.
+    pub const fn by_dialect(postgres: &'static str, sqlite: &'static str) -> Self {
+        Self { text: TemplateText::Fixed([postgres, sqlite]), rendered: [const { OnceLock::new() }; 2] }
+    }
+
+    /// A template that is put together from parts.
+    pub const fn made(text: fn(Dialect) -> String) -> Self {
+        Self { text: TemplateText::Made(text), rendered: [const { OnceLock::new() }; 2] }
+    }
+
+    pub fn sql(&self, dialect: Dialect) -> &Sql {
+        self.rendered[dialect as usize].get_or_init(|| match self.text {
+            TemplateText::Fixed(texts) => dialect.render(texts[dialect as usize]),
+            TemplateText::Made(text) => dialect.render(&text(dialect)),
+        })
+    }
+}
+
+/// The template of a [`JobWrite`].
+pub struct WriteTemplate {
+    text: fn() -> JobWriteText,
+    /// The order of the jobs in a batch of such writes.
+    pub order: BatchOrder,
+    rendered: Rendered<JobWrite>,
+}
+
+impl WriteTemplate {
+    pub const fn new(text: fn() -> JobWriteText) -> Self {
+        Self::with_order(BatchOrder::ById, text)
+    }
+
+    /// Batches of this write keep the order of arrival.
+    pub const fn in_order_of_arrival(text: fn() -> JobWriteText) -> Self {
+        Self::with_order(BatchOrder::ByArrival, text)
+    }
+
+    const fn with_order(order: BatchOrder, text: fn() -> JobWriteText) -> Self {
+        Self { text, order, rendered: [const { OnceLock::new() }; 2] }
+    }
+
+    pub fn write(&self, dialect: Dialect) -> &JobWrite {
+        self.rendered[dialect as usize].get_or_init(|| dialect.job_write(&(self.text)()))
+    }
+}
+
 /// A job write with its side effects, all or nothing.
 ///
 /// `$1` is the job's id. A write on an active job finds it by the id alone: it says `state || ''` and the like, so that
 /// no other index fits. While a table is small, PostgreSQL would choose an index that it reads from end to end, and
 /// keep that plan. The write has `{from}` before its `WHERE`: in a batch, the arguments of all jobs are there.
 /// `effects` see the written row as `{job}` AS job.
-pub struct JobWriteText<'a> {
-    pub update: &'a str,
+pub struct JobWriteText {
+    pub update: Cow<'static, str>,
     /// The columns that `effects` and `returning` need of the written row. PostgreSQL builds them again for each
     /// effect, so all columns of a wide row are expensive.
-    pub written_columns: &'a str,
-    pub effects: &'a [&'a str],
-    pub returning: Returning<'a>,
+    pub written_columns: Cow<'static, str>,
+    pub effects: Vec<Cow<'static, str>>,
+    pub returning: Returning,
 }
 
 /// The columns that a job write returns.
 #[derive(Clone, Copy)]
-pub enum Returning<'a> {
+pub enum Returning {
     /// Of the written job.
-    Job(&'a str),
+    Job(&'static str),
     /// Of the rows that the last of `effects` wrote: one row for each job, with the job's id as `id`.
-    LastEffect(&'a str),
+    LastEffect(&'static str),
 }
 
 /// A rendered [`JobWriteText`]. For PostgreSQL it is a single statement (one round trip, no `BEGIN` that could stay
 /// open), for SQLite one statement each.
-#[derive(Clone, Debug)]
 pub struct JobWrite {
     statements: Vec<Sql>,
     batch: Option<BatchTemplate>,
 }
 
 /// The template for many jobs in one statement.
-#[derive(Clone, Debug)]
 struct BatchTemplate {
     after_input: String,
     /// Complete once the types of the arguments are known; they are the same for all calls.
@@ -125,7 +190,7 @@ impl Dialect {
         Arc::from(out)
     }
 
-    pub fn job_write(self, text: &JobWriteText<'_>) -> JobWrite {
+    fn job_write(self, text: &JobWriteText) -> JobWrite {
         let JobWriteText { update: write, written_columns: kept, effects: then, returning } = text;
         let alone = write.replace("{from}", "");
         let last = then.len().checked_sub(1);
@@ -140,11 +205,11 @@ impl Dialect {
                 None => self.render(text),
             };
             let first = returning(&alone, of_job.copied());
-            let then = (0..).zip(*then).map(|(index, text)| returning(text, of(index)));
+            let then = (0..).zip(then).map(|(index, text)| returning(text, of(index)));
             return JobWrite { statements: std::iter::once(first).chain(then).collect(), batch: None };
         }
         let beside = (0..)
-            .zip(*then)
+            .zip(then)
             .map(|(index, text)| format!(", beside_{index} AS ({text} RETURNING {})", of(index).unwrap_or("1")));
         let answer = match (of_job, last) {
             (Some(columns), _) => format!("SELECT job.id AS id, {columns} FROM job"),
@@ -282,9 +347,9 @@ mod tests {
     #[test]
     fn job_write_is_one_statement_or_transaction() {
         let text = JobWriteText {
-            update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
-            written_columns: "jobs.id, fence",
-            effects: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
+            update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1".into(),
+            written_columns: "jobs.id, fence".into(),
+            effects: vec!["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1".into()],
             returning: Returning::Job("fence"),
         };
         let args: Args = Arc::from([]);
@@ -299,9 +364,9 @@ mod tests {
     #[test]
     fn batched_job_write_takes_arrays() {
         let text = JobWriteText {
-            update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
-            written_columns: "jobs.id, fence",
-            effects: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
+            update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1".into(),
+            written_columns: "jobs.id, fence".into(),
+            effects: vec!["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1".into()],
             returning: Returning::Job("fence"),
         };
         let like: Args = Arc::from(["a".into(), 1_i64.into()]);

@@ -1,61 +1,65 @@
-//! The worker reports in SQL: each statement touches one small table, or a hundred entries of an index.
+//! What the workers tell each other and operators: worker reports, leader rows, and counts for status and readiness.
+//!
+//! Each statement touches one small table, or a few entries of an index. Queries take no locks: their counts may be
+//! outdated when they are read.
+//!
+//! All workers read the limiter leader's row of each quota, and a compare-and-set changes it. `limiter::leader_election`
+//! decides who the leader should be. See `docs/decisions/0014-leader-row-in-sql.md`.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::dialect::Dialect;
-use super::engine::{Args, Sql};
-use super::row::{SqlRow, corrupt, read_or_log};
+use serde_json::json;
+
+use super::dialect::Template;
+use super::result::{SqlRow, corrupt, read_or_log};
+use super::texts;
+use crate::domain::clock_comparison::LeaderRow;
+use crate::domain::clock_comparison::{ClockAttestation, ClockOffset, QuotaAttestation};
+use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::ledger::LedgerError;
+use crate::domain::time::Micros;
 use crate::ledger::database::Database;
-use crate::ledger::deployment::DeploymentId;
-use crate::ledger::fleet::{StoredReport, WORKERS_MAX, WorkerReport};
+use crate::ledger::fleet::{DeploymentId, StoredReport, WORKERS_MAX, WorkerReport};
+use crate::ledger::{LedgerError, StateCount};
 
-pub struct FleetStatements {
-    deployment: Sql,
-    report: Sql,
-    reports: Sql,
-    leave: Sql,
-    forget: Sql,
-    oldest: Sql,
-}
+static DEPLOYMENT: Template = Template::new("SELECT {text:id} AS id FROM deployment");
 
-impl FleetStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        Self {
-            deployment: dialect.render("SELECT {text:id} AS id FROM deployment"),
-            report: dialect.render(
-                "INSERT INTO worker_reports (id, host, pid, version, started_at, reported_at, format, report) \
-                 VALUES ($1, $2, $3, $4, {after:(0 - $5)}, {now}, $6, {json:$7}) \
-                 ON CONFLICT (id) DO UPDATE SET reported_at = excluded.reported_at, format = excluded.format, \
-                     report = excluded.report",
-            ),
-            reports: dialect.render(&format!(
-                "SELECT id, host, pid, version, {{ms:started_at}} AS started_at_ms, {{ms:reported_at}} AS reported_at_ms, \
-                     {{aged:reported_at}} AS age_ms, format, {{text:report}} AS report \
-                 FROM worker_reports ORDER BY id LIMIT {WORKERS_MAX}"
-            )),
-            leave: dialect.render("DELETE FROM worker_reports WHERE id = $1"),
-            forget: dialect.render("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id"),
-            // Condition and order are exactly those of index `jobs_open_by_sweep`.
-            oldest: dialect.render(
-                "SELECT names.value AS provider, (\
-                     SELECT {ms:min(since)} FROM (\
-                         SELECT CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
-                             WHEN {readable:created_at} THEN created_at END AS since FROM jobs \
-                         WHERE provider = names.value AND state IN ('waiting', 'sending', 'unknown') \
-                         ORDER BY CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END LIMIT 100) AS longest\
-                 ) AS since_ms FROM ({texts:$1}) AS names",
-            ),
-        }
-    }
-}
+static WRITE_REPORT: Template = Template::new(
+    "INSERT INTO worker_reports (id, host, pid, version, started_at, reported_at, format, report) \
+     VALUES ($1, $2, $3, $4, {after:(0 - $5)}, {now}, $6, {json:$7}) \
+     ON CONFLICT (id) DO UPDATE SET reported_at = excluded.reported_at, format = excluded.format, \
+         report = excluded.report",
+);
+
+static READ_REPORTS: Template = Template::made(|_| {
+    format!(
+        "SELECT id, host, pid, version, {{ms:started_at}} AS started_at_ms, {{ms:reported_at}} AS reported_at_ms, \
+             {{aged:reported_at}} AS age_ms, format, {{text:report}} AS report \
+         FROM worker_reports ORDER BY id LIMIT {WORKERS_MAX}"
+    )
+});
+
+static REMOVE: Template = Template::new("DELETE FROM worker_reports WHERE id = $1");
+
+static REMOVE_SILENT: Template =
+    Template::new("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id");
+
+/// Condition and order are exactly those of index `jobs_open_by_sweep`.
+static OLDEST_OPEN: Template = Template::new(
+    "SELECT names.value AS provider, (\
+         SELECT {ms:min(since)} FROM (\
+             SELECT CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
+                 WHEN {readable:created_at} THEN created_at END AS since FROM jobs \
+             WHERE provider = names.value AND state IN ('waiting', 'sending', 'unknown') \
+             ORDER BY CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END LIMIT 100) AS longest\
+     ) AS since_ms FROM ({texts:$1}) AS names",
+);
 
 impl Database {
     /// The id of the deployment whose database this is.
     pub async fn deployment(&self) -> Result<DeploymentId, LedgerError> {
-        let rows = self.engine.query(&self.sql.fleet.deployment, Arc::from([])).await?;
+        let rows = self.query(&DEPLOYMENT, []).await?;
         let row = rows.first().ok_or_else(|| {
             LedgerError::StatementFailed(
                 "table `deployment` has no row: insert one with a new UUID as its `id`".to_owned(),
@@ -67,7 +71,7 @@ impl Database {
     /// Inserts or replaces the row of a process.
     pub async fn write_report(&self, report: &WorkerReport) -> Result<(), LedgerError> {
         let WorkerReport { id, host, pid, version, uptime, format, body } = report;
-        let args: Args = Arc::from([
+        let args = [
             id.as_str().into(),
             host.as_str().into(),
             (*pid).into(),
@@ -75,26 +79,26 @@ impl Database {
             (*uptime).into(),
             (*format).into(),
             body.as_str().into(),
-        ]);
-        self.engine.query(&self.sql.fleet.report, args).await?;
+        ];
+        self.query(&WRITE_REPORT, args).await?;
         Ok(())
     }
 
     /// The rows of all processes, by id; at most [`WORKERS_MAX`].
     pub async fn worker_reports(&self) -> Result<Vec<StoredReport>, LedgerError> {
-        let rows = self.engine.query(&self.sql.fleet.reports, Arc::from([])).await?;
+        let rows = self.query(&READ_REPORTS, []).await?;
         Ok(read_or_log(&rows, "worker_reports", "id", reported))
     }
 
     /// Deletes the row of a process that ends regularly.
     pub async fn remove_report(&self, id: &str) -> Result<(), LedgerError> {
-        self.engine.query(&self.sql.fleet.leave, Arc::from([id.into()])).await?;
+        self.query(&REMOVE, [id.into()]).await?;
         Ok(())
     }
 
     /// Deletes the rows of processes that have not reported for this long; returns how many.
     pub async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError> {
-        let removed = self.engine.query(&self.sql.fleet.forget, Arc::from([silent_for.into()])).await?;
+        let removed = self.query(&REMOVE_SILENT, [silent_for.into()]).await?;
         Ok(u64::try_from(removed.len()).unwrap_or(u64::MAX))
     }
 
@@ -105,10 +109,9 @@ impl Database {
         if providers.is_empty() {
             return Ok(Vec::new());
         }
-        let names: Vec<&str> = providers.iter().map(ProviderName::as_str).collect();
-        let args: Args = Arc::from([serde_json::Value::from(names).to_string().into()]);
+        let names = texts(providers.iter().map(ProviderName::as_str));
         let mut oldest = Vec::new();
-        for row in self.engine.query(&self.sql.fleet.oldest, args).await? {
+        for row in self.query(&OLDEST_OPEN, [names]).await? {
             if let Some(since_ms) = row.opt_int("since_ms")? {
                 oldest.push((row.text("provider")?, since_ms));
             }
@@ -129,4 +132,187 @@ fn reported(row: &SqlRow) -> Result<StoredReport, LedgerError> {
         format: row.count("format")?,
         body: row.text("report")?,
     })
+}
+
+const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms, {now_ms} AS now_ms, \
+     clock_ahead_least_us, clock_ahead_most_us, clock_since_us, {since:clock_said_at} AS clock_age_ms";
+
+static STORED: Template =
+    Template::made(|_| format!("SELECT {COLUMNS} FROM limiter_authority WHERE quota IN ({{texts:$1}})"));
+
+/// A term is never used twice, even if the row was deleted: the clock is above every count of changes.
+static TAKE: Template = Template::made(|_| {
+    format!(
+        "INSERT INTO limiter_authority (quota, holder, term, since) \
+         VALUES ($1, $3, {{now_ms}}, {{now}}) \
+         ON CONFLICT (quota) DO UPDATE SET holder = excluded.holder, since = excluded.since, \
+             clock_ahead_least_us = NULL, clock_ahead_most_us = NULL, clock_since_us = NULL, \
+             clock_said_at = NULL, \
+             term = CASE WHEN excluded.term > limiter_authority.term THEN excluded.term \
+                         ELSE limiter_authority.term + 1 END \
+         WHERE limiter_authority.holder = $2 RETURNING {COLUMNS}"
+    )
+});
+
+/// A row that another process writes now is left to the next poll, so that no two wait for each other.
+static ATTEST: Template = Template::new(
+    "UPDATE limiter_authority SET clock_ahead_least_us = attested.least_us, \
+         clock_ahead_most_us = attested.most_us, clock_since_us = attested.since_us, clock_said_at = {now} \
+     FROM {attested:$1} \
+     WHERE limiter_authority.quota IN (\
+             SELECT free.quota FROM limiter_authority AS free WHERE free.quota IN (SELECT quota FROM {attested:$1}) {unlocked}) \
+         AND limiter_authority.quota = attested.quota AND limiter_authority.term = attested.term \
+         AND COALESCE(clock_since_us, 0) <= attested.since_us",
+);
+
+impl Database {
+    /// The limiter leaders of these quotas; a quota that never had a leader has no entry. Cheap enough for polling.
+    pub async fn stored_leaders(
+        &self,
+        quotas: &[ProviderName],
+    ) -> Result<HashMap<ProviderName, LeaderRow>, LedgerError> {
+        if quotas.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let names = texts(quotas.iter().map(ProviderName::as_str));
+        let rows = self.query_urgent(&STORED, [names]).await?;
+        let entry = |row: &SqlRow| {
+            let quota =
+                ProviderName::new(&row.text("quota")?).map_err(|_| corrupt("quota", "is not a provider name"))?;
+            Ok((quota, stored_leader(row)?))
+        };
+        rows.iter().map(entry).collect()
+    }
+
+    /// Makes `to` the leader if `from` is it now, or if there is none. The term rises, and the age restarts at zero.
+    /// Returns the leader row afterwards.
+    pub async fn take_leadership(
+        &self,
+        quota: &ProviderName,
+        from: Option<&str>,
+        to: &str,
+    ) -> Result<LeaderRow, LedgerError> {
+        if let Some(row) = self.query(&TAKE, [quota.as_str().into(), from.into(), to.into()]).await?.first() {
+            return stored_leader(row);
+        }
+        // Another worker was faster. The row exists, because only an operator deletes it.
+        let mut held = self.stored_leaders(std::slice::from_ref(quota)).await?;
+        held.remove(quota)
+            .ok_or_else(|| LedgerError::Unavailable("the limiter's leader row was deleted: retrying".to_owned()))
+    }
+
+    /// Stores each clock attestation, unless the quota's row has another term, or one of a later clock step.
+    pub async fn record_clock_attestations(&self, attestations: &[QuotaAttestation]) -> Result<(), LedgerError> {
+        if attestations.is_empty() {
+            return Ok(());
+        }
+        let row = |said: &QuotaAttestation| {
+            let ClockAttestation { offset, since } = said.attestation;
+            json!({ "quota": said.quota.as_str(), "term": said.term, "least_us": offset.least_us,
+                    "most_us": offset.most_us, "since_us": i64::try_from(since.0).unwrap_or(i64::MAX) })
+        };
+        let rows: Vec<serde_json::Value> = attestations.iter().map(row).collect();
+        self.query(&ATTEST, [json!(rows).to_string().into()]).await.map(drop)
+    }
+}
+
+fn stored_leader(row: &SqlRow) -> Result<LeaderRow, LedgerError> {
+    let micros = |us: i64, column| u64::try_from(us).map(Micros).map_err(|_| corrupt(column, "is negative"));
+    let now = micros(row.int("now_ms")?.saturating_mul(1_000), "now_ms")?;
+    let attestation = match row.opt_int("clock_since_us")? {
+        None => None,
+        Some(since_us) => {
+            let ahead =
+                ClockOffset { least_us: row.int("clock_ahead_least_us")?, most_us: row.int("clock_ahead_most_us")? };
+            // If the clock went back, the age is unknown: too old for any use.
+            let age_ms = u64::try_from(row.int("clock_age_ms")?).unwrap_or(u64::MAX);
+            Some((
+                ClockAttestation { offset: ahead, since: micros(since_us, "clock_since_us")? },
+                Duration::from_millis(age_ms),
+            ))
+        }
+    };
+    Ok(LeaderRow { holder: row.text("holder")?, term: row.int("term")?, age: row.ms("age_ms")?, now, attestation })
+}
+
+/// All providers that have a job: steps from one to the next instead of reading all entries of the index.
+pub const LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
+     SELECT min(provider) FROM jobs \
+     UNION ALL \
+     SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
+     WHERE lanes.provider IS NOT NULL)";
+
+/// All providers that have a flow, as [`LANES`].
+const LANES_OF_FLOWS: &str = "WITH RECURSIVE lanes (provider) AS ( \
+     SELECT min(provider) FROM flows \
+     UNION ALL \
+     SELECT (SELECT min(provider) FROM flows WHERE flows.provider > lanes.provider) FROM lanes \
+     WHERE lanes.provider IS NOT NULL)";
+
+static OPEN_LANES: Template = Template::made(|_| {
+    format!(
+        "{LANES} SELECT provider FROM lanes WHERE provider IS NOT NULL AND EXISTS (SELECT 1 FROM jobs \
+             WHERE jobs.provider = lanes.provider AND jobs.state IN ('waiting', 'sending', 'unknown'))"
+    )
+});
+
+static FLOW_LANES: Template =
+    Template::made(|_| format!("{LANES_OF_FLOWS} SELECT provider FROM lanes WHERE provider IS NOT NULL"));
+
+static COUNTS: Template = Template::new("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state");
+
+static COUNTS_OF_STATE: Template = Template::made(|_| {
+    format!(
+        "{LANES} SELECT provider, $1 AS state, jobs FROM ( \
+             SELECT provider, (SELECT count(*) FROM jobs \
+                 WHERE jobs.provider = lanes.provider AND jobs.state = $1) AS jobs \
+             FROM lanes WHERE provider IS NOT NULL) AS counted WHERE jobs > 0"
+    )
+});
+
+static PING: Template = Template::new("SELECT {version} AS version");
+
+static OUTCOME: Template = Template::new("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2");
+
+impl Database {
+    /// The lanes with a job that waits, is being sent, or has an unknown outcome. The others need no sweep of their own.
+    pub async fn lanes_with_open_jobs(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        providers(&self.query_by_index(&OPEN_LANES, []).await?)
+    }
+
+    /// The lanes that have flows, with or without jobs. One statement for all lanes, since most have none.
+    pub async fn lanes_with_flows(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
+        providers(&self.query_by_index(&FLOW_LANES, []).await?)
+    }
+
+    pub async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {
+        self.query(&COUNTS, []).await?.iter().map(count).collect()
+    }
+
+    /// Number of jobs in a state, by provider, without reading the other states.
+    pub async fn job_counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError> {
+        self.query_by_index(&COUNTS_OF_STATE, [state.into()]).await?.iter().map(count).collect()
+    }
+
+    /// The outcome of a request, as its row says: `None` while it is open, and when no request has this number.
+    pub async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
+        let rows = self.query(&OUTCOME, [job.as_str().into(), number.into()]).await?;
+        rows.first().map_or(Ok(None), |row| row.opt_text("outcome"))
+    }
+
+    /// Asks the database for a sign of life; returns its version.
+    pub async fn ping(&self) -> Result<String, LedgerError> {
+        let rows = self.query(&PING, []).await?;
+        rows.first().map(|row| row.text("version")).transpose().map(Option::unwrap_or_default)
+    }
+}
+
+fn count(row: &SqlRow) -> Result<StateCount, LedgerError> {
+    Ok(StateCount { provider: row.text("provider")?, state: row.text("state")?, jobs: row.int("jobs")? })
+}
+
+/// A name that no row of a provider can have is left out.
+fn providers(rows: &[SqlRow]) -> Result<BTreeSet<ProviderName>, LedgerError> {
+    let names = rows.iter().map(|row| Ok(ProviderName::new(&row.text("provider")?).ok()));
+    names.filter_map(Result::transpose).collect()
 }

@@ -1,21 +1,25 @@
-//! The lease statements: renewing leases of active jobs, and releasing a job without having sent anything.
+//! The lease statements, renewing and releasing without having sent anything, and the columns of a job's wait.
 //!
 //! Every statement checks the fencing token and the lease. The token alone would still match after a release, until the
 //! next claim. See `docs/decisions/0030-leases-and-operator-decisions.md`.
+//!
+//! `wait_reason` and `wait_limit` say why the job waits, as code and limit, and `wait_detail` has the free text that
+//! belongs to it. While the job is `waiting` or `unknown`, that is its present wait. Later it is its last one. `reason`
+//! is an operator's decision, or says why the job is finished: a wait clears it.
+//!
+//! Four writes release a lease and leave the job waiting: a delay, the release of a job that is not due, and the ends of
+//! an attempt and of a look-up. Each of them assigns the columns of the message's copies, too.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{CLOSE_LEFT_OPEN, WRITE_EVENT, WRITTEN_COLUMNS};
-use super::batcher::Batcher;
-use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
-use super::dialect::{Dialect, JobWriteText, Returning};
-use super::engine::{Sql, Value};
-use super::wait::{WaitParameters, wait_args};
+use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
+use super::engine::Value;
+use super::result::SqlRow;
 use super::{fenced_write, storable};
 use crate::domain::time::copy_step;
-use crate::domain::wait_reason::WaitReason;
+use crate::domain::wait_reason::{Wait, WaitReason, past_sentence, sentence};
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::database::Database;
 use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
@@ -24,82 +28,73 @@ use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
 /// for it.
 const RENEW_BATCH_MAX: usize = 250;
 
-pub struct LeaseStatements {
-    renew: Sql,
-    wait: Batcher,
-    finalize: Batcher,
-    release: Batcher,
-    wait_on: Batcher,
-}
+/// The instant at which a job is due.
+const DUE: &str = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
 
-impl LeaseStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        // A job that may have been charged never returns to `waiting`, whatever the caller says.
-        let delayed = copies::delayed_copy_update("{after:$4}", "$6", "NOT (maybe_charged OR $3)");
-        let waits = WaitParameters { detail: "$5", code: "$7", limit: "$8" }.begin_or_go_on("{after:$4}");
-        let rest = format!(
-            "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
-                        maybe_charged = (maybe_charged OR $3), {waits}, {delayed}, lost_holders = 0, \
-                        lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-                    WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
-        );
-        let finalize = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
-                          lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
-                      WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
-        // A worker that stops releases all of its jobs at once, except those that it may have sent: they keep their
-        // lease until it ends.
-        let release = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
-                           wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
-                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
-        // Reason and start of the wait stay. A job that was never delayed waits for its time from now on.
-        let not_before = WaitReason::NotBefore.code();
-        let due = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
-        let delayed = copies::delayed_copy_update(due, "$3", "NOT maybe_charged");
-        let wait_on = format!(
-            "UPDATE jobs SET wake_at = {due}, \
-                 wait_since = CASE WHEN wait_reason IS NOT NULL AND wait_request = last_attempt + 1 \
-                     THEN wait_since ELSE {{now}} END, \
-                 wait_reason = COALESCE(wait_reason, '{not_before}'), wait_until = {due}, \
-                 wait_request = last_attempt + 1, \
-                 wait_begun_at = COALESCE(wait_begun_at, {{now}}), {delayed}, \
-                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-             WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
-        );
-        let kept = format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}");
-        Self {
-            renew: dialect.render(
-                "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
-                     SELECT jobs.id FROM {held:$1} {join} jobs ON jobs.id = held.id AND jobs.fence = held.fence \
-                     WHERE jobs.lease_until IS NOT NULL {unlocked}) \
-                 RETURNING id, fence",
-            ),
-            wait: Batcher::new(dialect.job_write(&JobWriteText {
-                update: &rest,
-                written_columns: &kept,
-                effects: &[CLOSE_LEFT_OPEN],
-                returning: Returning::Job(RETURN_PLAN_COLUMNS),
-            })),
-            finalize: Batcher::new(dialect.job_write(&JobWriteText {
-                update: finalize,
-                written_columns: WRITTEN_COLUMNS,
-                effects: &[CLOSE_LEFT_OPEN, WRITE_EVENT],
-                returning: Returning::Job("id"),
-            })),
-            release: Batcher::new(dialect.job_write(&JobWriteText {
-                update: release,
-                written_columns: WRITTEN_COLUMNS,
-                effects: &[CLOSE_LEFT_OPEN],
-                returning: Returning::Job("id"),
-            })),
-            wait_on: Batcher::new(dialect.job_write(&JobWriteText {
-                update: &wait_on,
-                written_columns: &kept,
-                effects: &[CLOSE_LEFT_OPEN],
-                returning: Returning::Job(RETURN_PLAN_COLUMNS),
-            })),
-        }
-    }
-}
+static RENEW: Template = Template::new(
+    "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
+         SELECT jobs.id FROM {held:$1} {join} jobs ON jobs.id = held.id AND jobs.fence = held.fence \
+         WHERE jobs.lease_until IS NOT NULL {unlocked}) \
+     RETURNING id, fence",
+);
+
+/// A job that may have been charged never returns to `waiting`, whatever the caller says.
+static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
+             maybe_charged = (maybe_charged OR $3), {}, {}, lost_holders = 0, \
+             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
+        WaitParameters { detail: "$5", code: "$7", limit: "$8" }.begin_or_go_on("{after:$4}"),
+        delayed_copy_update("{after:$4}", "$6", "NOT (maybe_charged OR $3)"),
+    )
+    .into(),
+    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
+    effects: vec![CLOSE_LEFT_OPEN.into()],
+    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+});
+
+static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
+             lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
+         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+        .into(),
+    written_columns: WRITTEN_COLUMNS.into(),
+    effects: vec![CLOSE_LEFT_OPEN.into(), WRITE_EVENT.into()],
+    returning: Returning::Job("id"),
+});
+
+/// A worker that stops releases all of its jobs at once, except those that it may have sent: they keep their
+/// lease until it ends.
+static RELEASE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
+             wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
+         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+        .into(),
+    written_columns: WRITTEN_COLUMNS.into(),
+    effects: vec![CLOSE_LEFT_OPEN.into()],
+    returning: Returning::Job("id"),
+});
+
+/// Reason and start of the wait stay. A job that was never delayed waits for its time from now on.
+static WAIT_ON: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET wake_at = {DUE}, \
+             wait_since = CASE WHEN wait_reason IS NOT NULL AND wait_request = last_attempt + 1 \
+                 THEN wait_since ELSE {{now}} END, \
+             wait_reason = COALESCE(wait_reason, '{}'), wait_until = {DUE}, \
+             wait_request = last_attempt + 1, \
+             wait_begun_at = COALESCE(wait_begun_at, {{now}}), {}, \
+             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
+        WaitReason::NotBefore.code(),
+        delayed_copy_update(DUE, "$3", "NOT maybe_charged"),
+    )
+    .into(),
+    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
+    effects: vec![CLOSE_LEFT_OPEN.into()],
+    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+});
 
 impl Database {
     /// Prolongs the leases of active jobs. Returns the leases that are lost, and those whose row is being written at
@@ -114,7 +109,7 @@ impl Database {
             let list: Vec<_> =
                 some.iter().map(|token| serde_json::json!({"id": token.id.as_str(), "fence": token.fence})).collect();
             let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
-            match self.engine.query_by_index(&self.sql.lease.renew, Arc::from(args)).await {
+            match self.query_by_index(&RENEW, args).await {
                 Ok(rows) => {
                     for row in rows {
                         kept.insert((row.text("id")?, row.int("fence")?));
@@ -141,29 +136,29 @@ impl Database {
         next: &JobState,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
         let mut args: Vec<Value> = vec![lease.id.as_str().into(), lease.fence.into()];
-        let batcher = match next {
+        let write = match next {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
                 let [detail, code, limit] = wait_args(reason);
                 let unknown = matches!(next, JobState::Unknown { .. });
                 args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &self.sql.lease.wait
+                &WAIT
             }
             JobState::Final { state, reason, reference } => {
                 let reference = reference.as_deref().map(storable);
                 args.extend([state.name().into(), reference.into(), storable(reason).into()]);
-                &self.sql.lease.finalize
+                &FINALIZE
             }
         };
         let wait = next.wait();
-        let row = batcher.write(&self.engine, Arc::from(args), Duration::ZERO).await?;
+        let row = self.write(write, args, Duration::ZERO).await?;
         let back = row.as_ref().filter(|_| wait.is_some()).map(return_plan).transpose()?;
         Ok((fenced_write(row.is_some()), back))
     }
 
     /// Releases the lease; the job stays as it is and is due at once.
     pub async fn release(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        let args: [Value; 2] = [lease.id.as_str().into(), lease.fence.into()];
-        Ok(fenced_write(self.sql.lease.release.write(&self.engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+        let args = [lease.id.as_str().into(), lease.fence.into()];
+        Ok(fenced_write(self.write(&RELEASE, args, Duration::ZERO).await?.is_some()))
     }
 
     /// Releases the lease of a job that came before it is due: its reason and `wake_at` stay.
@@ -178,7 +173,116 @@ impl Database {
         wait: Duration,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
         let args: [Value; 3] = [lease.id.as_str().into(), lease.fence.into(), copy_step(wait).into()];
-        let row = self.sql.lease.wait_on.write(&self.engine, Arc::from(args), Duration::ZERO).await?;
+        let row = self.write(&WAIT_ON, args, Duration::ZERO).await?;
         Ok((fenced_write(row.is_some()), row.as_ref().map(return_plan).transpose()?))
     }
+}
+
+/// The parameters of a write's wait: detail, code and limit.
+pub struct WaitParameters<'a> {
+    pub detail: &'a str,
+    pub code: &'a str,
+    pub limit: &'a str,
+}
+
+impl WaitParameters<'_> {
+    /// Assignments for a job that waits until `wake`, from now on.
+    pub fn begin(&self, wake: &str) -> String {
+        self.assignments(wake, wake, "{now}")
+    }
+
+    /// Assignments for a job that waits until `wake`. Delays for one reason before one request are one wait.
+    pub fn begin_or_go_on(&self, wake: &str) -> String {
+        self.begin_or_go_on_until(wake, wake)
+    }
+
+    /// [`WaitParameters::begin_or_go_on`] for a job that is due at `wake`, and that something else keeps until `until`.
+    pub fn begin_or_go_on_until(&self, wake: &str, until: &str) -> String {
+        let Self { code, limit, .. } = self;
+        let since = format!(
+            "CASE WHEN wait_reason = {code} AND wait_limit IS NOT DISTINCT FROM {limit} \
+                 AND wait_request = last_attempt + 1 THEN COALESCE(wait_since, {{now}}) ELSE {{now}} END"
+        );
+        self.assignments(wake, until, &since)
+    }
+
+    fn assignments(&self, wake: &str, until: &str, since: &str) -> String {
+        let Self { detail, code, limit } = self;
+        format!(
+            "wake_at = {wake}, reason = NULL, wait_reason = {code}, wait_limit = {limit}, wait_detail = {detail}, \
+             wait_since = {since}, wait_until = {until}, wait_request = last_attempt + 1, wait_begun_at = {{now}}"
+        )
+    }
+}
+
+/// The values of [`WaitParameters`], in their order.
+pub fn wait_args(wait: &Wait) -> [Value; 3] {
+    [wait.detail.as_deref().map(storable).into(), wait.reason.code().into(), wait.reason.limit().into()]
+}
+
+/// The columns of a wait's reason. A later program may have written a code that this one does not know.
+pub struct StoredWait {
+    pub code: Option<String>,
+    pub limit: Option<String>,
+    pub detail: Option<String>,
+}
+
+impl StoredWait {
+    /// Reads the columns.
+    pub fn read(row: &SqlRow) -> Result<Self, LedgerError> {
+        Ok(Self {
+            code: row.opt_text("wait_reason")?,
+            limit: row.opt_text("wait_limit")?,
+            detail: row.opt_text("wait_detail")?,
+        })
+    }
+
+    /// The sentence for people; `None` when no wait is recorded.
+    pub fn sentence(&self) -> Option<String> {
+        self.text(sentence)
+    }
+
+    /// The sentence once the wait is over.
+    pub fn past_sentence(&self) -> Option<String> {
+        self.text(past_sentence)
+    }
+
+    /// A code of another version is its own text.
+    fn text(&self, sentence: fn(&WaitReason, Option<&str>) -> String) -> Option<String> {
+        let code = self.code.as_deref()?;
+        let known = WaitReason::from_columns(code, self.limit.clone());
+        Some(known.map_or_else(|| code.to_owned(), |reason| sentence(&reason, self.detail.as_deref())))
+    }
+}
+
+/// Columns that [`return_plan`] reads.
+pub const RETURN_PLAN_COLUMNS: &str = "copy, unqueued";
+
+/// A delay queue holds a copy; or the lane's queue does, and the job was claimed without it. A claim writes the latter
+/// as an instant at which no copy can have been delayed.
+const ON_ITS_WAY: &str = "COALESCE(delayed_until > {now} OR delayed_until <= created_at, false)";
+
+/// For shorter waits, a job gets a second copy rather than none: the sweeper would be late for it.
+const UNQUEUED_FROM_MS: u32 = 60_000;
+
+/// Assignments for a job that waits until `wake`, and whose next copy would be in a delay queue for `step` ms. `{now}`
+/// and `{after:…}` are the dialect's. `is_unsent` says whether the sweeper may publish the job when it is due.
+///
+/// A copy that returns by then is enough. A later one stays where it is, and the job waits without a copy. If the job
+/// is due soon, or may have been charged, it gets a second copy.
+pub fn delayed_copy_update(wake: &str, step: &str, is_unsent: &str) -> String {
+    let back_in_time = format!("delayed_until <= {wake}");
+    let in_ledger = format!("({is_unsent}) AND {wake} > {{after:{UNQUEUED_FROM_MS}}}");
+    let is_kept = format!("{ON_ITS_WAY} AND ({back_in_time} OR ({is_unsent}))");
+    format!(
+        "copy = copy + CASE WHEN {ON_ITS_WAY} AND ({back_in_time} OR ({in_ledger})) THEN 0 ELSE 1 END, \
+         unqueued = ({ON_ITS_WAY} AND NOT ({back_in_time}) AND {in_ledger}), \
+         delayed_copy = CASE WHEN {is_kept} THEN delayed_copy ELSE copy + 1 END, \
+         delayed_until = CASE WHEN {is_kept} THEN delayed_until ELSE {{after:{step}}} END"
+    )
+}
+
+/// Reads the columns.
+pub fn return_plan(row: &SqlRow) -> Result<ReturnPlan, LedgerError> {
+    Ok(ReturnPlan { copy: row.int("copy")?, unqueued: row.bool("unqueued")? })
 }

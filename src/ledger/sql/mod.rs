@@ -1,85 +1,97 @@
 //! The ledger and the settings in SQL, written once for both databases.
 //!
 //! [`engine`] is the interface to a driver, and [`dialect`] has what the databases write differently. One file for each
-//! task; each keeps its statements beside the code that reads their rows. See
+//! task; each keeps its statements, as `static` templates, beside the methods of [`Database`] that run them. See
 //! `docs/decisions/0024-one-sql-for-two-databases.md`.
 
-use super::FencedWrite;
+use std::time::Duration;
+
+use super::database::Database;
+use super::{FencedWrite, LedgerError};
 
 mod apply;
 mod attempt;
 mod audit;
-mod audit_context;
 mod backlog;
-mod batcher;
+pub mod batcher;
 mod claim;
-mod columns;
-pub(super) mod connect_options;
-pub(super) mod connection_limits;
-pub(super) mod connections;
-mod copies;
+pub mod connect_options;
+pub mod connections;
 mod dialect;
-pub(super) mod engine;
-pub(super) mod error;
+pub mod engine;
 mod fleet;
-pub(super) mod hints;
-mod leader;
+mod jobs;
 mod lease;
-mod lookup;
-mod new_job;
-mod operator;
 mod outbox;
-pub(super) mod postgres;
+pub mod postgres;
+mod queue_position;
 mod recent;
-mod reports;
-mod row;
-mod server_settings;
-pub(super) mod session;
+mod resolution;
+pub mod result;
+pub mod session;
 mod settings;
-pub(super) mod slots;
-pub(super) mod sqlite;
+pub mod slots;
+pub mod sqlite;
 mod upkeep;
-mod wait;
 
-use dialect::Dialect;
+use dialect::{Dialect, Template, WriteTemplate};
+use engine::{Args, Step, Value};
+use result::SqlRow;
 
-/// The statements of all methods, rendered for one database.
-pub(super) struct Statements {
-    claim: claim::ClaimStatements,
-    new_job: new_job::NewJobStatements,
-    attempt: attempt::AttemptStatements,
-    lookup: lookup::LookupStatements,
-    lease: lease::LeaseStatements,
-    outbox: outbox::OutboxStatements,
-    recent: recent::RecentUseStatements,
-    leaders: leader::LeaderStatements,
-    fleet: fleet::FleetStatements,
-    reports: reports::ReportStatements,
-    upkeep: upkeep::UpkeepStatements,
-    backlog: backlog::BacklogStatements,
-    settings: settings::SettingsStatements,
-    operator: operator::OperatorStatements,
+impl Database {
+    fn dialect(&self) -> Dialect {
+        self.engine.dialect()
+    }
+
+    /// Runs one statement, committed by itself.
+    async fn query(&self, sql: &Template, args: impl Into<Args>) -> Result<Vec<SqlRow>, LedgerError> {
+        self.engine.query(sql.sql(self.dialect()), args.into()).await
+    }
+
+    /// Runs a statement that must find its rows by an index, whatever the statistics say.
+    async fn query_by_index(&self, sql: &Template, args: impl Into<Args>) -> Result<Vec<SqlRow>, LedgerError> {
+        self.engine.query_by_index(sql.sql(self.dialect()), args.into()).await
+    }
+
+    /// Runs a statement that every worker polls each second.
+    async fn query_urgent(&self, sql: &Template, args: impl Into<Args>) -> Result<Vec<SqlRow>, LedgerError> {
+        self.engine.query_urgent(sql.sql(self.dialect()), args.into()).await
+    }
+
+    /// One statement of a transaction.
+    fn step(&self, sql: &Template, args: impl Into<Args>) -> Step {
+        Step { sql: sql.sql(self.dialect()).clone(), args: args.into(), must_affect: false }
+    }
+
+    /// A statement that rolls its transaction back when it neither returns nor changes a row.
+    fn must_affect(&self, sql: &Template, args: impl Into<Args>) -> Step {
+        Step { must_affect: true, ..self.step(sql, args) }
+    }
+
+    /// The statements of a job write, for a transaction of its own.
+    fn write_steps(&self, template: &WriteTemplate, args: impl Into<Args>) -> Vec<Step> {
+        template.write(self.dialect()).steps(&args.into())
+    }
+
+    /// Runs a job write for one job, in a commit of its own.
+    async fn execute(&self, template: &WriteTemplate, args: impl Into<Args>) -> Result<Option<SqlRow>, LedgerError> {
+        self.engine.execute_one(template.write(self.dialect()), &args.into()).await
+    }
+
+    /// Runs a job write together with those of other jobs ([`batcher::Batcher::write`]).
+    async fn write(
+        &self,
+        template: &'static WriteTemplate,
+        args: impl Into<Args>,
+        max_batch_delay: Duration,
+    ) -> Result<Option<SqlRow>, LedgerError> {
+        self.batchers.of(template, self.dialect()).write(&self.engine, args.into(), max_batch_delay).await
+    }
 }
 
-impl Statements {
-    pub(super) fn new(dialect: Dialect) -> Self {
-        Self {
-            claim: claim::ClaimStatements::new(dialect),
-            new_job: new_job::NewJobStatements::new(dialect),
-            attempt: attempt::AttemptStatements::new(dialect),
-            lookup: lookup::LookupStatements::new(dialect),
-            lease: lease::LeaseStatements::new(dialect),
-            outbox: outbox::OutboxStatements::new(dialect),
-            recent: recent::RecentUseStatements::new(dialect),
-            leaders: leader::LeaderStatements::new(dialect),
-            fleet: fleet::FleetStatements::new(dialect),
-            reports: reports::ReportStatements::new(dialect),
-            upkeep: upkeep::UpkeepStatements::new(dialect),
-            backlog: backlog::BacklogStatements::new(dialect),
-            settings: settings::SettingsStatements::new(dialect),
-            operator: operator::OperatorStatements::new(dialect),
-        }
-    }
+/// A JSON array of texts, as placeholders `{texts:…}` read it.
+fn texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
+    texts.into_iter().collect::<serde_json::Value>().to_string().into()
 }
 
 /// Longest stored reason, detail or reference, in characters.

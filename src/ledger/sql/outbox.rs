@@ -2,25 +2,23 @@
 //!
 //! See `docs/decisions/0023-transactional-outbox.md`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::dialect::Dialect;
-use super::engine::{Engine, Sql, Value};
-use super::row::{SqlRow, corrupt, read_or_log};
+use super::dialect::Template;
+use super::engine::{Args, Value};
+use super::result::{SqlRow, corrupt, read_or_log};
 use super::storable;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::ledger::copies::RejectedMessage;
 use crate::ledger::database::Database;
-use crate::ledger::outcomes::{EventSelection, UnpublishedEvents};
-use crate::ledger::{LedgerError, OutcomeEvent};
+use crate::ledger::{EventSelection, LedgerError, OutcomeEvent, UnpublishedEvents};
 
 /// Longest stored id of a rejected message, in characters.
 const REJECTED_ID_CHARS_MAX: usize = 255;
 
 /// An event's columns, as [`event`] reads them.
-pub(super) const EVENT_COLUMNS: &str =
+pub const EVENT_COLUMNS: &str =
     "sequence, job_id AS id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms";
 
 /// In milliseconds: doubles with each time that a queue rejected the event, up to ten minutes.
@@ -33,55 +31,47 @@ fn next_try() -> String {
     format!("{{after:(CASE tries {} ELSE {last} END)}}", cases.join(" "))
 }
 
-pub struct OutboxStatements {
-    unpublished: Sql,
-    retry: Sql,
-    published: Sql,
-    renewed: Sql,
-    rejected: Sql,
-    waiting: Sql,
-    reject: Sql,
+static UNPUBLISHED: Template = Template::made(|_| lease_text("next_try_at IS NULL"));
+static RETRY: Template = Template::made(|_| lease_text("next_try_at <= {now}"));
+
+fn lease_text(which: &str) -> String {
+    format!(
+        "UPDATE outcome_events SET taken_until = {{after:$2}} WHERE sequence IN (\
+             SELECT sequence FROM outcome_events \
+             WHERE published_at IS NULL AND {which} AND (taken_until IS NULL OR taken_until <= {{now}}) \
+             ORDER BY next_try_at, sequence LIMIT $1 {{unlocked}}) \
+         RETURNING {EVENT_COLUMNS}"
+    )
 }
 
-impl OutboxStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        let take = |which: &str| {
-            dialect.render(&format!(
-                "UPDATE outcome_events SET taken_until = {{after:$2}} WHERE sequence IN (\
-                     SELECT sequence FROM outcome_events \
-                     WHERE published_at IS NULL AND {which} AND (taken_until IS NULL OR taken_until <= {{now}}) \
-                     ORDER BY next_try_at, sequence LIMIT $1 {{unlocked}}) \
-                 RETURNING {EVENT_COLUMNS}"
-            ))
-        };
-        Self {
-            unpublished: take("next_try_at IS NULL"),
-            retry: take("next_try_at <= {now}"),
-            renewed: dialect.render(
-                "UPDATE outcome_events SET taken_until = {after:$2} WHERE published_at IS NULL AND sequence {among:$1}",
-            ),
-            rejected: dialect.render(&format!(
-                "UPDATE outcome_events SET tries = tries + 1, next_try_at = {}, taken_until = NULL \
-                 WHERE published_at IS NULL AND sequence {{among:$1}}",
-                next_try()
-            )),
-            waiting: dialect.render(
-                "SELECT count(*) AS events, {since:min(since)} AS oldest_ms, \
-                     COALESCE(sum(CASE WHEN tries > 0 THEN 1 ELSE 0 END), 0) AS rejected \
-                 FROM (SELECT CASE WHEN {readable:at} THEN at END AS since, tries FROM outcome_events \
-                     WHERE published_at IS NULL) AS waiting",
-            ),
-            published: dialect.render(
-                "UPDATE outcome_events SET published_at = {now} \
-                 WHERE published_at IS NULL AND sequence {among:$1}",
-            ),
-            reject: dialect.render(
-                "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes) \
-                 VALUES ({now}, $1, $2, $3, $4, $5, $6)",
-            ),
-        }
-    }
-}
+static RENEWED: Template = Template::new(
+    "UPDATE outcome_events SET taken_until = {after:$2} WHERE published_at IS NULL AND sequence {among:$1}",
+);
+
+static REJECTED: Template = Template::made(|_| {
+    format!(
+        "UPDATE outcome_events SET tries = tries + 1, next_try_at = {}, taken_until = NULL \
+         WHERE published_at IS NULL AND sequence {{among:$1}}",
+        next_try()
+    )
+});
+
+static WAITING: Template = Template::new(
+    "SELECT count(*) AS events, {since:min(since)} AS oldest_ms, \
+         COALESCE(sum(CASE WHEN tries > 0 THEN 1 ELSE 0 END), 0) AS rejected \
+     FROM (SELECT CASE WHEN {readable:at} THEN at END AS since, tries FROM outcome_events \
+         WHERE published_at IS NULL) AS waiting",
+);
+
+static PUBLISHED: Template = Template::new(
+    "UPDATE outcome_events SET published_at = {now} \
+     WHERE published_at IS NULL AND sequence {among:$1}",
+);
+
+static REJECT: Template = Template::new(
+    "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes) \
+     VALUES ({now}, $1, $2, $3, $4, $5, $6)",
+);
 
 impl Database {
     /// Leases the oldest unpublished events that were never rejected: no other worker gets them while the lease lasts.
@@ -96,10 +86,10 @@ impl Database {
         lease: Duration,
     ) -> Result<Vec<OutcomeEvent>, LedgerError> {
         let sql = match which {
-            EventSelection::NeverRejected => &self.sql.outbox.unpublished,
-            EventSelection::RejectedBefore => &self.sql.outbox.retry,
+            EventSelection::NeverRejected => &UNPUBLISHED,
+            EventSelection::RejectedBefore => &RETRY,
         };
-        let rows = self.engine.query(sql, Arc::from([at_most.into(), lease.into()])).await?;
+        let rows = self.query(sql, [at_most.into(), lease.into()]).await?;
         let mut events = read_or_log(&rows, "outcome_events", "sequence", event);
         if events.len() < rows.len() {
             // Otherwise they would stay first in the order and be leased before all others forever.
@@ -115,20 +105,20 @@ impl Database {
 
     /// Prolongs the leases of events whose confirms are late.
     pub async fn renew_event_leases(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
-        update_events(&*self.engine, &self.sql.outbox.renewed, sequences, Some(lease)).await
+        self.update_events(&RENEWED, sequences, Some(lease)).await
     }
 
     /// Records that a queue rejected these events. The retry delay grows to ten minutes at most.
     pub async fn mark_events_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError> {
-        update_events(&*self.engine, &self.sql.outbox.rejected, sequences, None).await
+        self.update_events(&REJECTED, sequences, None).await
     }
 
     pub async fn mark_events_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {
-        update_events(&*self.engine, &self.sql.outbox.published, sequences, None).await
+        self.update_events(&PUBLISHED, sequences, None).await
     }
 
     pub async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError> {
-        let rows = self.engine.query(&self.sql.outbox.waiting, Arc::from([])).await?;
+        let rows = self.query(&WAITING, []).await?;
         let row = rows.first().ok_or_else(|| corrupt("count", "is missing"))?;
         let count = |column| Ok::<_, LedgerError>(u64::try_from(row.int(column)?).unwrap_or(0));
         Ok(UnpublishedEvents {
@@ -141,7 +131,7 @@ impl Database {
     pub async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
         let id = message.job_id.as_deref().map(storable);
         let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
-        let args: [Value; 6] = [
+        let args = [
             message.lane.as_str().into(),
             id.into(),
             message.reason.into(),
@@ -149,26 +139,26 @@ impl Database {
             message.body_sha256.as_slice().into(),
             i64::try_from(message.body_bytes).unwrap_or(i64::MAX).into(),
         ];
-        self.engine.query(&self.sql.outbox.reject, Arc::from(args)).await?;
+        self.query(&REJECT, args).await?;
         Ok(())
     }
-}
 
-async fn update_events(
-    engine: &dyn Engine,
-    sql: &Sql,
-    sequences: &[i64],
-    lease: Option<Duration>,
-) -> Result<(), LedgerError> {
-    if sequences.is_empty() {
-        return Ok(());
+    async fn update_events(
+        &self,
+        sql: &Template,
+        sequences: &[i64],
+        lease: Option<Duration>,
+    ) -> Result<(), LedgerError> {
+        if sequences.is_empty() {
+            return Ok(());
+        }
+        let list: Value = serde_json::Value::from(sequences).to_string().into();
+        let args: Args = std::iter::once(list).chain(lease.map(Value::from)).collect();
+        self.query(sql, args).await.map(drop)
     }
-    let list: Value = serde_json::Value::from(sequences).to_string().into();
-    let args = std::iter::once(list).chain(lease.map(Value::from)).collect();
-    engine.query(sql, args).await.map(drop)
 }
 
-pub(super) fn event(row: &SqlRow) -> Result<OutcomeEvent, LedgerError> {
+pub fn event(row: &SqlRow) -> Result<OutcomeEvent, LedgerError> {
     Ok(OutcomeEvent {
         sequence: row.int("sequence")?,
         id: row.text("id")?,
@@ -182,6 +172,6 @@ pub(super) fn event(row: &SqlRow) -> Result<OutcomeEvent, LedgerError> {
     })
 }
 
-pub(super) fn final_state(row: &SqlRow) -> Result<FinalState, LedgerError> {
+pub fn final_state(row: &SqlRow) -> Result<FinalState, LedgerError> {
     FinalState::from_name(&row.text("state")?).ok_or_else(|| corrupt("state", "is not final"))
 }

@@ -10,15 +10,16 @@ use sqlx::postgres::{PgArguments, PgConnection, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Column, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef};
 
-use super::columns::{Array, columns, rows_in_order};
 use super::connect_options::connect_options;
 use super::connections::Connections;
 use super::dialect::{Dialect, JobWrite};
-use super::engine::{Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, run_to_completion};
-use super::error::{from_postgres, is_rolled_back_for_sure, lock_not_available, rolled_back};
-use super::hints::SettingsHints;
-use super::row::{Names, SqlRow, SqlValue};
-use super::session::{STATEMENT_MAX, URGENT_MAX, with_client_timeout, with_statement_timeout, with_timeout_after};
+use super::engine::{
+    Args, Array, Batch, Engine, RETRIES_MAX, Sql, Step, Value, columns, rows_in_order, run_to_completion,
+};
+use super::result::{Names, SqlRow, SqlValue, from_postgres, is_rolled_back_for_sure, lock_not_available, rolled_back};
+use super::session::{
+    STATEMENT_MAX, SettingsHints, URGENT_MAX, with_client_timeout, with_statement_timeout, with_timeout_after,
+};
 use super::slots::ConnectionPurpose;
 use crate::ledger::LedgerError;
 use crate::tls::Authorities;

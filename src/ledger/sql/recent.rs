@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::dialect::Dialect;
-use super::engine::{Args, Engine, Sql, Value};
-use super::row::{SqlRow, corrupt};
+use super::dialect::Template;
+use super::engine::{Args, Value};
+use super::result::{SqlRow, corrupt};
+use super::texts;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{BATCH_MAX, CostByKind};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, SEND_BUDGET_MAX, TIMEOUT_MAX};
@@ -32,18 +33,6 @@ const YEAR_MS: i64 = 365 * 86_400_000;
 #[allow(clippy::cast_possible_truncation, reason = "minutes")]
 const ON_WIRE_MS: i64 = (BOOKING_HORIZON.as_millis() + SEND_BUDGET_MAX.as_millis() + TIMEOUT_MAX.as_millis()) as i64;
 
-pub struct RecentUseStatements {
-    now: Sql,
-    restored: Sql,
-    sharing: Sql,
-    open: Sql,
-    page: Sql,
-    ended: Sql,
-    noticed: Sql,
-    of_accounts: Sql,
-    of_references: Sql,
-}
-
 /// Uses by the age of their bucket; `None`: those that may be in flight.
 type Uses = BTreeMap<Option<Duration>, CostByKind>;
 
@@ -55,128 +44,123 @@ struct UseLookback {
     bucket_ms: i64,
 }
 
-impl RecentUseStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        let sums = "CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
-                    CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups";
-        // A request without a response is as young as the provider may have counted it, whatever the times in its row.
-        let unanswered = format!(
-            "CASE WHEN began_at > {{at:$3}} THEN NULL WHEN {{aged:began_at}} > {ON_WIRE_MS} \
-                 THEN {{aged:began_at}} - {ON_WIRE_MS} ELSE 0 END"
-        );
-        // A request counts no later than the longest request takes. Those that began before that cannot count any more.
-        let of = |column: &str| {
-            dialect.render(&format!(
-                "SELECT name, age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
-                     SELECT asked.value AS name, job_id, kind, \
-                         CASE WHEN ended_at IS NULL OR (outcome = 'unknown' AND status IS NULL) THEN {unanswered} \
-                             ELSE {{aged:ended_at}} END AS age_ms \
-                     FROM ({{texts:$5}}) AS asked {{join}} attempts ON attempts.{column} = asked.value \
-                     WHERE attempts.provider = $1 AND began_at > {{at:$2}} AND COALESCE(outcome, '') <> 'not_sent') AS used \
-                 {{join}} jobs ON jobs.id = used.job_id GROUP BY name, age_ms / $4"
-            ))
-        };
-        let (of_accounts, of_references) = (of("account"), of("reference"));
-        Self {
-            of_accounts,
-            of_references,
-            now: dialect.render("SELECT {now_ms} AS now_ms"),
-            restored: dialect.render(
-                "SELECT 1 AS one FROM settings_audit WHERE at > {at:$1} AND table_name = 'settings_version' LIMIT 1",
-            ),
-            // A provider that left the quota uses it until all workers have loaded the change and its last request has
-            // ended: an hour is far more than both.
-            sharing: dialect.render(
-                "SELECT name FROM providers WHERE COALESCE(quota, name) = $1 \
-                 UNION SELECT old_row ->> 'name' AS name FROM settings_audit \
-                 WHERE at > {at:($2 - 3600000)} AND table_name = 'providers' \
-                     AND COALESCE(old_row ->> 'quota', old_row ->> 'name') = $1",
-            ),
-            open: dialect.render(&format!(
-                "SELECT age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
-                     SELECT job_id, kind, {unanswered} AS age_ms \
-                     FROM attempts WHERE provider = $1 AND ended_at IS NULL AND began_at > {{at:$2}}) AS used \
-                 {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4"
-            )),
-            page: dialect.render(&format!(
-                "SELECT {{ms:ended_at}} AS ended_ms FROM attempts \
-                 WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$3}} \
-                 ORDER BY ended_at DESC LIMIT 1 OFFSET {PAGE}"
-            )),
-            ended: dialect.render(&format!(
-                "SELECT age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
-                     SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL THEN {unanswered} \
-                         ELSE {{aged:ended_at}} END AS age_ms \
-                     FROM attempts WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$5}} \
-                         AND outcome <> 'not_sent') AS used \
-                 {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4"
-            )),
-            noticed: dialect.render(
-                "SELECT 1 AS one WHERE EXISTS (SELECT 1 FROM attempts \
-                     WHERE provider = $1 AND ended_at >= {at:$2} AND ended_at < {at:$3} AND outcome <> 'not_sent') \
-                 OR EXISTS (SELECT 1 FROM attempts WHERE provider = $1 AND ended_at IS NULL \
-                     AND began_at > {at:$2} AND began_at <= {at:$3})",
-            ),
-        }
-    }
+const SUMS: &str = "CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
+     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups";
 
+/// A request without a response is as young as the provider may have counted it, whatever the times in its row.
+fn unanswered() -> String {
+    format!(
+        "CASE WHEN began_at > {{at:$3}} THEN NULL WHEN {{aged:began_at}} > {ON_WIRE_MS} \
+             THEN {{aged:began_at}} - {ON_WIRE_MS} ELSE 0 END"
+    )
+}
+
+static OF_ACCOUNTS: Template = Template::made(|_| of_subjects("account"));
+static OF_REFERENCES: Template = Template::made(|_| of_subjects("reference"));
+
+/// A request counts no later than the longest request takes. Those that began before that cannot count any more.
+fn of_subjects(column: &str) -> String {
+    format!(
+        "SELECT name, age_ms / $4 * $4 AS least_age_ms, {SUMS} FROM ( \
+             SELECT asked.value AS name, job_id, kind, \
+                 CASE WHEN ended_at IS NULL OR (outcome = 'unknown' AND status IS NULL) THEN {} \
+                     ELSE {{aged:ended_at}} END AS age_ms \
+             FROM ({{texts:$5}}) AS asked {{join}} attempts ON attempts.{column} = asked.value \
+             WHERE attempts.provider = $1 AND began_at > {{at:$2}} AND COALESCE(outcome, '') <> 'not_sent') AS used \
+         {{join}} jobs ON jobs.id = used.job_id GROUP BY name, age_ms / $4",
+        unanswered()
+    )
+}
+
+static NOW: Template = Template::new("SELECT {now_ms} AS now_ms");
+
+static RESTORED: Template =
+    Template::new("SELECT 1 AS one FROM settings_audit WHERE at > {at:$1} AND table_name = 'settings_version' LIMIT 1");
+
+/// A provider that left the quota uses it until all workers have loaded the change and its last request has
+/// ended: an hour is far more than both.
+static SHARING: Template = Template::new(
+    "SELECT name FROM providers WHERE COALESCE(quota, name) = $1 \
+     UNION SELECT old_row ->> 'name' AS name FROM settings_audit \
+     WHERE at > {at:($2 - 3600000)} AND table_name = 'providers' \
+         AND COALESCE(old_row ->> 'quota', old_row ->> 'name') = $1",
+);
+
+static OPEN: Template = Template::made(|_| {
+    format!(
+        "SELECT age_ms / $4 * $4 AS least_age_ms, {SUMS} FROM ( \
+             SELECT job_id, kind, {} AS age_ms \
+             FROM attempts WHERE provider = $1 AND ended_at IS NULL AND began_at > {{at:$2}}) AS used \
+         {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4",
+        unanswered()
+    )
+});
+
+static PAGE_START: Template = Template::made(|_| {
+    format!(
+        "SELECT {{ms:ended_at}} AS ended_ms FROM attempts \
+         WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$3}} \
+         ORDER BY ended_at DESC LIMIT 1 OFFSET {PAGE}"
+    )
+});
+
+static ENDED: Template = Template::made(|_| {
+    format!(
+        "SELECT age_ms / $4 * $4 AS least_age_ms, {SUMS} FROM ( \
+             SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL THEN {} \
+                 ELSE {{aged:ended_at}} END AS age_ms \
+             FROM attempts WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$5}} \
+                 AND outcome <> 'not_sent') AS used \
+         {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4",
+        unanswered()
+    )
+});
+
+static NOTICED: Template = Template::new(
+    "SELECT 1 AS one WHERE EXISTS (SELECT 1 FROM attempts \
+         WHERE provider = $1 AND ended_at >= {at:$2} AND ended_at < {at:$3} AND outcome <> 'not_sent') \
+     OR EXISTS (SELECT 1 FROM attempts WHERE provider = $1 AND ended_at IS NULL \
+         AND began_at > {at:$2} AND began_at <= {at:$3})",
+);
+
+impl Database {
     /// The providers that used a quota since then, if the ledger knows all their requests.
-    async fn sharing(
-        &self,
-        engine: &dyn Engine,
-        quota: &ProviderName,
-        since: &UseLookback,
-    ) -> Result<Vec<String>, LedgerError> {
-        if !engine.query(&self.restored, Arc::from([since.noticed_ms.into()])).await?.is_empty() {
+    async fn providers_sharing(&self, quota: &ProviderName, since: &UseLookback) -> Result<Vec<String>, LedgerError> {
+        if !self.query(&RESTORED, [since.noticed_ms.into()]).await?.is_empty() {
             return Err(LedgerError::StatementFailed(
                 "this database was restored from a backup lately: requests sent after the backup are missing"
                     .to_owned(),
             ));
         }
-        let rows = engine.query(&self.sharing, Arc::from([quota.as_str().into(), since.noticed_ms.into()])).await?;
+        let rows = self.query(&SHARING, [quota.as_str().into(), since.noticed_ms.into()]).await?;
         rows.iter().map(|row| row.text("name")).collect()
     }
 
-    async fn since(&self, engine: &dyn Engine, lookback: Lookback, entries: u64) -> Result<UseLookback, LedgerError> {
-        let now = engine.query(&self.now, Arc::from([])).await?;
+    async fn use_lookback(&self, lookback: Lookback, entries: u64) -> Result<UseLookback, LedgerError> {
+        let now = self.query(&NOW, []).await?;
         let now_ms = now.first().ok_or_else(|| corrupt("now_ms", "is missing"))?.int("now_ms")?;
         Ok(UseLookback::new(now_ms, lookback, entries))
     }
 
-    async fn add_open(
-        &self,
-        engine: &dyn Engine,
-        provider: &str,
-        since: &UseLookback,
-        uses: &mut Uses,
-    ) -> Result<(), LedgerError> {
-        let args: Args =
-            Arc::from([provider.into(), since.counted_ms.into(), since.on_wire_ms().into(), since.bucket_ms.into()]);
-        add(uses, &engine.query_by_index(&self.open, args).await?)
+    async fn add_open(&self, provider: &str, since: &UseLookback, uses: &mut Uses) -> Result<(), LedgerError> {
+        let args = [provider.into(), since.counted_ms.into(), since.on_wire_ms().into(), since.bucket_ms.into()];
+        add(uses, &self.query_by_index(&OPEN, args).await?)
     }
 
     /// Adds ended requests, the youngest first. If more requests than a page share an instant, they are one page.
-    async fn add_ended(
-        &self,
-        engine: &dyn Engine,
-        provider: &str,
-        since: &UseLookback,
-        uses: &mut Uses,
-    ) -> Result<(), LedgerError> {
+    async fn add_ended(&self, provider: &str, since: &UseLookback, uses: &mut Uses) -> Result<(), LedgerError> {
         let mut until_ms = since.now_ms.saturating_add(YEAR_MS);
         while until_ms > since.counted_ms {
-            let page = engine.query_by_index(&self.page, bounds(provider, since.counted_ms, until_ms)).await?;
+            let page = self.query_by_index(&PAGE_START, bounds(provider, since.counted_ms, until_ms)).await?;
             let from_ms = page.first().map(|row| row.int("ended_ms")).transpose()?.unwrap_or(since.counted_ms);
             let of_page = [from_ms, since.on_wire_ms(), since.bucket_ms, until_ms].map(Value::from);
             let args: Args = std::iter::once(provider.into()).chain(of_page).collect();
-            add(uses, &engine.query_by_index(&self.ended, args).await?)?;
+            add(uses, &self.query_by_index(&ENDED, args).await?)?;
             until_ms = from_ms;
         }
         Ok(())
     }
-}
 
-impl Database {
     /// Recent requests of a quota: those that ended lately, and those that may not have ended. Includes all providers
     /// that share the quota or did so lately, deleted ones too. At most 1,000 entries; those older than `count_within`
     /// are one entry.
@@ -186,14 +170,14 @@ impl Database {
     /// ([`Database::raise_settings_version`]) misses requests, so it returns an error. Takes some seconds for a
     /// million requests.
     pub async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
-        let since = self.sql.recent.since(&*self.engine, lookback, ENTRIES).await?;
+        let since = self.use_lookback(lookback, ENTRIES).await?;
         let (mut uses, mut noticed) = (Uses::new(), false);
-        for provider in self.sql.recent.sharing(&*self.engine, quota, &since).await? {
+        for provider in self.providers_sharing(quota, &since).await? {
             // Before the ended ones: a request that ends meanwhile is counted twice rather than never.
-            self.sql.recent.add_open(&*self.engine, &provider, &since, &mut uses).await?;
-            self.sql.recent.add_ended(&*self.engine, &provider, &since, &mut uses).await?;
+            self.add_open(&provider, &since, &mut uses).await?;
+            self.add_ended(&provider, &since, &mut uses).await?;
             let before = bounds(&provider, since.noticed_ms, since.counted_ms);
-            noticed = noticed || !self.engine.query_by_index(&self.sql.recent.noticed, before).await?.is_empty();
+            noticed = noticed || !self.query_by_index(&NOTICED, before).await?.is_empty();
         }
         let open = uses.remove(&None).unwrap_or_default();
         // An age beyond the lookback is capped to it, and added to the others of that age.
@@ -216,17 +200,16 @@ impl Database {
         asked: &SubjectQuery,
     ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
         let lookback = Lookback::all(asked.within);
-        let since = self.sql.recent.since(&*self.engine, lookback, ENTRIES_OF_SUBJECT).await?;
-        let sql =
-            if asked.scope == Scope::Account { &self.sql.recent.of_accounts } else { &self.sql.recent.of_references };
-        let names = serde_json::Value::from(asked.names.clone()).to_string();
+        let since = self.use_lookback(lookback, ENTRIES_OF_SUBJECT).await?;
+        let sql = if asked.scope == Scope::Account { &OF_ACCOUNTS } else { &OF_REFERENCES };
+        let names = texts(asked.names.iter().map(String::as_str));
         let mut by_name: BTreeMap<String, Uses> = BTreeMap::new();
-        for provider in self.sql.recent.sharing(&*self.engine, quota, &since).await? {
+        for provider in self.providers_sharing(quota, &since).await? {
             let began_ms = since.counted_ms.saturating_sub(ON_WIRE_MS).max(0);
             let numbers = [began_ms, since.on_wire_ms(), since.bucket_ms].map(Value::from);
             let args: Vec<Value> =
-                [provider.as_str().into()].into_iter().chain(numbers).chain([names.as_str().into()]).collect();
-            for row in self.engine.query_by_index(sql, Arc::from(args)).await? {
+                [provider.as_str().into()].into_iter().chain(numbers).chain([names.clone()]).collect();
+            for row in self.query_by_index(sql, args).await? {
                 add(by_name.entry(row.text("name")?).or_default(), std::slice::from_ref(&row))?;
             }
         }

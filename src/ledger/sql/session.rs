@@ -1,12 +1,24 @@
-//! Time limits of statements to PostgreSQL, on the server and in the client.
+//! Sessions of PostgreSQL: time limits of statements, a connection's settings, and hints that settings changed.
 //!
 //! A server whose machine lost power never answers, and the driver would wait as long as the kernel does. So each
 //! statement has a limit on the server, and a slightly longer one here.
+//!
+//! Settings are set by statements, because poolers drop unknown start parameters, and then read back. In session mode a
+//! pooler passes both on. In transaction mode it lends one server process to several connections, which then share
+//! settings and locks. Such a pooler is rejected. See `docs/decisions/0028-query-plans-are-pinned.md`.
+//!
+//! NOTIFY is a hint, on a connection of its own. It may be lost with its connection, dropped by a pooler, or late.
+//! Followers poll as well, so a lost hint only delays a change.
 
 use std::io;
 use std::time::Duration;
 
+use sqlx::postgres::{PgConnection, PgListener, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Row as _};
 use tokio::time::timeout;
+
+use super::connections::Connections;
+use super::slots::ConnectionPurpose;
 
 /// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
@@ -44,4 +56,152 @@ pub async fn with_client_timeout<T>(
         sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
     };
     timeout(at_most, statement).await.unwrap_or_else(|_| Err(silent()))
+}
+
+/// A row that another transaction has locked must not delay the rest of its batch: those jobs are then written one by
+/// one. A plan from when a table was small would read all of it forever. So: plan by index, whatever the statistics
+/// say, and only once. A plan that looks expensive for this reason alone is not compiled: that takes a second each time.
+const BATCH_SETTINGS: &str = "SET lock_timeout = '100ms'; SET enable_seqscan = off; SET enable_hashjoin = off; \
+                      SET enable_mergejoin = off; SET plan_cache_mode = force_generic_plan; SET jit = off";
+const DEFAULT_SETTINGS: &str = "SET lock_timeout = '5s'; RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin; \
+                      RESET plan_cache_mode; RESET jit";
+const IDLE_MAX: &str = "5s";
+
+/// The server process behind a connection: its id, and when it was started.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServerProcess {
+    pid: i32,
+    since: String,
+}
+
+/// Sets up a new connection for [`ConnectionPurpose::General`], and reads its settings back.
+pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, sqlx::Error> {
+    let statement_max = format!("{}s", STATEMENT_MAX.as_secs());
+    // A committed outcome must survive a crash of the server, whatever its default.
+    let set = format!(
+        "SET statement_timeout = '{statement_max}'; SET idle_in_transaction_session_timeout = '{IDLE_MAX}'; \
+         SET synchronous_commit = on; SET lock_timeout = '5s'"
+    );
+    sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await?;
+    let read = "SELECT current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout'), \
+                current_setting('synchronous_commit'), current_setting('lock_timeout'), pg_backend_pid(), \
+                (SELECT backend_start::text FROM pg_stat_get_activity(pg_backend_pid()))";
+    let row = sqlx::raw_sql(read).fetch_one(connection).await?;
+    let wanted = [statement_max.as_str(), IDLE_MAX, "on", "5s"];
+    for (at, wanted) in wanted.into_iter().enumerate() {
+        let held: String = row.try_get(at)?;
+        if held != wanted {
+            return Err(sqlx::Error::Configuration(
+                format!(
+                    "database.url: a setting of the session is not in effect ({held} instead of {wanted}). {POOLER}"
+                )
+                .into(),
+            ));
+        }
+    }
+    let since: Option<String> = row.try_get(5)?;
+    Ok(ServerProcess { pid: row.try_get(4)?, since: since.unwrap_or_default() })
+}
+
+/// Sets up a connection for another purpose.
+pub async fn set_up(connection: &mut PgConnection, purpose: ConnectionPurpose) -> Result<(), sqlx::Error> {
+    let set = match purpose {
+        ConnectionPurpose::Batches => BATCH_SETTINGS,
+        ConnectionPurpose::General | ConnectionPurpose::Polls => DEFAULT_SETTINGS,
+    };
+    sqlx::raw_sql(set).execute(connection).await.map(drop)
+}
+
+const POOLER: &str = "A pooler in front of PostgreSQL must be in session mode (PgBouncer: pool_mode = session for this \
+                      database): docs/deploying.md, \"Connections\"";
+
+/// Whether two connections that are open at the same time have one server process.
+pub fn is_shared(one: &ServerProcess, other: &ServerProcess) -> bool {
+    one == other
+}
+
+/// Error for a database behind such a pooler.
+pub fn pooler_error() -> sqlx::Error {
+    let text = format!(
+        "database.url leads through a pooler in transaction or statement mode: it lends one server process to several \
+         connections. {POOLER}"
+    );
+    sqlx::Error::Configuration(text.into())
+}
+
+/// Named in `migrations/postgres/0001_settings.sql`.
+const CHANNEL: &str = "sluicegate_settings";
+/// Pause between two attempts to listen, and after a lost connection; polling goes on meanwhile.
+const RETRY: Duration = Duration::from_secs(1);
+/// A connection that a firewall has dropped stays silent forever. So each is replaced after this time.
+const RENEW: Duration = Duration::from_secs(300);
+/// Time limit of one connect.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// Hints that settings may have changed. They are not reliable: one may come without a change, and a change may come
+/// without one.
+pub struct SettingsHints {
+    connections: Connections,
+    listener: Option<PgListener>,
+    /// Set after a loss, so that it is logged once while the database is unavailable.
+    is_disconnected: bool,
+}
+
+impl SettingsHints {
+    pub fn new(connections: Connections) -> Self {
+        Self { connections, listener: None, is_disconnected: false }
+    }
+
+    async fn listen(&self) -> Result<PgListener, sqlx::Error> {
+        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT);
+        let mut listener =
+            PgListener::connect_with(&pool.connect_lazy_with(self.connections.options().clone())).await?;
+        listener.eager_reconnect(false);
+        with_statement_timeout(listener.listen(CHANNEL)).await?;
+        Ok(listener)
+    }
+
+    /// Whether a notification came. Otherwise the connection is lost, or old enough to be replaced.
+    async fn wait_notification(listener: &mut PgListener) -> bool {
+        matches!(tokio::time::timeout(RENEW, listener.try_recv()).await, Ok(Ok(Some(_))))
+    }
+
+    /// Returns when settings may have changed. Never fails; a lost connection is replaced meanwhile.
+    pub async fn next(&mut self) {
+        let mut short = self.connections.short();
+        loop {
+            // When connections are short, payments need them more than hints do.
+            if *short.borrow_and_update() {
+                self.listener = None;
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+            if let Some(listener) = &mut self.listener {
+                let heard = tokio::select! {
+                    heard = Self::wait_notification(listener) => heard,
+                    _ = short.changed() => false,
+                };
+                if heard {
+                    return;
+                }
+                self.listener = None;
+                tokio::time::sleep(RETRY).await;
+            }
+            match self.listen().await {
+                Ok(listener) => {
+                    self.listener = Some(listener);
+                    self.is_disconnected = false;
+                    // A change before this moment sent no hint.
+                    return;
+                }
+                Err(error) => {
+                    if !self.is_disconnected {
+                        self.is_disconnected = true;
+                        tracing::warn!(%error, "cannot listen for changed settings; polling them instead");
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
 }

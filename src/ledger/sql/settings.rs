@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::apply;
-use super::audit::{self, LEADING_STEPS};
-use super::dialect::Dialect;
-use super::engine::{Args, Sql, Step};
-use super::hints::SettingsHints;
-use super::row::{SqlRow, corrupt};
+use super::audit::LEADING_STEPS;
+use super::dialect::{Dialect, Template};
+use super::engine::{Args, Step, Value};
+use super::result::{SqlRow, corrupt};
+use super::session::SettingsHints;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
@@ -23,79 +23,61 @@ use crate::ledger::settings::{InvalidRow, RawRate, SettingsChange, SettingsSnaps
 /// How often a read or an apply restarts because settings changed meanwhile.
 const TRIES_MAX: u32 = 10;
 
-pub struct SettingsStatements {
-    version: Sql,
-    raise: Sql,
-    audit_raise: Option<Sql>,
-    names: Sql,
-    providers: Sql,
-    limits: Sql,
-    accounts: Sql,
-    rate: Sql,
-    set_rate: Sql,
-    set_paused: Sql,
-    resume: Sql,
-    writes: apply::ApplyStatements,
-    pub(super) audit: audit::AuditStatements,
-}
-
 /// A provider's rows with the version that stamped them; or why they cannot be read.
 type Stamped = (String, Result<(ProviderRow, i64), InvalidRow>);
 
-impl SettingsStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        Self {
-            version: dialect.render("SELECT version FROM settings_version"),
-            raise: dialect.render(match dialect {
-                Dialect::Postgres => "SELECT settings_raise_version($1, $2) AS version",
-                Dialect::Sqlite => "UPDATE settings_version SET version = $2 WHERE version = $1",
-            }),
-            audit_raise: match dialect {
-                // A trigger does it: a worker has no right to write the audit.
-                Dialect::Postgres => None,
-                Dialect::Sqlite => Some(dialect.render(
-                    "INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row) \
-                     VALUES ({who}, {program}, 'settings_version', 'version', {json:$1}, {json:$2})",
-                )),
-            },
-            names: dialect.render("SELECT name FROM providers ORDER BY name"),
-            providers: dialect.render(
-                "SELECT name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, \
-                     reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, \
-                     reuse_connections, workers, bucket_capacity, \
-                     leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms, \
-                     idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
-                     {text:lookup} AS lookup, {text:statuses} AS statuses, {text:require} AS require, \
-                     \"order\", \
-                     {ms:resumed_at} AS resumed_at, version \
-                 FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
-            ),
-            limits: dialect.render(
-                "SELECT provider, name, algorithm, max_requests, window_ms, offset_ms, burst, scope, applies_to, \
-                     shadow, enabled FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
-            ),
-            accounts: dialect.render(
-                "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst, weight \
-                 FROM account_overrides WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
-            ),
-            rate: dialect
-                .render("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2"),
-            set_rate: dialect.render(
-                "UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2",
-            ),
-            set_paused: dialect.render("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name"),
-            resume: dialect
-                .render("UPDATE providers SET paused = $2, resumed_at = {now} WHERE name = $1 RETURNING name"),
-            writes: apply::ApplyStatements::new(dialect),
-            audit: audit::AuditStatements::new(dialect),
-        }
-    }
-}
+static VERSION: Template = Template::new("SELECT version FROM settings_version");
+
+static RAISE: Template = Template::by_dialect(
+    "SELECT settings_raise_version($1, $2) AS version",
+    "UPDATE settings_version SET version = $2 WHERE version = $1",
+);
+
+/// For SQLite. On PostgreSQL a trigger does it: a worker has no right to write the audit.
+static AUDIT_RAISE: Template = Template::new(
+    "INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row) \
+     VALUES ({who}, {program}, 'settings_version', 'version', {json:$1}, {json:$2})",
+);
+
+static NAMES: Template = Template::new("SELECT name FROM providers ORDER BY name");
+
+static PROVIDERS: Template = Template::new(
+    "SELECT name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, \
+         reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, \
+         reuse_connections, workers, bucket_capacity, \
+         leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms, \
+         idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
+         {text:lookup} AS lookup, {text:statuses} AS statuses, {text:require} AS require, \
+         \"order\", \
+         {ms:resumed_at} AS resumed_at, version \
+     FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
+);
+
+static LIMITS: Template = Template::new(
+    "SELECT provider, name, algorithm, max_requests, window_ms, offset_ms, burst, scope, applies_to, \
+         shadow, enabled FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
+);
+
+static ACCOUNTS: Template = Template::new(
+    "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst, weight \
+     FROM account_overrides WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
+);
+
+static RATE: Template =
+    Template::new("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2");
+
+static SET_RATE: Template =
+    Template::new("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2");
+
+static SET_PAUSED: Template = Template::new("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name");
+
+static RESUME: Template =
+    Template::new("UPDATE providers SET paused = $2, resumed_at = {now} WHERE name = $1 RETURNING name");
 
 impl Database {
     /// The current settings version; cheap, for polling.
     pub async fn settings_version(&self) -> Result<i64, LedgerError> {
-        let rows = self.engine.query_urgent(&self.sql.settings.version, Arc::from([])).await?;
+        let rows = self.query_urgent(&VERSION, []).await?;
         rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.int("version")
     }
 
@@ -109,11 +91,10 @@ impl Database {
             }
             let raised = above.checked_add(1).ok_or_else(|| corrupt("settings_version", "is at its end"))?;
             let row = |version: i64| serde_json::json!({ "version": version }).to_string();
-            let rows: Args = Arc::from([row(was).into(), row(raised).into()]);
-            let both: Args = Arc::from([was.into(), raised.into()]);
-            let audit = self.sql.settings.audit_raise.clone().map(|sql| Step { sql, args: rows, must_affect: true });
-            let raise = Step { sql: self.sql.settings.raise.clone(), args: both, must_affect: true };
-            let steps = [raise].into_iter().chain(audit).collect();
+            let mut steps = vec![self.must_affect(&RAISE, [was.into(), raised.into()])];
+            if self.dialect() == Dialect::Sqlite {
+                steps.push(self.must_affect(&AUDIT_RAISE, [row(was).into(), row(raised).into()]));
+            }
             if self.engine.atomically(steps).await?.is_some() {
                 return Ok(raised);
             }
@@ -129,7 +110,7 @@ impl Database {
 
     /// The names of all provider rows, readable or not.
     pub async fn provider_names(&self) -> Result<Vec<String>, LedgerError> {
-        let rows = self.engine.query(&self.sql.settings.names, Arc::from([])).await?;
+        let rows = self.query(&NAMES, []).await?;
         rows.iter().map(|row| row.text("name")).collect()
     }
 
@@ -189,15 +170,10 @@ impl Database {
         rate: Rate,
         by: Option<&Actor>,
     ) -> Result<Option<RawRate>, LedgerError> {
-        let key = [provider.as_str().into(), limit.into()];
-        let [name, limit] = key.clone();
+        let (name, limit): (Value, Value) = (provider.as_str().into(), limit.into());
         let steps = vec![
-            Step { sql: self.sql.settings.rate.clone(), args: Arc::from(key), must_affect: false },
-            Step {
-                sql: self.sql.settings.set_rate.clone(),
-                args: Arc::from([name, limit, rate.max_requests().into(), rate.window_ms().into()]),
-                must_affect: true,
-            },
+            self.step(&RATE, [name.clone(), limit.clone()]),
+            self.must_affect(&SET_RATE, [name, limit, rate.max_requests().into(), rate.window_ms().into()]),
         ];
         let Some(rows) = self.atomically_by(steps, by).await? else { return Ok(None) };
         let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
@@ -217,9 +193,8 @@ impl Database {
         paused: bool,
         by: Option<&Actor>,
     ) -> Result<bool, LedgerError> {
-        let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
-        let sql = if paused { &self.sql.settings.set_paused } else { &self.sql.settings.resume };
-        let steps = vec![Step { sql: sql.clone(), args, must_affect: true }];
+        let sql = if paused { &SET_PAUSED } else { &RESUME };
+        let steps = vec![self.must_affect(sql, [provider.as_str().into(), paused.into()])];
         Ok(self.atomically_by(steps, by).await?.is_some())
     }
 
@@ -232,9 +207,9 @@ impl Database {
         let args: Args = Arc::from([provider.map(ProviderName::as_str).into()]);
         let mut before = self.settings_version().await?;
         for _ in 0..TRIES_MAX {
-            let providers = self.engine.query(&self.sql.settings.providers, args.clone()).await?;
-            let limits = self.engine.query(&self.sql.settings.limits, args.clone()).await?;
-            let accounts = self.engine.query(&self.sql.settings.accounts, args.clone()).await?;
+            let providers = self.query(&PROVIDERS, args.clone()).await?;
+            let limits = self.query(&LIMITS, args.clone()).await?;
+            let accounts = self.query(&ACCOUNTS, args.clone()).await?;
             let after = self.settings_version().await?;
             if before == after {
                 return Ok((after, assemble(&providers, &limits, &accounts)?));
@@ -251,7 +226,7 @@ impl Database {
         by: Option<&Actor>,
     ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let Some(by) = by else { return self.engine.atomically(steps).await };
-        let rows = self.engine.atomically(self.sql.settings.audit.with_actor(by, steps)).await?;
+        let rows = self.engine.atomically(self.settings_change_by(by, steps)).await?;
         Ok(rows.map(|rows| rows.into_iter().skip(LEADING_STEPS).collect()))
     }
 
@@ -273,11 +248,11 @@ impl Database {
             let over =
                 |row: &ProviderRow| row.keep_unmentioned_pause(present.iter().find(|there| there.name == row.name));
             let wanted: Vec<ProviderRow> = rows.iter().map(over).collect();
-            let (changes, mut writes) = self.sql.settings.writes.difference(&present, &wanted);
+            let (changes, mut writes) = self.settings_difference(&present, &wanted);
             if dry_run || changes.is_empty() {
                 return Ok(changes);
             }
-            writes.insert(0, self.sql.settings.writes.unless_changed_since(version));
+            writes.insert(0, self.unless_changed_since(version));
             if self.atomically_by(writes, by).await?.is_some() {
                 return Ok(changes);
             }

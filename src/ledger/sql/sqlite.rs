@@ -22,8 +22,7 @@ use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, 
 
 use super::dialect::{Dialect, JobWrite};
 use super::engine::{Args, Batch, Engine, Sql, Step, Value, run_to_completion};
-use super::error::unavailable_or_corrupt;
-use super::row::{Names, SqlRow, SqlValue};
+use super::result::{Names, SqlRow, SqlValue, unavailable_or_corrupt};
 use crate::ledger::LedgerError;
 
 /// How long a statement waits for the one connection. Longer than PostgreSQL's limit, because a queue here means a slow

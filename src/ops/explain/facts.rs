@@ -23,9 +23,9 @@ use crate::domain::quota_spec::{QuotaSpec, SubjectQuery};
 use crate::domain::time::EpochMs;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::ledger::LedgerError;
+use crate::ledger::backlog::{BacklogPosition, LedgerQueuePosition};
 use crate::ledger::database::Database;
 use crate::ledger::operator::{DatabaseTime, JobDetails};
-use crate::ledger::queue_position::{BacklogPosition, LedgerQueuePosition};
 use crate::limiter::Limiter;
 use crate::limiter::gate::BlockReason;
 use crate::ops::OverviewCollector;
@@ -315,8 +315,8 @@ fn jobs_ahead(position: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
     }
 }
 
-fn rejected_message(rejection: &crate::ledger::queue_position::Rejection) -> Rejected {
-    let crate::ledger::queue_position::Rejection { at, lane, reason, detail } = rejection.clone();
+fn rejected_message(rejection: &crate::ledger::backlog::Rejection) -> Rejected {
+    let crate::ledger::backlog::Rejection { at, lane, reason, detail } = rejection.clone();
     Rejected { at: EpochMs(at.0), lane, reason, detail }
 }
 

@@ -22,7 +22,7 @@ use crate::fleet::workers::{DecisionOverview, WorkerOverview, permit_waits, rece
 use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
-use crate::ledger::settings_audit::AuditedChange;
+use crate::ledger::settings::AuditedChange;
 
 mod backlog_counts;
 mod cache;

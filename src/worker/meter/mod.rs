@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use self::families::Families;
 use crate::domain::provider::ProviderName;
 use crate::fleet::report::BackendStatus;
-use crate::ledger::outcomes::UnpublishedEvents;
+use crate::ledger::UnpublishedEvents;
 
 mod decisions;
 mod families;

@@ -4,8 +4,8 @@
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::copies::RejectedMessage;
 use sluicegate::ledger::copies::ReturnPlan;
-use sluicegate::ledger::outcomes::{EventSelection, UnpublishedEvents};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, StateCount};
+use sluicegate::ledger::{EventSelection, UnpublishedEvents};
 
 use super::*;
 

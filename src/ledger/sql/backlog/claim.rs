@@ -3,26 +3,30 @@
 //! One process at a time claims from a lane: it locks the lane's row of `flow_turns`, and its statement began after the
 //! last claim was committed. It waits for the flows' locks, which batches of new jobs hold for the time of a commit. If
 //! a lock is held for longer, such flows are left out. Jobs that another session has locked are always left out.
+//!
+//! SQLite has no data-modifying WITH. There, a temporary table has the chosen jobs, and the steps of a claim are one
+//! transaction with the database's write lock, so nothing else happens in between.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::claim::{ABANDON, CLAIMED_COLUMNS, claimed};
-use super::super::dialect::Dialect;
-use super::super::engine::{Args, Engine, Sql, Step, Value};
-use super::super::row::SqlRow;
-use super::super::upkeep::READABLE;
-use super::super::upkeep::republish::{CLAIMABLE, RECORDED, job_to_republish};
-use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
+use super::{TAG_PER_COST, account_of, class_of, flow_class};
 use crate::domain::fair_order::PASSED_OVER_FIRST;
 use crate::domain::job::FlowKey;
 use crate::domain::provider::JobOrder;
-use crate::faults::{self, Bug};
+use crate::faults;
+use crate::faults::Bug;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob};
+use crate::ledger::database::Database;
+use crate::ledger::sql::claim::{ABANDON, CLAIMED_COLUMNS, claimed};
+use crate::ledger::sql::dialect::{Dialect, Template};
+use crate::ledger::sql::engine::{Args, Value};
+use crate::ledger::sql::result::SqlRow;
+use crate::ledger::sql::upkeep::{CLAIMABLE, READABLE, RECORDED, job_to_republish};
 
 /// The condition of index `flows_in_order`, without the flows ($7) and the classes ($8) that the process leaves out.
-pub const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
+const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
      AND flows.class <= $8 AND flows.class || ' ' || flows.account NOT IN ({texts:$7})";
 
 /// Whether no job of the flow's account is on its way, and none of a more urgent class waits. The condition of index
@@ -37,97 +41,62 @@ const IS_NEXT_OF_ACCOUNT: &str = "(flows.account = '' OR (\
 
 /// What [`JobOrder`] adds to the statements of a claim.
 #[derive(Clone, Copy)]
-pub(super) struct OrderText {
+struct OrderText {
     /// A further condition of the candidates.
-    pub is_next: &'static str,
+    is_next: &'static str,
     /// Most jobs of a flow.
-    pub flow_max: &'static str,
+    flow_max: &'static str,
     /// A further column of the claimed jobs.
-    pub mark: &'static str,
+    mark: &'static str,
 }
 
 impl OrderText {
-    fn new(order: JobOrder) -> Self {
-        match order {
-            JobOrder::None => Self { is_next: "true", flow_max: "$6", mark: "" },
-            JobOrder::Account => Self {
-                is_next: IS_NEXT_OF_ACCOUNT,
-                flow_max: "CASE WHEN flows.account = '' THEN $6 ELSE 1 END",
-                mark: "in_order = (jobs.account IS NOT NULL), ",
-            },
-        }
-    }
+    const NONE: Self = Self { is_next: "true", flow_max: "$6", mark: "" };
+    const ACCOUNT: Self = Self {
+        is_next: IS_NEXT_OF_ACCOUNT,
+        flow_max: "CASE WHEN flows.account = '' THEN $6 ELSE 1 END",
+        mark: "in_order = (jobs.account IS NOT NULL), ",
+    };
 }
 
 /// The start tag of a claimed job, for the order in which the jobs are sent.
-pub fn start_of_job() -> String {
+fn start_of_job() -> String {
     format!(
         "flow_tag + (row_number() OVER (PARTITION BY flow_class, flow_account ORDER BY job_seq) - 1) \
              * {TAG_PER_COST} / flow_weight"
     )
 }
 
-/// The texts of a claim, by database.
-enum ClaimSql {
-    /// Waits for locks of flows; and the statement that leaves such flows out.
-    Statement {
-        waiting: Sql,
-        skipping: Sql,
-    },
-    Steps(Vec<Sql>),
-}
+static CLAIM: Template = Template::made(|_| statement("FOR UPDATE OF flows", OrderText::NONE));
+/// Leaves out flows that another session has locked for long.
+static CLAIM_UNLOCKED: Template = Template::made(|_| statement("FOR UPDATE OF flows SKIP LOCKED", OrderText::NONE));
+static CLAIM_IN_ORDER: Template = Template::made(|_| statement("FOR UPDATE OF flows", OrderText::ACCOUNT));
+static CLAIM_UNLOCKED_IN_ORDER: Template =
+    Template::made(|_| statement("FOR UPDATE OF flows SKIP LOCKED", OrderText::ACCOUNT));
 
-impl ClaimSql {
-    fn new(dialect: Dialect, order: JobOrder) -> Self {
-        let order = OrderText::new(order);
-        match dialect {
-            Dialect::Postgres => Self::Statement {
-                waiting: dialect.render(&statement("FOR UPDATE OF flows", order)),
-                skipping: dialect.render(&statement("FOR UPDATE OF flows SKIP LOCKED", order)),
-            },
-            Dialect::Sqlite => Self::Steps(claim_sqlite::steps(dialect, order)),
-        }
-    }
-}
+static FIRST_TURN: Template =
+    Template::new("INSERT INTO flow_turns (provider) VALUES ($1) ON CONFLICT DO NOTHING RETURNING provider");
 
-pub struct BacklogClaimStatements {
-    claim: ClaimSql,
-    claim_in_order: ClaimSql,
-    first: Sql,
-    unknown_age: Sql,
-    abandon: Sql,
-}
+/// A separate statement after the claim: the claim does not see an attempt that began meanwhile.
+static UNKNOWN_AGES: Template = Template::new(
+    "SELECT job_id, {since:max(began_at)} AS unknown_age_ms FROM attempts \
+     WHERE job_id IN ({texts:$1}) AND kind = 'charge' \
+         AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress') GROUP BY job_id",
+);
 
-impl BacklogClaimStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        Self {
-            claim: ClaimSql::new(dialect, JobOrder::None),
-            claim_in_order: ClaimSql::new(dialect, JobOrder::Account),
-            first: dialect
-                .render("INSERT INTO flow_turns (provider) VALUES ($1) ON CONFLICT DO NOTHING RETURNING provider"),
-            // A separate statement after the claim: the claim does not see an attempt that began meanwhile.
-            unknown_age: dialect.render(
-                "SELECT job_id, {since:max(began_at)} AS unknown_age_ms FROM attempts \
-                 WHERE job_id IN ({texts:$1}) AND kind = 'charge' \
-                     AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress') GROUP BY job_id",
-            ),
-            abandon: dialect.render(ABANDON),
-        }
-    }
-
-    pub async fn claim(
+impl Database {
+    pub(super) async fn claim_free_flows(
         &self,
-        engine: &dyn Engine,
         request: &BacklogClaimRequest<'_>,
     ) -> Result<BacklogClaim, LedgerError> {
-        let rows = self.rows(engine, request).await?;
+        let rows = self.claimed_rows(request).await?;
         let Some(first) = rows.first().filter(|row| row.int("turns").is_ok_and(|turns| turns > 0)) else {
             // The lane's first claim makes its row.
-            let made = engine.query(&self.first, Arc::from([request.lane.as_str().into()])).await?;
+            let made = self.query(&FIRST_TURN, [request.lane.as_str().into()]).await?;
             if made.is_empty() {
                 return Ok(BacklogClaim::Busy);
             }
-            return Box::pin(self.claim(engine, request)).await;
+            return Box::pin(self.claim_free_flows(request)).await;
         };
         let next_wake = first.opt_ms("next_wake_ms")?;
         let mut jobs = Vec::with_capacity(rows.len());
@@ -139,18 +108,18 @@ impl BacklogClaimStatements {
                 Err(error) => {
                     let id = row.text("id")?;
                     tracing::error!(job = id, %error, "a job's row cannot be read; leaving it out. Repair it by SQL");
-                    engine.query(&self.abandon, Arc::from([id.into(), fence.into()])).await?;
+                    self.query(&ABANDON, [id.into(), fence.into()]).await?;
                 }
             }
         }
-        self.add_unknown_ages(engine, &mut jobs).await?;
+        self.add_unknown_ages(&mut jobs).await?;
         Ok(BacklogClaim::Claimed { jobs, next_wake })
     }
 
-    async fn rows(&self, engine: &dyn Engine, request: &BacklogClaimRequest<'_>) -> Result<Vec<SqlRow>, LedgerError> {
+    async fn claimed_rows(&self, request: &BacklogClaimRequest<'_>) -> Result<Vec<SqlRow>, LedgerError> {
         let bounds = request.bounds;
         let except: Vec<String> = bounds.except.iter().map(flow_text).collect();
-        let args: [Value; 8] = [
+        let args: Args = Arc::from([
             request.lane.as_str().into(),
             request.owner.into(),
             request.lease.into(),
@@ -159,34 +128,26 @@ impl BacklogClaimStatements {
             bounds.flow_max.max(1).into(),
             serde_json::Value::from(except).to_string().into(),
             u32::from(bounds.class_max.number()).into(),
-        ];
-        let args: Args = Arc::from(args);
-        let claim = match bounds.order {
-            JobOrder::None => &self.claim,
-            JobOrder::Account => &self.claim_in_order,
-        };
-        match claim {
-            ClaimSql::Statement { waiting, skipping } => match engine.query_unless_locked(waiting, args.clone()).await?
-            {
-                Some(rows) => Ok(rows),
-                None => engine.query_by_index(skipping, args).await,
-            },
-            ClaimSql::Steps(texts) => {
-                let step = |sql: &Sql| Step { sql: sql.clone(), args: args.clone(), must_affect: false };
-                let rows = engine.atomically(texts.iter().map(step).collect()).await?;
-                Ok(rows.and_then(|mut rows| rows.pop()).unwrap_or_default())
-            }
+        ]);
+        if self.dialect() == Dialect::Sqlite {
+            let steps = sqlite_steps(bounds.order).map(|sql| self.step(sql, args.clone()));
+            let rows = self.engine.atomically(steps.into()).await?;
+            return Ok(rows.and_then(|mut rows| rows.pop()).unwrap_or_default());
+        }
+        match bounds.order {
+            JobOrder::None => self.query_or_skip_locked(&CLAIM, &CLAIM_UNLOCKED, args).await,
+            JobOrder::Account => self.query_or_skip_locked(&CLAIM_IN_ORDER, &CLAIM_UNLOCKED_IN_ORDER, args).await,
         }
     }
 
-    async fn add_unknown_ages(&self, engine: &dyn Engine, jobs: &mut [BacklogJob]) -> Result<(), LedgerError> {
+    async fn add_unknown_ages(&self, jobs: &mut [BacklogJob]) -> Result<(), LedgerError> {
         let unknown: Vec<&str> =
             jobs.iter().filter(|job| job.claimed.maybe_charged).map(|job| job.job.id.as_str()).collect();
         if unknown.is_empty() {
             return Ok(());
         }
         let ids: Value = serde_json::Value::from(unknown).to_string().into();
-        for row in engine.query_by_index(&self.unknown_age, Arc::from([ids])).await? {
+        for row in self.query_by_index(&UNKNOWN_AGES, [ids]).await? {
             let (id, age): (String, Option<Duration>) = (row.text("job_id")?, row.opt_ms("unknown_age_ms")?);
             if let Some(job) = jobs.iter_mut().find(|job| job.job.id.as_str() == id) {
                 job.claimed.unknown_age = age;
@@ -289,5 +250,119 @@ fn statement(lock: &str, order: OrderText) -> String {
                  AS next_wake_ms, taken.* \
          FROM (SELECT 1) AS one LEFT JOIN taken ON true ORDER BY flow_class, {}, flow_account, job_seq",
         start_of_job(),
+    )
+}
+
+/// The jobs of one call. It belongs to the one connection, and is empty between the calls.
+static CREATE_PICKS: Template = Template::new(
+    "CREATE TEMP TABLE IF NOT EXISTS flow_picks \
+     (job_id TEXT, flow_class INTEGER, flow_account TEXT, flow_tag INTEGER, flow_weight INTEGER, flow_start INTEGER, \
+     job_cost INTEGER, job_seq INTEGER)",
+);
+static EMPTY_PICKS: Template = Template::new("DELETE FROM flow_picks");
+
+static PICK: Template = Template::made(|_| pick(OrderText::NONE));
+static PICK_IN_ORDER: Template = Template::made(|_| pick(OrderText::ACCOUNT));
+
+static LEASE: Template = Template::made(|_| lease(OrderText::NONE));
+static LEASE_IN_ORDER: Template = Template::made(|_| lease(OrderText::ACCOUNT));
+
+static ADVANCE_CLOCKS: Template = Template::made(|_| {
+    format!(
+        "INSERT INTO flow_clocks (provider, class, virtual_time) \
+         SELECT $1, flow_class, max(flow_start) + {PASSED_OVER_FIRST} FROM flow_picks \
+         WHERE job_id IS NOT NULL GROUP BY flow_class ON CONFLICT (provider, class) \
+             DO UPDATE SET virtual_time = max(flow_clocks.virtual_time, excluded.virtual_time)"
+    )
+});
+
+static COUNT_OUT: Template = Template::made(|_| {
+    format!(
+        "UPDATE flows SET waiting = max(flows.waiting - served.jobs, 0), \
+             tag = flows.tag + served.cost * {TAG_PER_COST} / flows.weight \
+         FROM (SELECT flow_class, flow_account, count(job_id) AS jobs, sum(COALESCE(job_cost, 1)) AS cost \
+               FROM flow_picks GROUP BY flow_class, flow_account) AS served \
+         WHERE flows.provider = $1 AND flows.class = served.flow_class AND flows.account = served.flow_account"
+    )
+});
+
+static READ_PICKS: Template = Template::made(|_| {
+    format!(
+        "SELECT 1 AS turns, {{until:(SELECT min(blocked_until) FROM flows \
+                 WHERE provider = $1 AND blocked_until IS NOT NULL)}} AS next_wake_ms, flow_class, {}, {CLAIMED_COLUMNS} \
+         FROM (SELECT 1) AS one LEFT JOIN flow_picks ON flow_picks.job_id IS NOT NULL \
+         LEFT JOIN jobs ON jobs.id = flow_picks.job_id \
+         ORDER BY flow_class, {}, flow_account, job_seq",
+        RECORDED.trim_end_matches(", copy"),
+        start_of_job(),
+    )
+});
+
+/// $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow, $7 flows that are left out, $8
+/// the last class. The last step returns the jobs; one row without a job if there is none.
+fn sqlite_steps(order: JobOrder) -> [&'static Template; 7] {
+    let (pick, lease) = match order {
+        JobOrder::None => (&PICK, &LEASE),
+        JobOrder::Account => (&PICK_IN_ORDER, &LEASE_IN_ORDER),
+    };
+    [&CREATE_PICKS, &EMPTY_PICKS, pick, lease, &ADVANCE_CLOCKS, &COUNT_OUT, &READ_PICKS]
+}
+
+fn lease(OrderText { mark, .. }: OrderText) -> String {
+    format!(
+        "UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = 0, \
+             unqueued = (state = 'waiting'), {mark}updated_at = {{now}} \
+         WHERE id IN (SELECT job_id FROM flow_picks)"
+    )
+}
+
+/// The same choice as PostgreSQL's. A LIMIT cannot name a flow's quota, so the jobs of a flow are stepped through by
+/// `seq`.
+fn pick(OrderText { is_next, flow_max, .. }: OrderText) -> String {
+    // `+` takes a column's affinity away, which an index on expressions does not have.
+    let next = |flow: &str, after: &str| {
+        format!(
+            "(SELECT min(jobs.seq) FROM jobs WHERE jobs.provider = $1 AND {} = +{flow}.class AND {} = +{flow}.account \
+                 AND jobs.backlog AND jobs.seq > {after} AND {READABLE} AND {CLAIMABLE})",
+            class_of("jobs"),
+            account_of("jobs")
+        )
+    };
+    // A flow without a job that can be claimed has a row, too: its tag moves on, so that it does not stay in front.
+    format!(
+        "INSERT INTO flow_picks (job_id, flow_class, flow_account, flow_tag, flow_weight, flow_start, job_cost, job_seq) \
+         WITH RECURSIVE candidates AS MATERIALIZED (\
+             SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
+             FROM (SELECT class, account, tag, weight, min(waiting, {flow_max}) AS waiting FROM flows \
+                   WHERE {IS_FREE} AND {is_next} \
+                   ORDER BY class, tag LIMIT $4) AS front), \
+         quanta (class, account, tag, weight, waiting, place, number) AS (\
+             SELECT class, account, tag, weight, waiting, place, 0 FROM candidates \
+             UNION ALL \
+             SELECT class, account, tag, weight, waiting, place, number + 1 FROM quanta \
+             WHERE (number + 1) * $5 < waiting AND place + (number + 1) * $5 < $4), \
+         started AS (\
+             SELECT class, account, tag, weight, tag + number * $5 * {TAG_PER_COST} / weight AS start, \
+                 min($5, waiting - number * $5) AS jobs FROM quanta), \
+         sums AS (\
+             SELECT class, account, tag, weight, start, jobs, \
+                 sum(jobs) OVER (ORDER BY class, start, account ROWS UNBOUNDED PRECEDING) - jobs AS sum_before \
+             FROM started), \
+         picked AS MATERIALIZED (\
+             SELECT class, account, tag, weight, max(start) AS start, sum(min(jobs, $4 - sum_before)) AS quota \
+             FROM sums WHERE sum_before < $4 GROUP BY class, account, tag, weight), \
+         chosen (class, account, tag, weight, start, quota, number, seq) AS (\
+             SELECT class, account, tag, weight, start, quota, 1, {} FROM picked \
+             UNION ALL \
+             SELECT class, account, tag, weight, start, quota, number + 1, {} FROM chosen \
+             WHERE number < quota AND seq IS NOT NULL) \
+         SELECT jobs.id, chosen.class, chosen.account, chosen.tag, chosen.weight, chosen.start, jobs.cost, chosen.seq \
+         FROM chosen LEFT JOIN jobs ON jobs.provider = $1 AND {} = +chosen.class AND {} = +chosen.account \
+             AND jobs.backlog AND jobs.seq = chosen.seq \
+         WHERE chosen.seq IS NOT NULL OR chosen.number = 1",
+        next("picked", "-1"),
+        next("chosen", "chosen.seq"),
+        class_of("jobs"),
+        account_of("jobs"),
     )
 }

@@ -4,21 +4,20 @@
 //! virtual time, so it does not make up for the past. A new flow has its account's weight. The flows of a batch are
 //! written in the order of their keys.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
-use super::super::batcher::Batcher;
-use super::super::claim::{KEY_HOLDER, key_conflict, record_args, recorded_conflict};
-use super::super::dialect::{Dialect, JobWriteText, Returning};
-use super::super::engine::{Args, Engine, Sql, Value};
-use super::super::fenced_write;
-use super::super::wait::{WaitParameters, wait_args};
 use super::{TAG_PER_COST, account_of, account_weight, block_args, class_of, virtual_time};
 use crate::domain::job::{ContentHash, Job};
-use crate::faults::{self, Bug};
+use crate::faults;
+use crate::faults::Bug;
 use crate::ledger::backlog::{BacklogRecord, BacklogReturn};
 use crate::ledger::database::Database;
+use crate::ledger::sql::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
+use crate::ledger::sql::claim::{KEY_HOLDER, key_conflict, record_args, recorded_conflict};
+use crate::ledger::sql::dialect::{JobWriteText, Returning, Template, WriteTemplate};
+use crate::ledger::sql::engine::{Args, Value};
+use crate::ledger::sql::fenced_write;
+use crate::ledger::sql::lease::{WaitParameters, wait_args};
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
 /// How often a record retries when the row changed between its statements.
@@ -30,67 +29,57 @@ const RECORD_ARGS: usize = 14;
 const COUNTED_COLUMNS: &str =
     "jobs.id, jobs.provider, jobs.state, jobs.priority, jobs.account, jobs.cost, jobs.backlog";
 
-pub struct EnterStatements {
-    record: Batcher,
-    look: Sql,
-    key_holder: Sql,
-    return_job: Batcher,
+/// The message that brought the job is copy 0, and superseded from now on.
+static RECORD: WriteTemplate = WriteTemplate::in_order_of_arrival(|| JobWriteText {
+    update: "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
+         reference, cost, priority, not_before, expires_at, payload, state, wake_at, backlog, unqueued, copy, fence, \
+         created_at, updated_at) \
+     SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'waiting', \
+         CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, COALESCE({at:$12} <= {now}, true), \
+         COALESCE({at:$12} > {now}, false), 1, 0, {now}, {now} {from} \
+     WHERE true ON CONFLICT DO NOTHING"
+        .into(),
+    written_columns: COUNTED_COLUMNS.into(),
+    effects: vec![count_in().into()],
+    returning: Returning::Job("backlog"),
+});
+
+static LOOK: Template = Template::new(
+    "SELECT provider, content_hash, state, backlog OR (unqueued AND lease_until IS NULL) AS returns \
+     FROM jobs WHERE id = $1",
+);
+
+const NOT_DUE: &str = "COALESCE(not_before > {now}, false)";
+
+/// The wait of a job that returns.
+fn return_wait() -> String {
+    let wake = format!("CASE WHEN {NOT_DUE} THEN not_before WHEN wake_at > {{now}} THEN {{now}} ELSE wake_at END");
+    WaitParameters { detail: "$3", code: "$8", limit: "$9" }
+        .begin_or_go_on_until(&wake, &format!("COALESCE({{after:$4}}, {wake})"))
 }
 
-impl EnterStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        // The message that brought the job is copy 0, and superseded from now on.
-        let record = "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
-             reference, cost, priority, not_before, expires_at, payload, state, wake_at, backlog, unqueued, copy, fence, \
-             created_at, updated_at) \
-         SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'waiting', \
-             CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, COALESCE({at:$12} <= {now}, true), \
-             COALESCE({at:$12} > {now}, false), 1, 0, {now}, {now} {from} \
-         WHERE true ON CONFLICT DO NOTHING";
-        let not_due = "COALESCE(not_before > {now}, false)";
-        // Older copies of its message are superseded from now on.
-        let wake = format!("CASE WHEN {not_due} THEN not_before WHEN wake_at > {{now}} THEN {{now}} ELSE wake_at END");
-        let waits = WaitParameters { detail: "$3", code: "$8", limit: "$9" };
-        let waits = waits.begin_or_go_on_until(&wake, &format!("COALESCE({{after:$4}}, {wake})"));
-        let return_job = format!(
-            "UPDATE jobs SET backlog = NOT {not_due}, unqueued = ({not_due} AND state = 'waiting'), \
-                 {waits}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, lost_holders = 0, \
-                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-             WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
-        );
-        let of_return = format!("{WRITTEN_COLUMNS}, jobs.priority, jobs.cost, jobs.backlog");
-        Self {
-            record: Batcher::in_order_of_arrival(dialect.job_write(&JobWriteText {
-                update: record,
-                written_columns: COUNTED_COLUMNS,
-                effects: &[&count_in()],
-                returning: Returning::Job("backlog"),
-            })),
-            look: dialect.render(
-                "SELECT provider, content_hash, state, backlog OR (unqueued AND lease_until IS NULL) AS returns \
-                 FROM jobs WHERE id = $1",
-            ),
-            key_holder: dialect.render(KEY_HOLDER),
-            return_job: Batcher::new(dialect.job_write(&JobWriteText {
-                update: &return_job,
-                written_columns: &of_return,
-                effects: &[CLOSE_LEFT_OPEN, &count_returned()],
-                returning: Returning::Job("backlog"),
-            })),
-        }
-    }
+/// Older copies of its message are superseded from now on.
+static RETURN_JOB: WriteTemplate = WriteTemplate::new(|| JobWriteText {
+    update: format!(
+        "UPDATE jobs SET backlog = NOT {NOT_DUE}, unqueued = ({NOT_DUE} AND state = 'waiting'), \
+             {}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, lost_holders = 0, \
+             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
+        return_wait(),
+    )
+    .into(),
+    written_columns: format!("{WRITTEN_COLUMNS}, jobs.priority, jobs.cost, jobs.backlog").into(),
+    effects: vec![CLOSE_LEFT_OPEN.into(), count_returned().into()],
+    returning: Returning::Job("backlog"),
+});
 
+impl Database {
     /// What the ledger knows of the job; `None` when it could be recorded by now.
-    async fn known(
-        &self,
-        engine: &dyn Engine,
-        job: &Job,
-        hash: ContentHash,
-    ) -> Result<Option<BacklogRecord>, LedgerError> {
-        let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
+    async fn known_job(&self, job: &Job, hash: ContentHash) -> Result<Option<BacklogRecord>, LedgerError> {
+        let rows = self.query(&LOOK, [job.id.as_str().into()]).await?;
         let Some(row) = rows.first() else {
             let key = job.effective_key().as_str();
-            let holders = engine.query(&self.key_holder, Arc::from([job.provider.as_str().into(), key.into()])).await?;
+            let holders = self.query(&KEY_HOLDER, [job.provider.as_str().into(), key.into()]).await?;
             return Ok(holders.first().map(|_| BacklogRecord::Conflict(key_conflict())));
         };
         if let Some(conflict) = recorded_conflict(row, job, hash)? {
@@ -101,9 +90,7 @@ impl EnterStatements {
         }
         Ok(Some(if row.bool("returns")? { BacklogRecord::InBacklog } else { BacklogRecord::Open }))
     }
-}
 
-impl Database {
     /// Records a new job straight into the backlog, without a lease; the write may wait this long for others to be
     /// committed with. Jobs of one batch get their place in the order of the calls. After all results but
     /// [`BacklogRecord::Open`] and [`BacklogRecord::Conflict`], the message is acknowledged, and nothing else is done.
@@ -115,10 +102,10 @@ impl Database {
     ) -> Result<BacklogRecord, LedgerError> {
         let args: Args = record_args(job, hash, "", Duration::ZERO).into_iter().take(RECORD_ARGS).collect();
         for _ in 0..LOOKS_MAX {
-            if self.sql.backlog.enter.record.write(&self.engine, args.clone(), max_batch_delay).await?.is_some() {
+            if self.write(&RECORD, args.clone(), max_batch_delay).await?.is_some() {
                 return Ok(BacklogRecord::Recorded);
             }
-            if let Some(known) = self.sql.backlog.enter.known(&*self.engine, job, hash).await? {
+            if let Some(known) = self.known_job(job, hash).await? {
                 return Ok(known);
             }
         }
@@ -147,9 +134,7 @@ impl Database {
             code,
             refused_by,
         ];
-        Ok(fenced_write(
-            self.sql.backlog.enter.return_job.write(&self.engine, Arc::from(args), Duration::ZERO).await?.is_some(),
-        ))
+        Ok(fenced_write(self.write(&RETURN_JOB, args, Duration::ZERO).await?.is_some()))
     }
 }
 

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use super::dialect::Dialect;
-use super::engine::{Sql, Value};
-use super::row::{SqlRow, corrupt};
+use super::dialect::{Dialect, Template};
+use super::engine::{Args, Value};
+use super::result::{SqlRow, corrupt};
 use super::storable;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{FlowClass, Identifier};
@@ -15,29 +15,23 @@ use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BlockedFlow, BlockedReason, FlowBlock, FlowStatus};
 use crate::ledger::database::Database;
 
-mod blocks;
 mod claim;
-mod claim_sqlite;
 mod enter;
-pub(in crate::ledger::sql) mod position;
-mod refused;
-mod repair;
-mod report;
-mod weights;
+mod flows;
 
 /// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
-const TAG_PER_COST: u32 = 1_000_000;
+pub const TAG_PER_COST: u32 = 1_000_000;
 
 /// As constraint `blocked_limit_is_at_most_255_characters` has it.
 const LIMIT_NAME_CHARS_MAX: usize = 255;
 
 /// The class of a job; the expression of index `jobs_in_backlog`.
-pub(in crate::ledger::sql) fn class_of(jobs: &str) -> String {
+pub fn class_of(jobs: &str) -> String {
     format!("(CASE WHEN {jobs}.state = 'unknown' THEN 0 ELSE 10 - {jobs}.priority END)")
 }
 
 /// The account of a job's flow; the expression of index `jobs_in_backlog`.
-pub(in crate::ledger::sql) fn account_of(jobs: &str) -> String {
+pub fn account_of(jobs: &str) -> String {
     format!("COALESCE({jobs}.account, '')")
 }
 
@@ -58,59 +52,35 @@ fn account_weight(provider: &str, account: &str) -> String {
 }
 
 /// An update of some flows of lane $1, locked in the order of their keys. Returns their accounts.
-fn update_flows(dialect: Dialect, set: &str, which: &str, lock: &str) -> Sql {
+fn update_flows(dialect: Dialect, set: &str, which: &str, lock: &str) -> String {
     match dialect {
-        Dialect::Postgres => dialect.render(&format!(
+        Dialect::Postgres => format!(
             "WITH meant AS MATERIALIZED (\
                  SELECT class AS flow_class, account AS flow_account FROM flows WHERE {which} \
                  ORDER BY class, account {lock}) \
              UPDATE flows SET {set} FROM meant \
              WHERE flows.provider = $1 AND flows.class = flow_class AND flows.account = flow_account \
              RETURNING flows.account"
-        )),
-        Dialect::Sqlite => dialect.render(&format!("UPDATE flows SET {set} WHERE {which} RETURNING account")),
-    }
-}
-
-pub struct BacklogStatements {
-    enter: enter::EnterStatements,
-    claim: claim::BacklogClaimStatements,
-    blocks: blocks::BlockStatements,
-    report: report::BacklogReportStatements,
-    refused: refused::RefusedStatements,
-    repair: repair::RepairStatements,
-    weights: weights::WeightStatements,
-}
-
-impl BacklogStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        Self {
-            enter: enter::EnterStatements::new(dialect),
-            claim: claim::BacklogClaimStatements::new(dialect),
-            blocks: blocks::BlockStatements::new(dialect),
-            report: report::BacklogReportStatements::new(dialect),
-            refused: refused::RefusedStatements::new(dialect),
-            repair: repair::RepairStatements::new(dialect),
-            weights: weights::WeightStatements::new(dialect),
-        }
+        ),
+        Dialect::Sqlite => format!("UPDATE flows SET {set} WHERE {which} RETURNING account"),
     }
 }
 
 impl Database {
     /// Claims the next jobs of a lane. A flow whose block has ended takes part.
     pub async fn claim_backlog(&self, request: &BacklogClaimRequest<'_>) -> Result<BacklogClaim, LedgerError> {
-        let claim = self.sql.backlog.claim.claim(&*self.engine, request).await?;
+        let claim = self.claim_free_flows(request).await?;
         let BacklogClaim::Claimed { jobs, next_wake: Some(Duration::ZERO) } = claim else { return Ok(claim) };
         // A block has ended, most often one at a time.
-        self.sql.backlog.blocks.wake(&*self.engine, request.lane).await?;
+        self.wake_flows(request.lane).await?;
         let rest = request.bounds.at_most.saturating_sub(u32::try_from(jobs.len()).unwrap_or(u32::MAX));
         if rest == 0 {
-            let next_wake = self.sql.backlog.blocks.next_wake(&*self.engine, request.lane).await?;
+            let next_wake = self.next_wake(request.lane).await?;
             return Ok(BacklogClaim::Claimed { jobs, next_wake });
         }
         let bounds = FairClaim { at_most: rest, ..request.bounds.clone() };
         let request = BacklogClaimRequest { bounds: &bounds, ..*request };
-        match self.sql.backlog.claim.claim(&*self.engine, &request).await {
+        match self.claim_free_flows(&request).await {
             Ok(BacklogClaim::Claimed { jobs: more, next_wake }) => {
                 Ok(BacklogClaim::Claimed { jobs: jobs.into_iter().chain(more).collect(), next_wake })
             }
@@ -119,10 +89,24 @@ impl Database {
             Ok(BacklogClaim::Busy) | Err(_) => Ok(BacklogClaim::Claimed { jobs, next_wake: Some(Duration::ZERO) }),
         }
     }
+
+    /// Runs `waiting`. If another session has one of its locks for longer than a batch takes, runs `skipping`, which
+    /// leaves such rows out.
+    async fn query_or_skip_locked(
+        &self,
+        waiting: &Template,
+        skipping: &Template,
+        args: Args,
+    ) -> Result<Vec<SqlRow>, LedgerError> {
+        match self.engine.query_unless_locked(waiting.sql(self.dialect()), args.clone()).await? {
+            Some(rows) => Ok(rows),
+            None => self.query_by_index(skipping, args).await,
+        }
+    }
 }
 
 /// A flow's columns, as [`flow_status`] reads them.
-const FLOW_COLUMNS: &str = "flows.class, flows.account, flows.waiting, {until:flows.blocked_until} AS blocked_ms, \
+pub const FLOW_COLUMNS: &str = "flows.class, flows.account, flows.waiting, {until:flows.blocked_until} AS blocked_ms, \
      flows.blocked_reason, flows.blocked_limit";
 
 fn flow_class(row: &SqlRow, column: &str) -> Result<FlowClass, LedgerError> {
@@ -130,7 +114,7 @@ fn flow_class(row: &SqlRow, column: &str) -> Result<FlowClass, LedgerError> {
     number.and_then(FlowClass::from_number).ok_or_else(|| corrupt(column, "is not 0 to 10"))
 }
 
-fn flow_status(row: &SqlRow) -> Result<FlowStatus, LedgerError> {
+pub fn flow_status(row: &SqlRow) -> Result<FlowStatus, LedgerError> {
     let account = Some(row.text("account")?).filter(|account| !account.is_empty());
     let account =
         account.map(Identifier::new).transpose().map_err(|problem| corrupt("account", &problem.to_string()))?;
@@ -145,7 +129,7 @@ fn flow_status(row: &SqlRow) -> Result<FlowStatus, LedgerError> {
     Ok(FlowStatus { class: flow_class(row, "class")?, account, waiting: unsigned(row, "waiting")?, blocked })
 }
 
-fn unsigned(row: &SqlRow, column: &str) -> Result<u64, LedgerError> {
+pub fn unsigned(row: &SqlRow, column: &str) -> Result<u64, LedgerError> {
     u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"))
 }
 

@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::{PING_AFTER_IDLE, PoolShared, PoolState, PooledConnection, RETURN_MAX, within};
-use crate::ledger::sql::error::is_connection_broken;
-use crate::ledger::sql::server_settings::set_up;
+use crate::ledger::sql::result::is_connection_broken;
+use crate::ledger::sql::session::set_up;
 use crate::ledger::sql::slots::ConnectionPurpose;
 
 /// A connection that is lent, or about to be.

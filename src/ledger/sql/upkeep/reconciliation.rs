@@ -1,23 +1,27 @@
-//! The reconciliation of all jobs in one statement, so that all counts are of the same instant.
+//! The reconciliation of all jobs in one statement, so that all counts are of the same instant, and the totals of
+//! finished jobs that it adds.
 //!
 //! Open jobs are counted twice, by state and by where they are. Finished jobs are compared with their events and
 //! attempts. Earlier finished jobs come from the kept totals. So the cost grows with open, dead, reviewed and recently
 //! finished jobs, and not with the whole ledger. See `docs/decisions/0005-reconcile-all-jobs.md`.
+//!
+//! Once a minute, jobs that finished since the last update are added to the totals, found by the index of recent ones.
+//! Payments write nothing there. SQL may change old jobs, so all are counted again from time to time. That takes at most
+//! a hundredth of the time, and happens at once when the clock was set back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::dialect::Dialect;
-use super::super::engine::{Args, Sql};
-use super::super::reports::LANES;
-use super::super::row::{SqlRow, corrupt};
-use super::finished_totals::{NOT_FOR_GOOD, finished_since_totals};
 use super::{OPEN, READABLE};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::BlockedReason;
 use crate::ledger::database::Database;
 use crate::ledger::operator::STATES;
+use crate::ledger::sql::dialect::Template;
+use crate::ledger::sql::engine::Args;
+use crate::ledger::sql::fleet::LANES;
+use crate::ledger::sql::result::{SqlRow, corrupt};
 use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
 
 const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
@@ -55,53 +59,45 @@ const RETURN_LATE_MS: u32 = 1_000;
 /// which another delivery acknowledges.
 const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
 
-pub struct ReconciliationStatements(Dialect);
-
-impl ReconciliationStatements {
-    pub fn new(dialect: Dialect) -> Self {
-        Self(dialect)
-    }
-
-    fn checking(&self, states: Vec<String>, finished: &[String]) -> Sql {
-        // Open jobs are read once for all counts: there may be a million.
-        let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
-        let open = [
-            // First, because PostgreSQL takes the types of the columns from here.
-            format!(
-                "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
-                     {{aged:min(since)}} AS oldest_ms, {} AS active, {} AS in_flight, \
-                     count(waits_until) AS delayed, \
-                     {{until:max(CASE WHEN unreadable THEN NULL ELSE waits_until END)}} AS delayed_ms, \
-                     {} AS due, {} AS overdue, {} AS messages_min, \
-                     CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
-                         WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_max, \
-                     {} AS unreadable, {} AS backlog \
-                 FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, backlog, \
-                           NOT ({READABLE}) AS unreadable, \
-                           CASE WHEN {FREE} AND NOT backlog AND wake_at > {{now}} THEN wake_at END AS waits_until, \
-                           CASE WHEN {FREE} AND NOT unqueued AND NOT backlog THEN {RETURNED_AT} END AS returned_at, \
-                           CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
-                       FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
-                of("expires_at <= {now}"),
-                of("lease_until > {now}"),
-                of("lease_until > {now} AND state = 'sending'"),
-                of(&format!("{FREE} AND NOT backlog AND wake_at <= {{now}}")),
-                of(
-                    "wake_at <= {after:(0 - $1)} AND NOT backlog AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"
-                ),
-                of(&format!("returned_at <= {{after:(0 - {RETURN_LATE_MS})}}")),
-                of("unreadable"),
-                of("backlog"),
+fn reconciliation(states: Vec<String>, finished: &[String]) -> String {
+    // Open jobs are read once for all counts: there may be a million.
+    let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
+    let open = [
+        // First, because PostgreSQL takes the types of the columns from here.
+        format!(
+            "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
+                 {{aged:min(since)}} AS oldest_ms, {} AS active, {} AS in_flight, \
+                 count(waits_until) AS delayed, \
+                 {{until:max(CASE WHEN unreadable THEN NULL ELSE waits_until END)}} AS delayed_ms, \
+                 {} AS due, {} AS overdue, {} AS messages_min, \
+                 CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
+                     WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_max, \
+                 {} AS unreadable, {} AS backlog \
+             FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, backlog, \
+                       NOT ({READABLE}) AS unreadable, \
+                       CASE WHEN {FREE} AND NOT backlog AND wake_at > {{now}} THEN wake_at END AS waits_until, \
+                       CASE WHEN {FREE} AND NOT unqueued AND NOT backlog THEN {RETURNED_AT} END AS returned_at, \
+                       CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
+                   FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
+            of("expires_at <= {now}"),
+            of("lease_until > {now}"),
+            of("lease_until > {now} AND state = 'sending'"),
+            of(&format!("{FREE} AND NOT backlog AND wake_at <= {{now}}")),
+            of(
+                "wake_at <= {after:(0 - $1)} AND NOT backlog AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"
             ),
-        ];
-        let checks = finished.iter().flat_map(|which| {
-            [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
-                .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
-        });
-        let left = [part("message_left", MESSAGE_LEFT), unreadable_to_decide(), blocked_by_rules()];
-        let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
-        self.0.render(&format!("{LANES}, {LANE_STATES} {}", parts.join(" UNION ALL ")))
-    }
+            of(&format!("returned_at <= {{after:(0 - {RETURN_LATE_MS})}}")),
+            of("unreadable"),
+            of("backlog"),
+        ),
+    ];
+    let checks = finished.iter().flat_map(|which| {
+        [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
+            .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
+    });
+    let left = [part("message_left", MESSAGE_LEFT), unreadable_to_decide(), blocked_by_rules()];
+    let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
+    format!("{LANES}, {LANE_STATES} {}", parts.join(" UNION ALL "))
 }
 
 impl Database {
@@ -119,13 +115,12 @@ impl Database {
             CheckScope::Since(since) => {
                 let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
                 let finished = [FINISHED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
-                let sql = self.sql.upkeep.reconciliation.checking(counted_with_totals(), &finished);
+                let sql = self.dialect().render(&reconciliation(counted_with_totals(), &finished));
                 self.engine.query_by_index(&sql, args).await?
             }
             CheckScope::All => {
-                self.engine
-                    .query(&self.sql.upkeep.reconciliation.checking(vec![all_counted()], &[FINISHED.to_owned()]), args)
-                    .await?
+                let sql = self.dialect().render(&reconciliation(vec![all_counted()], &[FINISHED.to_owned()]));
+                self.engine.query(&sql, args).await?
             }
         };
         let mut accounts: BTreeMap<String, LedgerReconciliation> = BTreeMap::new();
@@ -242,4 +237,121 @@ fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), Ledge
         other => return Err(corrupt("place", &format!("holds {other}"))),
     }
     Ok(())
+}
+
+/// Finished states that no command leaves. A dead job may be replayed, so it is counted with the jobs that wait for an
+/// operator.
+const FOR_GOOD: &str = "state IN ('succeeded', 'declined', 'expired', 'cancelled')";
+/// All other states.
+pub const NOT_FOR_GOOD: &str = "('waiting', 'sending', 'unknown', 'review', 'dead')";
+/// The finished jobs of [`FOR_GOOD`], by the condition of index `jobs_finished_by_update`. No job is scrubbed
+/// within its first day.
+const FOR_GOOD_LATELY: &str = "scrubbed_at IS NULL \
+     AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') AND state <> 'dead'";
+
+/// The totals end this long ago. A job's own instant precedes its commit by far less, since a statement is ended after
+/// ten seconds.
+const LAG_MS: u32 = 120_000;
+/// Outdated totals are brought up to now in steps of this length: one statement for all could run into its timeout.
+const STEP_MS: u32 = 300_000;
+/// Interval of complete counts; longer if a count takes longer than a hundredth of it.
+const RECOUNT_MS: u32 = 600_000;
+const RECOUNT_FACTOR: u32 = 100;
+/// Time limit of a complete count, the one query that may take long: a second per million jobs. On PostgreSQL it blocks
+/// no other session; on SQLite, which has one connection, it blocks all.
+const RECOUNT_MAX: Duration = Duration::from_secs(30 * 60);
+
+const WITH_SUM: &str = "ON CONFLICT (provider, state) DO UPDATE SET";
+
+fn of_mark(column: &str) -> String {
+    format!("(SELECT {column} FROM finished_mark WHERE only_row)")
+}
+
+/// Finished jobs that the totals do not include yet. The upper end, a year ahead, is for PostgreSQL: it expects a third
+/// of all rows for a range that is open on one side.
+pub fn finished_since_totals() -> String {
+    format!("{FOR_GOOD_LATELY} AND updated_at >= {} AND updated_at < {{after:31536000000}}", of_mark("counted_before"))
+}
+
+fn lagging() -> String {
+    format!("{{after:(0 - {LAG_MS})}}")
+}
+
+/// One worker takes the mark and counts, perhaps for minutes; the others skip it.
+fn take_mark(sets: &str, due: &str) -> String {
+    format!(
+        "UPDATE finished_mark SET {sets} \
+         WHERE only_row IN (SELECT only_row FROM finished_mark WHERE {due} {{unlocked}}) RETURNING only_row"
+    )
+}
+
+/// A new mark is at least the lag in the past. If it is not, the clock went back after it was set, and jobs that finish
+/// now have an instant before it.
+static BEGIN_RECOUNT: Template = Template::made(|_| {
+    let sets = format!("counted_from = counted_before, counted_at = {{now}}, counted_before = {}", lagging());
+    take_mark(&sets, &format!("recount_after <= {{now}} OR counted_before > {{after:(0 - {LAG_MS} / 2)}}"))
+});
+
+static CLEAR: Template = Template::new("UPDATE finished_jobs SET jobs = 0");
+
+static COUNT_ALL: Template = Template::made(|_| {
+    // An instant that is known at planning time keeps PostgreSQL on the index; the mark has just been set.
+    format!(
+        "INSERT INTO finished_jobs (provider, state, jobs) \
+         SELECT provider, state, sum(jobs) FROM ( \
+             SELECT provider, state, count(*) AS jobs FROM jobs WHERE {FOR_GOOD} GROUP BY provider, state \
+             UNION ALL \
+             SELECT provider, state, -count(*) FROM jobs WHERE {} AND updated_at >= {{after:(0 - 2 * {LAG_MS})}} \
+             GROUP BY provider || '', provider, state) AS counted \
+         WHERE true GROUP BY provider, state {WITH_SUM} jobs = excluded.jobs",
+        finished_since_totals()
+    )
+});
+
+static PLAN_RECOUNT: Template = Template::made(|_| {
+    format!(
+        "UPDATE finished_mark SET recount_after = CASE \
+             WHEN {{now}} + {RECOUNT_FACTOR} * ({{now}} - counted_at) > {{after:{RECOUNT_MS}}} \
+             THEN {{now}} + {RECOUNT_FACTOR} * ({{now}} - counted_at) ELSE {{after:{RECOUNT_MS}}} END"
+    )
+});
+
+static ADVANCE_MARK: Template = Template::made(|_| {
+    let lagging = lagging();
+    let sets = format!(
+        "counted_from = counted_before, counted_before = CASE \
+             WHEN counted_before < {{after:(0 - {LAG_MS} - {STEP_MS})}} \
+             THEN counted_before + ({{after:{STEP_MS}}} - {{now}}) ELSE {lagging} END"
+    );
+    take_mark(&sets, &format!("counted_before < {lagging}"))
+});
+
+static ADD_FINISHED: Template = Template::made(|_| {
+    format!(
+        "INSERT INTO finished_jobs (provider, state, jobs) \
+         SELECT min(provider), min(state), count(*) FROM jobs \
+         WHERE {FOR_GOOD_LATELY} AND updated_at >= {} AND updated_at < {} \
+         GROUP BY provider || '', state || '' {WITH_SUM} jobs = finished_jobs.jobs + excluded.jobs",
+        of_mark("counted_from"),
+        of_mark("counted_before"),
+    )
+});
+
+impl Database {
+    /// Updates the totals of finished jobs, which a reconciliation adds to its own counts. One worker at a time calls
+    /// this every few minutes. From time to time it counts all jobs, which takes long: the count goes on even when the
+    /// caller gets a timeout.
+    pub async fn update_finished_totals(&self) -> Result<(), LedgerError> {
+        let recount = vec![
+            self.must_affect(&BEGIN_RECOUNT, []),
+            self.step(&CLEAR, []),
+            self.step(&COUNT_ALL, []),
+            self.step(&PLAN_RECOUNT, []),
+        ];
+        if self.engine.atomically_within(RECOUNT_MAX, recount).await?.is_none() {
+            let add = vec![self.must_affect(&ADVANCE_MARK, []), self.step(&ADD_FINISHED, [])];
+            self.engine.atomically(add).await?;
+        }
+        Ok(())
+    }
 }

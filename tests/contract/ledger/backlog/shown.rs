@@ -1,7 +1,7 @@
 //! What operators see of a backlog: the largest flows with their shares, an account's flows, and a job's place in its flow.
 
+use sluicegate::ledger::backlog::BacklogPosition;
 use sluicegate::ledger::backlog::LaneFlows;
-use sluicegate::ledger::queue_position::BacklogPosition;
 
 use super::*;
 
