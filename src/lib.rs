@@ -6,6 +6,7 @@
 
 pub mod amount;
 pub mod app;
+pub mod batcher;
 pub mod cli;
 pub mod config;
 pub mod domain;

@@ -13,7 +13,7 @@ use rustls::CertificateError;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use crate::files::{self, CERTIFICATES_BYTES_MAX};
+use crate::files::{self, CERTIFICATES_BYTES_MAX, FileReadError};
 
 /// Whether plain text is allowed to a host: on this machine, or where `tls.plaintext_hosts` names it.
 pub fn is_plaintext_allowed(host: &str, plaintext_hosts: &[String]) -> bool {
@@ -28,6 +28,17 @@ fn is_local(host: &str, bare: &str) -> bool {
         || bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
+/// Why `tls.ca_file` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthoritiesError {
+    #[error("cannot be read: {0}")]
+    Unread(#[from] FileReadError),
+    #[error("holds no certificate in PEM")]
+    Empty,
+    #[error("holds a certificate that cannot be read")]
+    Invalid,
+}
+
 /// Certificates of additional trusted authorities, as PEM; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorities(Option<Arc<str>>);
@@ -37,17 +48,16 @@ impl Authorities {
     ///
     /// # Errors
     /// When the file cannot be read, holds no certificate, or holds an invalid one.
-    pub fn read(path: &Path) -> Result<Self, String> {
-        let read = files::read_trusted(path, CERTIFICATES_BYTES_MAX);
-        let pem = read.map_err(|error| format!("cannot be read: {error}"))?.text;
+    pub fn read(path: &Path) -> Result<Self, AuthoritiesError> {
+        let pem = files::read_trusted(path, CERTIFICATES_BYTES_MAX)?.text;
         let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
         let mut store = rustls::RootCertStore::empty();
         match certificates {
-            Ok(found) if found.is_empty() => Err("holds no certificate in PEM".to_owned()),
+            Ok(found) if found.is_empty() => Err(AuthoritiesError::Empty),
             Ok(found) if found.iter().all(|certificate| store.add(certificate.clone()).is_ok()) => {
                 Ok(Self(Some(pem.into())))
             }
-            _ => Err("holds a certificate that cannot be read".to_owned()),
+            _ => Err(AuthoritiesError::Invalid),
         }
     }
 
@@ -134,8 +144,8 @@ mod tests {
             ("-----BEGIN CERTIFICATE-----\n%\n-----END CERTIFICATE-----\n", "cannot be read"),
         ] {
             std::fs::write(&path, text).unwrap();
-            assert!(Authorities::read(&path).unwrap_err().contains(problem), "{text}");
+            assert!(Authorities::read(&path).unwrap_err().to_string().contains(problem), "{text}");
         }
-        assert!(Authorities::read(&dir.path().join("missing")).unwrap_err().contains("cannot be read"));
+        assert!(Authorities::read(&dir.path().join("missing")).unwrap_err().to_string().contains("cannot be read"));
     }
 }

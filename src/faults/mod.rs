@@ -5,9 +5,6 @@
 //! (`tests/cli/no_fault_injection.rs` checks that).
 
 #[cfg(feature = "faults")]
-mod armed;
-
-#[cfg(feature = "faults")]
 pub use armed::{acknowledged_early, bug, crash, on_the_wire, patched, unread};
 #[cfg(not(feature = "faults"))]
 pub use unarmed::{acknowledged_early, bug, crash, on_the_wire, patched, unread};
@@ -119,5 +116,214 @@ mod unarmed {
     #[inline(always)]
     pub const fn patched(source: &str) -> Cow<'_, str> {
         Cow::Borrowed(source)
+    }
+}
+
+/// The armed crash point and the bug that is switched on, from the environment. An unknown name makes the process die at
+/// the first crash point, so that a typo does not look like a survived fault.
+#[cfg(feature = "faults")]
+mod armed {
+    use std::borrow::Cow;
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpStream;
+    use tokio::time::sleep;
+
+    use super::{Bug, CrashPoint};
+    use crate::provider::FrozenRequest;
+    use crate::queue::{QueueError, Receipt};
+
+    const CRASH_VARIABLE: &str = "SLUICEGATE_CRASH_AT";
+    const BUG_VARIABLE: &str = "SLUICEGATE_BUG";
+
+    /// Time for written bytes to reach the other side; it must be shorter than the response takes.
+    const ARRIVAL_WAIT: Duration = Duration::from_millis(20);
+    /// Time for a statement to be sent. Whether it is committed by then stays unknown, as with a cut cable.
+    const SEND_WAIT: Duration = Duration::from_millis(1);
+
+    const POINTS: [(&str, CrashPoint); 18] = [
+        ("after_delivery", CrashPoint::AfterDelivery),
+        ("after_claim", CrashPoint::AfterClaim),
+        ("after_backlog_record", CrashPoint::AfterBacklogRecord),
+        ("after_backlog_return", CrashPoint::AfterBacklogReturn),
+        ("after_backlog_claim", CrashPoint::AfterBacklogClaim),
+        ("after_permit", CrashPoint::AfterPermit),
+        ("after_sending", CrashPoint::AfterSending),
+        ("request_half_written", CrashPoint::RequestHalfWritten),
+        ("request_unanswered", CrashPoint::RequestUnanswered),
+        ("after_answer", CrashPoint::AfterAnswer),
+        ("after_lookup", CrashPoint::AfterLookup),
+        ("after_settle", CrashPoint::AfterSettle),
+        ("outcome_commit_unacknowledged", CrashPoint::OutcomeCommitUnacknowledged),
+        ("after_outcome", CrashPoint::AfterOutcome),
+        ("after_delay_copy", CrashPoint::AfterDelayCopy),
+        ("after_ack", CrashPoint::AfterAck),
+        ("after_event", CrashPoint::AfterEvent),
+        ("sweeper_after_publish", CrashPoint::SweeperAfterPublish),
+    ];
+
+    const BUGS: [(&str, Bug); 10] = [
+        ("ack_before_commit", Bug::AckBeforeCommit),
+        ("new_key_per_attempt", Bug::NewKeyPerAttempt),
+        ("slot_freed_at_grant", Bug::SlotFreedAtGrant),
+        ("no_cold_start", Bug::NoColdStart),
+        ("permits_counted_as_one", Bug::PermitsCountedAsOne),
+        ("delay_not_mandatory", Bug::DelayNotMandatory),
+        ("ack_without_confirm", Bug::AckWithoutConfirm),
+        ("flow_not_counted", Bug::FlowNotCounted),
+        ("tag_not_moved", Bug::TagNotMoved),
+        ("flow_not_woken", Bug::FlowNotWoken),
+    ];
+
+    /// The limiter's bugs in Lua: a text that occurs once, and its replacement.
+    const PATCHES: [(Bug, &str, &str); 2] = [
+        (Bug::NoColdStart, "clock, clock + provider.cold, clock, version", "clock, clock, clock, version"),
+        (
+            Bug::PermitsCountedAsOne,
+            "local function take_all(tally, uses, kind, start)",
+            "local function take_all(tally, uses, kind, start)\n  uses = 1",
+        ),
+    ];
+
+    struct ArmedCrash {
+        point: CrashPoint,
+        name: &'static str,
+        /// Passes until the crash.
+        passes_left: AtomicU32,
+    }
+
+    static ARMED_CRASH: LazyLock<Option<ArmedCrash>> = LazyLock::new(|| {
+        let setting = std::env::var(CRASH_VARIABLE).ok()?;
+        let armed = setting.split_once(':').and_then(|(name, nth)| {
+            let (name, point) = *POINTS.iter().find(|(known, _)| *known == name)?;
+            let left = nth.parse().ok().filter(|nth| *nth > 0)?;
+            Some(ArmedCrash { point, name, passes_left: AtomicU32::new(left) })
+        });
+        Some(armed.unwrap_or_else(|| die(&format!("{CRASH_VARIABLE}={setting} names no place"))))
+    });
+
+    static BUG: LazyLock<Option<Bug>> = LazyLock::new(|| {
+        let setting = std::env::var(BUG_VARIABLE).ok()?;
+        let bug = BUGS.iter().find(|(known, _)| *known == setting).map(|(_, bug)| *bug);
+        Some(bug.unwrap_or_else(|| die(&format!("{BUG_VARIABLE}={setting} names no bug"))))
+    });
+
+    /// Ends the process at once: no destructor runs, nothing is flushed, no connection is closed. The log's buffer is lost
+    /// with the process, so the message goes directly to stderr.
+    fn die(why: &str) -> ! {
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("dies on purpose: {why}\n").as_bytes());
+        std::process::abort()
+    }
+
+    /// The name of the crash point if the process must die at this pass.
+    fn due(point: CrashPoint) -> Option<&'static str> {
+        let armed = ARMED_CRASH.as_ref().filter(|armed| armed.point == point)?;
+        let passed = armed.passes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        (passed == Ok(1)).then_some(armed.name)
+    }
+
+    /// Dies here if this point is armed.
+    pub fn crash(point: CrashPoint) {
+        if let Some(name) = due(point) {
+            die(name);
+        }
+    }
+
+    /// Whether this bug is switched on.
+    pub fn bug(bug: Bug) -> bool {
+        *BUG == Some(bug)
+    }
+
+    /// Wraps the one request; dies when half of it is sent, or before its response.
+    pub async fn on_the_wire<F: Future>(request: &FrozenRequest, send: F) -> F::Output {
+        if let Some(name) = due(CrashPoint::RequestHalfWritten) {
+            write_half(request).await;
+            die(name);
+        }
+        if let Some(name) = due(CrashPoint::RequestUnanswered) {
+            tokio::select! {
+                _ = send => die("the request was answered too soon to die before it"),
+                () = sleep(ARRIVAL_WAIT) => die(name),
+            }
+        }
+        send.await
+    }
+
+    /// Sends all headers and half of the body on a new connection.
+    async fn write_half(request: &FrozenRequest) {
+        let written = async {
+            let url = url::Url::parse(&request.url).map_err(std::io::Error::other)?;
+            let address = url.socket_addrs(|| None)?;
+            let mut connection = TcpStream::connect(&*address).await?;
+            let head = format!(
+                "{} {} HTTP/1.1\r\nHost: {}\r\nIdempotency-Key: {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n",
+                request.method,
+                url.path(),
+                url.authority(),
+                request.idempotency_key,
+                request.content_type,
+                request.body.len(),
+            );
+            connection.write_all(head.as_bytes()).await?;
+            connection.write_all(&request.body[..request.body.len() / 2]).await?;
+            connection.flush().await?;
+            sleep(ARRIVAL_WAIT).await;
+            std::io::Result::Ok(())
+        };
+        if let Err(error) = written.await {
+            die(&format!("half a request could not be written: {error}"));
+        }
+    }
+
+    /// Wraps a write to the ledger; dies before its reply is read.
+    pub async fn unread<F: Future>(point: CrashPoint, write: F) -> F::Output {
+        if let Some(name) = due(point) {
+            tokio::select! {
+                _ = write => die(name),
+                () = sleep(SEND_WAIT) => die(name),
+            }
+        }
+        write.await
+    }
+
+    /// The receipt, already acknowledged if the bug is switched on.
+    pub async fn acknowledged_early(receipt: Box<dyn Receipt>) -> Box<dyn Receipt> {
+        if !bug(Bug::AckBeforeCommit) {
+            return receipt;
+        }
+        if let Err(error) = receipt.ack().await {
+            die(&format!("not acknowledged early: {error}"));
+        }
+        sleep(ARRIVAL_WAIT).await;
+        Box::new(AcknowledgedReceipt)
+    }
+
+    struct AcknowledgedReceipt;
+
+    #[async_trait]
+    impl Receipt for AcknowledgedReceipt {
+        async fn ack(self: Box<Self>) -> Result<(), QueueError> {
+            Ok(())
+        }
+
+        async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
+            Ok(())
+        }
+    }
+
+    /// The limiter's Lua functions, with the bugs that are switched on.
+    pub fn patched(source: &str) -> Cow<'_, str> {
+        let mut source = source.to_owned();
+        for (_, from, to) in PATCHES.iter().filter(|(patched_bug, ..)| bug(*patched_bug)) {
+            if source.matches(from).count() != 1 {
+                die(&format!("`{from}` is not once in the limiter's functions"));
+            }
+            source = source.replace(from, to);
+        }
+        Cow::Owned(source)
     }
 }

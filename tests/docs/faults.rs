@@ -4,9 +4,9 @@ use std::path::Path;
 
 use crate::page::Page;
 
-/// Names in the tables of `src/faults/armed.rs`, selected by the type beside them.
+/// Names in the tables of `src/faults/mod.rs`, selected by the type beside them.
 fn names(of: &str) -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/faults/armed.rs");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/faults/mod.rs");
     let text = std::fs::read_to_string(path).unwrap();
     let rows = text.lines().filter(|line| line.contains(&format!("\", {of}::")));
     rows.filter_map(|line| line.split('"').nth(1)).map(str::to_owned).collect()

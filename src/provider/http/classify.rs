@@ -9,8 +9,7 @@ use std::time::{Duration, SystemTime};
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
 
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
-use super::retry_after::retry_after;
-use super::wait_field::read_wait_field;
+use super::retry_after::{read_wait_field, retry_after};
 use crate::domain::outcome::{Outcome, UnknownCause};
 use crate::domain::provider::Provider;
 use crate::domain::response::{CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField};

@@ -2,11 +2,16 @@
 //!
 //! No other task writes to it. When a request's future is dropped, its connection is dropped too, and the socket resets
 //! it (`docs/decisions/0032-connection-reuse.md`).
+//!
+//! Its byte stream works above TLS. A response that begins before its request is fully written belongs to an earlier
+//! request, or does not cover all of this one. So reading is an error between the first and the last byte written.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,14 +21,14 @@ use hyper::client::conn::http1::{Builder, Connection as Driver, SendRequest};
 use hyper::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::classify::{ProviderResponse, ResponseBody};
-use super::failure::{RequestFailure, failure_after_connect, is_early_response};
-use super::half_duplex::{EarlyReads, HalfDuplex};
+use super::failure::{
+    RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_after_connect, is_early_response,
+};
 use super::socket::Socket;
-use super::unexpected_responses::{UnexpectedResponse, UnexpectedResponseLog};
 use crate::domain::outcome::UnknownCause;
 
 /// Largest body that is read, in bytes. No payment response needs more, and memory stays bounded.
@@ -34,14 +39,14 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const HEADERS_MAX: usize = 64;
 
 /// A byte stream, plain or TLS.
-pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-pub(super) type Transport = Box<dyn ByteStream>;
+pub type Transport = Box<dyn ByteStream>;
 type OutgoingRequest = Request<Full<Bytes>>;
 
-pub(super) struct HttpConnection {
+pub struct HttpConnection {
     socket: Arc<Socket>,
     sender: SendRequest<Full<Bytes>>,
     driver_state: DriverState,
@@ -60,25 +65,25 @@ enum DriverState {
 }
 
 /// How one request on a connection ended.
-pub(super) enum ExchangeResult {
+pub enum ExchangeResult {
     Responded(Box<ReceivedResponse>),
     /// The connection had ended, or received something, before it took the request, which can go on another one.
     Unsent(Box<OutgoingRequest>),
     Failed(RequestFailure),
 }
 
-pub(super) struct ReceivedResponse {
-    pub(super) response: ProviderResponse,
+pub struct ReceivedResponse {
+    pub response: ProviderResponse,
     /// When the last byte was read.
-    pub(super) read_at: Instant,
+    pub read_at: Instant,
     /// The connection, if it can carry another request.
-    pub(super) connection: Option<HttpConnection>,
+    pub connection: Option<HttpConnection>,
     /// The connection had carried a response before, which this one may be a copy of.
-    pub(super) on_used_connection: bool,
+    pub on_used_connection: bool,
 }
 
 impl HttpConnection {
-    pub(super) async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
+    pub async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
         let early = EarlyReads::allowed();
         let io = TokioIo::new(HalfDuplex::new(transport, Arc::clone(&early)));
         let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(io).await?;
@@ -86,7 +91,7 @@ impl HttpConnection {
         Ok(Self { socket, sender, driver_state: driver, early, was_used: false, has_unexpected_bytes: false })
     }
 
-    pub(super) fn opened_at(&self) -> Instant {
+    pub fn opened_at(&self) -> Instant {
         self.socket.opened_at()
     }
 
@@ -99,7 +104,7 @@ impl HttpConnection {
     /// Sends one request and reads its response. Dropping the future resets the connection.
     ///
     /// The connection reads before it writes. If bytes are there already, they answer no request, so none is written.
-    pub(super) async fn exchange(
+    pub async fn exchange(
         mut self,
         request: OutgoingRequest,
         deadline: Instant,
@@ -251,4 +256,110 @@ fn has_conflicting_lengths(headers: &HeaderMap) -> bool {
 /// client with a connection per request would run out of ports at 470 requests per second.
 async fn close_after_peer(socket: Arc<Socket>) {
     let _ = timeout(CLOSE_TIMEOUT, socket.peer_closed()).await;
+}
+
+/// Bytes came while a request was being written.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("an answer began before the request was written to its end")]
+pub struct EarlyResponse;
+
+/// Whether a response may begin early, and whether one did.
+///
+/// The first response of a connection answers its first request, and a server may refuse that by its head alone.
+#[derive(Debug)]
+struct EarlyReads {
+    is_allowed: AtomicBool,
+    has_happened: AtomicBool,
+}
+
+impl EarlyReads {
+    pub fn allowed() -> Arc<Self> {
+        Arc::new(Self { is_allowed: AtomicBool::new(true), has_happened: AtomicBool::new(false) })
+    }
+
+    fn forbid(&self) {
+        self.is_allowed.store(false, Ordering::Relaxed);
+    }
+
+    fn have_happened(&self) -> bool {
+        self.has_happened.load(Ordering::Relaxed)
+    }
+
+    fn record(&self) -> io::Result<()> {
+        self.has_happened.store(true, Ordering::Relaxed);
+        match self.is_allowed.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::InvalidData, EarlyResponse)),
+        }
+    }
+}
+
+struct HalfDuplex<S> {
+    stream: S,
+    early: Arc<EarlyReads>,
+    /// Something was written since the last flush that came to its end.
+    is_writing: bool,
+}
+
+impl<S> HalfDuplex<S> {
+    pub fn new(stream: S, early: Arc<EarlyReads>) -> Self {
+        Self { stream, early, is_writing: false }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for HalfDuplex<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        if self.is_writing && buffer.filled().len() > before {
+            return Poll::Ready(self.early.record());
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for HalfDuplex<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.is_writing = true;
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    /// hyper flushes when it has handed over all of a request.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.is_writing = false;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn response_before_the_request_ends_is_an_error() {
+        let (ours, mut peer) = duplex(64);
+        let early = EarlyReads::allowed();
+        let mut ours = HalfDuplex::new(ours, Arc::clone(&early));
+        for _ in 0..2 {
+            ours.write_all(b"request").await.unwrap();
+            ours.flush().await.unwrap();
+            peer.write_all(b"answer").await.unwrap();
+            assert_eq!(ours.read(&mut [0; 64]).await.unwrap(), 6);
+        }
+        assert!(!early.have_happened());
+        ours.write_all(b"requ").await.unwrap();
+        peer.write_all(b"answer").await.unwrap();
+        assert_eq!((ours.read(&mut [0; 64]).await.unwrap(), early.have_happened()), (6, true));
+        early.forbid();
+        peer.write_all(b"answer").await.unwrap();
+        let early = ours.read(&mut [0; 64]).await.unwrap_err();
+        assert!(early.get_ref().is_some_and(|error| error.is::<EarlyResponse>()), "{early}");
+    }
 }

@@ -18,7 +18,7 @@ enum EchoComparison {
 }
 
 /// Reason why a response does not count for this payment. `is_final`: the response would finish the payment.
-pub(super) fn check_echo(
+pub fn check_echo(
     reading: &ProviderResponse,
     echo: &Echo,
     payment: &PaymentIdentity,
@@ -34,7 +34,7 @@ pub(super) fn check_echo(
 }
 
 /// Whether an answer repeats every field that the row's `echo` names, and there is one.
-pub(super) fn is_confirmed(reading: &ProviderResponse, echo: &Echo, payment: &PaymentIdentity) -> bool {
+pub fn is_confirmed(reading: &ProviderResponse, echo: &Echo, payment: &PaymentIdentity) -> bool {
     !echo.fields.is_empty() && matches!(compare(reading, echo, payment), Ok(EchoComparison::Same))
 }
 
@@ -99,7 +99,7 @@ fn matches_payment(value: &FieldValue, field: EchoField, payment: &PaymentIdenti
 
 /// Amount in minor units: a whole number in any notation, or digits as text. In text, a decimal point would rather mean
 /// units of the currency, so it is not accepted.
-pub(super) fn minor_units(field: &FieldValue) -> Option<i64> {
+pub fn minor_units(field: &FieldValue) -> Option<i64> {
     match field {
         FieldValue::Number(digits) => Decimal::new(digits)?.to_i64(),
         FieldValue::Text(text) => text.parse().ok(),

@@ -10,15 +10,14 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 
 use self::classify::{ResponseRules, classify};
-use self::client::HttpClient;
+use self::client::{ConnectionReuse, HttpClient};
 use self::connection::ReceivedResponse;
 use self::echo::{check_echo, is_confirmed};
+use self::failure::UnexpectedResponseLog;
 use self::lookup_client::LookupClient;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::OutboundTarget;
-use self::pool::ConnectionReuse;
 use self::request_builder::RequestBuilder;
-use self::unexpected_responses::UnexpectedResponseLog;
 use super::secret_grants::SecretUse;
 use super::{FreezeError, FrozenRequest, LookupRequest, PaymentProvider, RequestResult};
 use crate::domain::expansion::TooLarge;
@@ -29,20 +28,13 @@ use crate::domain::printable::redact_url;
 use crate::domain::provider::Provider;
 use crate::domain::response::{Echo, PaymentIdentity};
 
-mod address;
-mod blocking;
 pub mod classify;
 mod client;
 mod connection;
-mod connector;
 mod echo;
 mod failure;
-mod form;
-mod half_duplex;
 mod lookup_client;
 mod outbound;
-mod placeholder;
-mod pool;
 pub mod request;
 pub mod request_builder;
 mod resolver;
@@ -52,8 +44,6 @@ mod secret_files;
 mod secrets;
 mod socket;
 mod template;
-mod unexpected_responses;
-mod wait_field;
 
 /// One provider row of kind `http`, ready to be called. Keeps its own connections.
 pub struct HttpProvider {

@@ -3,14 +3,18 @@
 //! It applies to the URL, and again to every resolved address. Public https is always allowed. Private, loopback and
 //! link-local addresses and plain http need an entry in the list. A provider's URL comes from a database row: it must
 //! not open the worker's network to the operator who writes rows.
+//!
+//! A rule for addresses is for IP addresses, not for names. So the address that was checked is the address of the
+//! connection.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::Url;
 use url::Host;
 
-use super::address::{AddressRule, Network};
 use crate::domain::printable::redact_url;
 use crate::domain::sensitive::secret::quote_if_safe;
 use crate::provider::FreezeError;
@@ -21,7 +25,7 @@ use crate::tls::Authorities;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboundPolicy {
     loopback: bool,
-    networks: Vec<Network>,
+    networks: Vec<IpNet>,
     https_targets: BTreeSet<(String, u16)>,
     http_targets: BTreeSet<(String, u16)>,
     authorities: Authorities,
@@ -32,20 +36,20 @@ pub struct OutboundPolicy {
 
 /// A URL that may be called, with the rule for its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OutboundTarget {
-    pub(super) url: Url,
-    pub(super) address_rule: AddressRule,
+pub struct OutboundTarget {
+    pub url: Url,
+    pub address_rule: AddressRule,
     /// TLS authorities to trust besides the system's.
-    pub(super) authorities: Authorities,
+    pub authorities: Authorities,
 }
 
 impl OutboundTarget {
-    pub(super) fn is_encrypted(&self) -> bool {
+    pub fn is_encrypted(&self) -> bool {
         self.url.scheme() == "https"
     }
 
     /// The host in canonical form. Empty for a URL without one, which is never admitted.
-    pub(super) fn host(&self) -> String {
+    pub fn host(&self) -> String {
         self.url.host().map(|host| canonical_host(&host)).unwrap_or_default()
     }
 }
@@ -82,7 +86,7 @@ impl OutboundPolicy {
             let entry = quote_if_safe(entry);
             return Err(format!("{entry}: write host:port for https, or http://host:port for plain http"));
         } else if entry.contains('/') {
-            self.networks.push(Network::parse(entry)?);
+            self.networks.push(parse_network(entry)?);
         } else {
             self.https_targets.insert(host_and_port(entry, None)?);
         }
@@ -154,6 +158,101 @@ fn may_be_permitted(host: &Host, rule: &AddressRule) -> bool {
         Host::Ipv4(ip) => rule.permits((*ip).into()),
         Host::Ipv6(ip) => rule.permits((*ip).into()),
     }
+}
+
+/// Ranges that are never a provider on the public internet.
+/// <https://www.iana.org/assignments/iana-ipv4-special-registry>
+const V4_SPECIAL: [Ipv4Net; 15] = [
+    v4([0, 0, 0, 0], 8),
+    v4([10, 0, 0, 0], 8),
+    v4([100, 64, 0, 0], 10),
+    v4([127, 0, 0, 0], 8),
+    v4([169, 254, 0, 0], 16),
+    v4([172, 16, 0, 0], 12),
+    v4([192, 0, 0, 0], 24),
+    v4([192, 0, 2, 0], 24),
+    v4([192, 88, 99, 0], 24),
+    v4([192, 168, 0, 0], 16),
+    v4([198, 18, 0, 0], 15),
+    v4([198, 51, 100, 0], 24),
+    v4([203, 0, 113, 0], 24),
+    v4([224, 0, 0, 0], 4),
+    v4([240, 0, 0, 0], 4),
+];
+
+/// Exceptions within global unicast, `2000::/3`: protocol assignments with Teredo, documentation, 6to4.
+/// <https://www.iana.org/assignments/iana-ipv6-special-registry>
+const V6_SPECIAL: [Ipv6Net; 4] = [
+    v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
+    v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
+    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),
+    v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
+];
+
+const V6_GLOBAL_UNICAST: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
+/// An IPv4 address as an IPv6-only network sees it. <https://www.rfc-editor.org/rfc/rfc6052#section-2.1>
+const V6_NAT64: Ipv6Net = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
+
+/// Rule for the addresses at which one target may be connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddressRule {
+    /// Every address, because the operator named host and port.
+    Any,
+    /// This machine only, for plain http.
+    LoopbackOnly,
+    /// Public addresses, and those that `outbound.allow` adds.
+    Public { loopback: bool, networks: Vec<IpNet> },
+}
+
+impl AddressRule {
+    pub fn permits(&self, ip: IpAddr) -> bool {
+        // A connection to ::ffff:10.0.0.1 is one to 10.0.0.1, so the rule for 10.0.0.1 applies.
+        let ip = ip.to_canonical();
+        match self {
+            Self::Any => true,
+            Self::LoopbackOnly => ip.is_loopback(),
+            Self::Public { loopback, networks } => {
+                is_public(ip) || (*loopback && ip.is_loopback()) || networks.iter().any(|network| network.contains(&ip))
+            }
+        }
+    }
+}
+
+fn is_public(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !V4_SPECIAL.iter().any(|range| range.contains(&ip)),
+        IpAddr::V6(ip) if V6_NAT64.contains(&ip) => {
+            let [.., a, b, c, d] = ip.octets();
+            is_public(Ipv4Addr::new(a, b, c, d).into())
+        }
+        IpAddr::V6(ip) => V6_GLOBAL_UNICAST.contains(&ip) && !V6_SPECIAL.iter().any(|range| range.contains(&ip)),
+    }
+}
+
+const fn v4([a, b, c, d]: [u8; 4], prefix_bits: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix_bits)
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], prefix_bits: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), prefix_bits)
+}
+
+/// Parses `address/bits`.
+///
+/// # Errors
+/// When the text has another form, or the address has bits set beyond the prefix, most likely by mistake.
+fn parse_network(text: &str) -> Result<IpNet, String> {
+    let bad = || format!("{} is not a CIDR: write it like 10.0.0.0/8", quote_if_safe(text));
+    let (base, bits) = text.split_once('/').ok_or_else(bad)?;
+    let (base, bits) = (base.parse().map_err(|_| bad())?, bits.parse().map_err(|_| bad())?);
+    let network = IpNet::new(base, bits).map_err(|_| bad())?;
+    if network.trunc() != network {
+        return Err(format!(
+            "{} has bits set beyond /{bits}: write the first address of the range",
+            quote_if_safe(text)
+        ));
+    }
+    Ok(network)
 }
 
 #[cfg(test)]
@@ -275,6 +374,74 @@ mod tests {
         for url in ["https://user:hunter2@a.example/p?x=1", "http://a.example/p?token=hunter2#hunter2"] {
             let text = policy(&[]).admit(url).unwrap_err().to_string();
             assert!(!text.contains("hunter2") && text.contains("a.example/p"), "{text}");
+        }
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn only_the_public_internet_is_public() {
+        let strict = AddressRule::Public { loopback: false, networks: vec![] };
+        for public in ["1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "64:ff9b::101:101", "::ffff:8.8.8.8"]
+        {
+            assert!(strict.permits(ip(public)), "{public}");
+        }
+        let private = [
+            "0.0.0.0",
+            "10.1.2.3",
+            "100.64.0.1",
+            "127.0.0.1",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "198.19.0.1",
+            "203.0.113.9",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a00:1",
+            "fc00::1",
+            "fd12::1",
+            "fe80::1",
+            "ff02::1",
+            "2001::1",
+            "2001:db8::1",
+            "2002:a00:1::",
+        ];
+        for private in private {
+            assert!(!strict.permits(ip(private)), "{private}");
+        }
+    }
+
+    #[test]
+    fn allowed_networks_add_only_themselves() {
+        let networks = vec![parse_network("10.1.0.0/16").unwrap(), parse_network("fd00:1::/32").unwrap()];
+        let rule = AddressRule::Public { loopback: true, networks };
+        for allowed in ["10.1.255.255", "::ffff:10.1.0.1", "fd00:1::5", "127.9.9.9", "::1", "9.9.9.9"] {
+            assert!(rule.permits(ip(allowed)), "{allowed}");
+        }
+        for refused in ["10.2.0.0", "fd00:2::5", "192.168.0.1"] {
+            assert!(!rule.permits(ip(refused)), "{refused}");
+        }
+        assert!(
+            AddressRule::LoopbackOnly.permits(ip("127.0.0.1")) && !AddressRule::LoopbackOnly.permits(ip("8.8.8.8"))
+        );
+        assert!(AddressRule::Any.permits(ip("10.0.0.1")));
+    }
+
+    #[test]
+    fn every_prefix_length_can_be_written() {
+        assert!(parse_network("0.0.0.0/0").unwrap().contains(&ip("9.9.9.9")));
+        assert!(parse_network("::/0").unwrap().contains(&ip("fd00::1")));
+        assert!(!parse_network("10.0.0.1/32").unwrap().contains(&ip("10.0.0.2")));
+        for bad in ["10.0.0.0", "10.0.0.0/33", "10.0.0.1/8", "::1/129", "host/8", "10.0.0.0/-1"] {
+            assert!(parse_network(bad).is_err(), "{bad}");
         }
     }
 }

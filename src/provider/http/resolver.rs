@@ -7,20 +7,19 @@
 use std::error::Error;
 use std::fs::File;
 use std::future::Future;
-use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use std::vec;
+use std::{io, vec};
 
 use async_trait::async_trait;
 use hyper_util::client::legacy::connect::dns::Name;
 use tower::Service;
 
-use super::address::AddressRule;
-use super::blocking::BlockingThreads;
+use super::outbound::AddressRule;
+use super::secret_files::BlockingThreads;
 use crate::domain::local_fault::LocalFault;
 
 /// Longest wait for the addresses of a name: the longest time for a whole connection.
@@ -31,16 +30,16 @@ const RESOLVER_FILE_DESCRIPTORS: usize = 4;
 /// The policy permits no address of the name.
 #[derive(Debug, thiserror::Error)]
 #[error("the host name has only addresses that outbound.allow does not permit")]
-pub(super) struct AddressRefused;
+pub struct AddressRefused;
 
 /// The machine's resolver returned no address.
 #[derive(Debug, thiserror::Error)]
 #[error("the host name cannot be resolved")]
-pub(super) struct NameUnresolved(#[source] io::Error);
+pub struct NameUnresolved(#[source] io::Error);
 
 /// Source of the addresses of a name.
 #[async_trait]
-pub(super) trait HostResolver: Send + Sync {
+trait HostResolver: Send + Sync {
     async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>>;
 }
 
@@ -75,7 +74,7 @@ fn local_fault_or(error: io::Error) -> io::Error {
 
 /// A resolver behind an [`AddressRule`].
 #[derive(Clone)]
-pub(super) struct GuardedResolver {
+pub struct GuardedResolver {
     rule: AddressRule,
     host_resolver: Arc<dyn HostResolver>,
 }
@@ -84,7 +83,7 @@ type ResolvedAddresses = vec::IntoIter<SocketAddr>;
 type ResolveError = Box<dyn Error + Send + Sync>;
 
 impl GuardedResolver {
-    pub(super) fn system(rule: AddressRule) -> Self {
+    pub fn system(rule: AddressRule) -> Self {
         Self {
             rule,
             host_resolver: Arc::new(SystemResolver {
@@ -168,13 +167,12 @@ mod tests {
     use tokio::net::TcpListener;
 
     use crate::domain::provider::ProviderName;
-    use crate::provider::http::address::Network;
     use crate::provider::http::classify::ResponseBody;
+    use crate::provider::http::client::ConnectionReuse;
     use crate::provider::http::client::{HttpClient, PreparedRequest};
     use crate::provider::http::failure::RequestFailure;
+    use crate::provider::http::failure::UnexpectedResponseLog;
     use crate::provider::http::outbound::{OutboundPolicy, OutboundTarget};
-    use crate::provider::http::pool::ConnectionReuse;
-    use crate::provider::http::unexpected_responses::UnexpectedResponseLog;
 
     /// A name whose addresses change from one query to the next.
     struct RebindingResolver(Mutex<VecDeque<Vec<&'static str>>>);
@@ -243,7 +241,7 @@ mod tests {
     #[tokio::test]
     async fn rebound_name_is_checked_at_each_resolution() {
         let answers = [vec!["127.0.0.1"], vec!["127.0.0.2"], vec!["127.0.0.2", "127.0.0.1"], vec!["::ffff:127.0.0.2"]];
-        let rule = AddressRule::Public { loopback: false, networks: vec![Network::parse("127.0.0.1/32").unwrap()] };
+        let rule = AddressRule::Public { loopback: false, networks: vec!["127.0.0.1/32".parse().unwrap()] };
         let client = client_with(Arc::new(RebindingResolver(Mutex::new(answers.into()))), rule, 1).await;
         let mut addresses = Vec::new();
         for _ in 0..4 {

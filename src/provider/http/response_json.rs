@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use crate::amount::Decimal;
 
 /// A whole JSON text.
-pub(super) struct ResponseJson {
+pub struct ResponseJson {
     text: String,
     /// Some bytes are not valid text; U+FFFD replaces them.
     has_invalid_bytes: bool,
@@ -21,11 +21,11 @@ pub(super) struct ResponseJson {
 
 /// A key on the way to a field appears twice in its object, or a header has two different values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct AmbiguousValue;
+pub struct AmbiguousValue;
 
 /// Value of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum FieldValue {
+pub enum FieldValue {
     Text(String),
     /// The digits as sent.
     Number(String),
@@ -39,7 +39,7 @@ pub(super) enum FieldValue {
 
 impl FieldValue {
     /// Whether this value equals `expected`: the same text, the same number in any notation, or `true` or `false`.
-    pub(super) fn matches(&self, expected: &str) -> bool {
+    pub fn matches(&self, expected: &str) -> bool {
         match self {
             Self::Text(text) => text == expected,
             Self::Number(digits) => {
@@ -51,7 +51,7 @@ impl FieldValue {
     }
 
     /// The value as text: text itself, a number's digits as sent, or `true` and `false`.
-    pub(super) fn to_text(&self) -> Option<String> {
+    pub fn to_text(&self) -> Option<String> {
         match self {
             Self::Text(text) | Self::Number(text) => Some(text.clone()),
             Self::Bool(truth) => Some(truth.to_string()),
@@ -63,7 +63,7 @@ impl FieldValue {
 impl ResponseJson {
     /// Parses a body. Its encoding is the first of these that makes it JSON: its byte-order mark's, UTF-16 by its zero
     /// bytes, the charset of its `Content-Type`, UTF-8. `None` if none does.
-    pub(super) fn parse(body: &[u8], content_type: Option<&str>) -> Option<Self> {
+    pub fn parse(body: &[u8], content_type: Option<&str>) -> Option<Self> {
         let marked = Encoding::for_bom(body);
         let (by_mark, rest) = match marked {
             Some((encoding, length)) => (Some(encoding), body.get(length..).unwrap_or_default()),
@@ -80,7 +80,7 @@ impl ResponseJson {
         Some(Self { text: text.to_owned(), has_invalid_bytes: is_damaged })
     }
 
-    pub(super) fn is_object(&self) -> bool {
+    pub fn is_object(&self) -> bool {
         self.text.starts_with('{')
     }
 
@@ -88,7 +88,7 @@ impl ResponseJson {
     ///
     /// # Errors
     /// [`AmbiguousValue`] when a key of the pointer appears twice in its object.
-    pub(super) fn field(&self, pointer: &str) -> Result<Option<FieldValue>, AmbiguousValue> {
+    pub fn field(&self, pointer: &str) -> Result<Option<FieldValue>, AmbiguousValue> {
         let mut raw = self.text.as_str();
         if !pointer.is_empty() {
             let Some(steps) = pointer.strip_prefix('/') else { return Ok(None) };
@@ -214,5 +214,203 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for JsonMembers<'a> {
 }
 
 #[cfg(test)]
-#[path = "response_json_tests.rs"]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn utf_16(text: &str, to_bytes: fn(u16) -> [u8; 2]) -> Vec<u8> {
+        text.encode_utf16().flat_map(to_bytes).collect()
+    }
+
+    fn marked(mark: &[u8], body: &[u8]) -> Vec<u8> {
+        [mark, body].concat()
+    }
+
+    fn id(body: &[u8], content_type: Option<&str>) -> Option<FieldValue> {
+        ResponseJson::parse(body, content_type)?.field("/id").unwrap()
+    }
+
+    fn text(text: &str) -> Option<FieldValue> {
+        Some(FieldValue::Text(text.to_owned()))
+    }
+
+    #[test]
+    fn every_encoding_a_browser_reads_is_read() {
+        let json = r#"{"id":"é1"}"#;
+        let latin = b"{\"id\":\"\xe91\"}";
+        let (le, be) = (utf_16(json, u16::to_le_bytes), utf_16(json, u16::to_be_bytes));
+        let json_type = |charset: &str| format!("application/json; charset={charset}");
+        let table: [(Vec<u8>, Option<String>); 14] = [
+            (json.into(), None),
+            (json.into(), Some("application/json".to_owned())),
+            (marked(b"\xef\xbb\xbf", json.as_bytes()), Some(json_type("utf-8"))),
+            (marked(b"\xef\xbb\xbf", json.as_bytes()), Some(json_type("iso-8859-1"))),
+            (marked(b"\xff\xfe", &le), None),
+            (marked(b"\xfe\xff", &be), Some(json_type("utf-16"))),
+            (le.clone(), None),
+            (be, Some(json_type("UTF-16"))),
+            (le, Some(json_type("UTF-8"))),
+            (latin.to_vec(), Some(json_type("ISO-8859-1"))),
+            (latin.to_vec(), Some("text/plain;foo=bar; Charset = \"Windows-1252\" ".to_owned())),
+            (json.into(), Some(json_type("utf-16"))),
+            (json.into(), Some(json_type("no-such-charset"))),
+            (format!("\u{feff}\r\n\t\u{a0} {json} \u{2028}\0\0").into(), None),
+        ];
+        for (body, content_type) in table {
+            assert_eq!(id(&body, content_type.as_deref()), text("é1"), "{body:02x?} as {content_type:?}");
+        }
+    }
+
+    #[test]
+    fn unused_fields_may_be_broken() {
+        let wanted = text("ch_1");
+        let bodies: [&[u8]; 8] = [
+            br#"{"note":"\ud800","id":"ch_1"}"#,
+            br#"{"\udfff":1,"id":"ch_1","x\ud800":{}}"#,
+            b"{\"note\":\"\xff\xfe\x80\",\"id\":\"ch_1\"}",
+            b"{\"\xc3\x28\":1,\"id\":\"ch_1\"}",
+            br#"{"huge":1e99999,"id":"ch_1","long":123456789012345678901234567890.12345}"#,
+            br#"{"note":"first","id":"ch_1","note":{"id":1,"id":2}}"#,
+            b"{\"note\":\"\xed\xa0\x80\",\"id\":\"ch_1\"}",
+            br#"{"a":{"id":"no"},"id":"ch_1","a":[{"id":2}]}"#,
+        ];
+        for body in bodies {
+            assert_eq!(id(body, None), wanted, "{}", String::from_utf8_lossy(body));
+        }
+        let deep = format!(r#"{{"deep":{}{},"id":"ch_1"}}"#, "[".repeat(10_000), "]".repeat(10_000));
+        assert_eq!(id(deep.as_bytes(), None), wanted);
+    }
+
+    #[test]
+    fn duplicate_key_on_the_path_is_ambiguous() {
+        for (body, pointer) in [
+            (&br#"{"id":"first","id":"ch_1"}"#[..], "/id"),
+            (br#"{"id":"ch_1","x":1,"id":"ch_1"}"#, "/id"),
+            (br#"{"\u0069d":"first","id":"ch_1"}"#, "/id"),
+            (br#"{"a":{"id":1},"a":2}"#, "/a/id"),
+            (br#"{"a":[{"id":1,"id":2}]}"#, "/a/0/id"),
+        ] {
+            let answer = ResponseJson::parse(body, None).unwrap();
+            assert_eq!(answer.field(pointer), Err(AmbiguousValue), "{}", String::from_utf8_lossy(body));
+            assert_eq!(answer.field("/b"), Ok(None));
+            assert_eq!(answer.field(""), Ok(Some(FieldValue::Object)));
+        }
+    }
+
+    #[test]
+    fn a_field_whose_text_is_broken_is_unreadable() {
+        for body in [&br#"{"id":"ch\ud800"}"#[..], b"{\"id\":\"ch_\xff\"}", b"\xef\xbb\xbf{\"id\":\"\x80\"}"] {
+            assert_eq!(id(body, None), Some(FieldValue::Unreadable));
+        }
+        // U+FFFD that the provider sent itself.
+        assert_eq!(id("{\"id\":\"\u{fffd}\"}".as_bytes(), None), text("\u{fffd}"));
+    }
+
+    #[test]
+    fn invalid_json_is_not_read() {
+        let bodies: [&[u8]; 9] = [
+            b"",
+            b"\xef\xbb\xbf",
+            b"<html>",
+            b"{\"id\":",
+            b"{\"id\":1}x",
+            b"{'id':1}",
+            b"\xff\xfe",
+            b"\0\0",
+            b"{\"id\":01}",
+        ];
+        for body in bodies {
+            assert!(ResponseJson::parse(body, Some("application/json; charset=utf-8")).is_none(), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn pointers_follow_rfc_6901() {
+        let json = br#"{"a/b":{"c~d":[10,{"":"x"}]},"0":{"00":1},"l":[[1],"s",null,true]}"#;
+        let answer = ResponseJson::parse(json, None).unwrap();
+        let number = |digits: &str| Some(FieldValue::Number(digits.to_owned()));
+        let table = [
+            ("/a~1b/c~0d/0", number("10")),
+            ("/a~1b/c~0d/1/", text("x")),
+            ("/0/00", number("1")),
+            ("", Some(FieldValue::Object)),
+            ("/a~1b", Some(FieldValue::Object)),
+            ("/a~1b/c~0d/2", None),
+            ("/a~1b/c~0d/00", None),
+            ("/a~1b/c~0d/+1", None),
+            ("/a~1b/c~0d/-", None),
+            ("a", None),
+            ("/0/00/x", None),
+        ];
+        for (pointer, field) in table {
+            assert_eq!(answer.field(pointer), Ok(field), "{pointer}");
+        }
+        let list =
+            vec![FieldValue::List(vec![]), FieldValue::Text("s".to_owned()), FieldValue::Null, FieldValue::Bool(true)];
+        assert_eq!(answer.field("/l"), Ok(Some(FieldValue::List(list))));
+    }
+
+    #[test]
+    fn numbers_match_in_any_notation() {
+        let number = |digits: &str| FieldValue::Number(digits.to_owned());
+        for (digits, word) in [("704", "704"), ("704.0", "704"), ("7.04e2", "704"), ("1e400", "1e400")] {
+            assert!(number(digits).matches(word), "{digits} {word}");
+        }
+        assert!(!number("20250416112233445566778801").matches("20250416112233445566778802"));
+        assert!(!number("704").matches("0704x") && !FieldValue::Text("704.0".to_owned()).matches("704"));
+    }
+
+    proptest! {
+        /// What `serde_json` reads, this reads too, and to the same text.
+        #[test]
+        fn it_agrees_with_the_strict_reader(value in json_value(), at in 0_usize..3) {
+            let pointer = ["", "/a", "/a/b"][at];
+            let body = value.to_string();
+            let answer = ResponseJson::parse(body.as_bytes(), None).unwrap();
+            let strict = value.pointer(pointer);
+            prop_assert_eq!(answer.is_object(), value.is_object());
+            let field = answer.field(pointer).unwrap();
+            prop_assert_eq!(field.is_some(), strict.is_some());
+            match (strict, field) {
+                (Some(Value::String(text)), field) => prop_assert_eq!(field, Some(FieldValue::Text(text.clone()))),
+                (Some(Value::Bool(truth)), field) => prop_assert_eq!(field, Some(FieldValue::Bool(*truth))),
+                (Some(Value::Number(number)), field) => prop_assert_eq!(field, Some(FieldValue::Number(number.to_string()))),
+                _ => {}
+            }
+        }
+
+        #[test]
+        fn every_number_keeps_its_digits(digits in "-?(0|[1-9][0-9]{0,40})(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,4})?") {
+            let body = format!("{{\"id\": {digits} }}");
+            prop_assert_eq!(id(body.as_bytes(), None), Some(FieldValue::Number(digits)));
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_a_panic(body: Vec<u8>, json in json_value(), cut in 0_usize..40, content_type: String) {
+            let mut near = json.to_string().into_bytes();
+            near.splice(near.len().min(cut)..near.len().min(cut), body.iter().copied().take(3));
+            for bytes in [body, near] {
+                if let Some(answer) = ResponseJson::parse(&bytes, Some(&content_type)) {
+                    let _ = (answer.field("/a/b"), answer.field(&content_type), answer.is_object());
+                }
+            }
+        }
+    }
+
+    fn json_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::hash_map("[abc\u{e9}\"]{0,2}", inner, 0..4).prop_map(|map| map.into_iter().collect()),
+            ]
+        })
+    }
+}

@@ -1,10 +1,16 @@
-//! Parser of `Retry-After`: seconds, or an HTTP date, which is compared with the response's own `Date`.
+//! Parsers of the wait that a response names: `Retry-After`, and the field that a provider row names.
 //!
-//! A malformed value is ignored (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
+//! `Retry-After` is seconds, or an HTTP date, which is compared with the response's own `Date`. The row's field is a
+//! number in a header or in the body. The row gives its unit; it is never guessed from the size of the number. A
+//! malformed value is ignored (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use reqwest::header::{DATE, HeaderMap, HeaderValue, RETRY_AFTER};
+
+use super::classify::ProviderResponse;
+use super::response_json::FieldValue;
+use crate::domain::response::{ResponseLocation, WaitField, WaitUnit};
 
 /// Longest wait that is returned. It keeps instants that are computed from it far from overflow; a policy may cap
 /// lower.
@@ -19,7 +25,7 @@ pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
 }
 
 /// Time of the response by the provider's clock; `now` if it has no `Date`.
-pub(super) fn response_date(headers: &HeaderMap, now: SystemTime) -> SystemTime {
+fn response_date(headers: &HeaderMap, now: SystemTime) -> SystemTime {
     headers.get(DATE).and_then(parse_date).unwrap_or(now)
 }
 
@@ -41,8 +47,45 @@ fn parse_date(value: &HeaderValue) -> Option<SystemTime> {
     httpdate::parse_http_date(value.to_str().ok()?.trim()).ok()
 }
 
+/// The wait from the time of the response, at most [`RETRY_AFTER_MAX`]. The longest of several headers counts; a past
+/// end is zero.
+///
+/// `now` replaces a missing `Date`. The provider's own clock is better for its own instants.
+pub fn read_wait_field(reading: &ProviderResponse, wait: &WaitField, now: SystemTime) -> Option<Duration> {
+    let number = match &wait.location {
+        ResponseLocation::Header(name) => {
+            let values = reading.headers.get_all(name.as_str());
+            values.iter().filter_map(|value| parse_number(value.to_str().ok()?)).reduce(f64::max)
+        }
+        ResponseLocation::Body(pointer) => match reading.json()?.field(pointer) {
+            Ok(Some(FieldValue::Number(digits))) => digits.parse().ok(),
+            Ok(Some(FieldValue::Text(text))) => parse_number(&text),
+            _ => None,
+        },
+    };
+    let response_time_s =
+        response_date(&reading.headers, now).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let wait_s = number.map(|number| match wait.unit {
+        WaitUnit::Seconds => number,
+        WaitUnit::Milliseconds => number / 1_000.0,
+        WaitUnit::EpochSeconds => number - response_time_s,
+        WaitUnit::EpochMilliseconds => number / 1_000.0 - response_time_s,
+    })?;
+    Some(Duration::from_secs_f64(wait_s.clamp(0.0, RETRY_AFTER_MAX.as_secs_f64())))
+}
+
+/// Digits with an optional sign and fraction: no exponent, no `inf`, nothing after the number.
+fn parse_number(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-'));
+    if plain { text.parse().ok() } else { None }
+}
+
 #[cfg(test)]
 mod tests {
+    use reqwest::header::{DATE, HeaderMap};
+
+    use super::super::classify::ResponseBody;
     use super::*;
 
     const DATE_TEXT: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
@@ -80,6 +123,79 @@ mod tests {
         ];
         for (date, values, wait) in table {
             assert_eq!(read(date, values), wait, "{date:?} {values:?}");
+        }
+    }
+
+    /// 1994-11-06 08:49:37.
+    const MADE_AT_S: u64 = 784_111_777;
+
+    fn read_field(
+        date: Option<&'static str>,
+        headers: &[&'static str],
+        body: &str,
+        place: ResponseLocation,
+        unit: WaitUnit,
+    ) -> Option<Duration> {
+        let mut map = HeaderMap::new();
+        if let Some(date) = date {
+            map.insert(DATE, date.parse().unwrap());
+        }
+        for value in headers {
+            map.append("X-Reset", value.parse().unwrap());
+        }
+        let reading =
+            ProviderResponse { status: 429, headers: map, body: ResponseBody::Whole(body.as_bytes().to_vec()) };
+        read_wait_field(&reading, &WaitField { location: place, unit }, UNIX_EPOCH + Duration::from_secs(MADE_AT_S - 7))
+    }
+
+    #[test]
+    fn headers_are_read_in_the_configured_unit() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let table: [(&[&'static str], WaitUnit, Option<Duration>); 17] = [
+            (&["12"], WaitUnit::Seconds, ms(12_000)),
+            (&[" 0.65 "], WaitUnit::Seconds, ms(650)),
+            (&["3", "soon", "4"], WaitUnit::Seconds, ms(4_000)),
+            (&["0"], WaitUnit::Seconds, ms(0)),
+            (&["-5"], WaitUnit::Seconds, ms(0)),
+            (&["1700000000"], WaitUnit::Seconds, Some(RETRY_AFTER_MAX)),
+            (&["99999999999999999999999999"], WaitUnit::Milliseconds, Some(RETRY_AFTER_MAX)),
+            (&["1500"], WaitUnit::Milliseconds, ms(1_500)),
+            (&["784111807"], WaitUnit::EpochSeconds, ms(30_000)),
+            (&["784111700"], WaitUnit::EpochSeconds, ms(0)),
+            (&["784111777500"], WaitUnit::EpochMilliseconds, ms(500)),
+            (&[], WaitUnit::Seconds, None),
+            (&[""], WaitUnit::Seconds, None),
+            (&["12;w=60"], WaitUnit::Seconds, None),
+            (&["1e3"], WaitUnit::Seconds, None),
+            (&["inf"], WaitUnit::Seconds, None),
+            (&["1-2"], WaitUnit::Seconds, None),
+        ];
+        for (headers, unit, wait) in table {
+            let read = read_field(Some(DATE_TEXT), headers, "", ResponseLocation::Header("x-reset".to_owned()), unit);
+            assert_eq!(read, wait, "{headers:?} {unit:?}");
+        }
+        let place = ResponseLocation::Header("x-reset".to_owned());
+        assert_eq!(read_field(None, &["784111777"], "", place, WaitUnit::EpochSeconds), ms(7_000), "by our own clock");
+    }
+
+    #[test]
+    fn bodies_are_read_at_the_configured_pointer() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let table = [
+            (r#"{"error":{"retry_in":1500}}"#, ms(1_500)),
+            (r#"{"error":{"retry_in":"1500"}}"#, ms(1_500)),
+            (r#"{"error":{"retry_in":1500.5}}"#, Some(Duration::from_micros(1_500_500))),
+            (r#"{"error":{"retry_in":-1}}"#, ms(0)),
+            (r#"{"error":{"retry_in":1e300}}"#, Some(RETRY_AFTER_MAX)),
+            (r#"{"error":{"retry_in":null}}"#, None),
+            (r#"{"error":{"retry_in":{"ms":5}}}"#, None),
+            (r#"{"retry_in":1500}"#, None),
+            ("slow down", None),
+            ("", None),
+        ];
+        for (body, wait) in table {
+            let place = ResponseLocation::Body("/error/retry_in".to_owned());
+            assert_eq!(read_field(None, &[], body, place, WaitUnit::Milliseconds), wait, "{body}");
         }
     }
 }

@@ -1,7 +1,10 @@
-//! Reader of the files that hold secrets of one provider's headers, called for each request.
+//! Reader of the files that hold secrets of one provider's headers, and the threads for a provider's blocking work.
 //!
-//! Only regular files of a bounded size are read, off the runtime and in bounded time. A FIFO or a hanging mount stops
-//! only the lane that names it. Error texts name the file, never its content.
+//! Only regular files of a bounded size are read, for each request, off the runtime and in bounded time. Error texts
+//! name the file, never its content.
+//!
+//! A hanging mount or resolver may block a thread for ever. So each provider has a few threads of its own, apart from
+//! the runtime and its shared blocking pool. No other provider waits for them.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -12,8 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::SecretString;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
 
-use super::blocking::BlockingThreads;
 use crate::domain::local_fault::LocalFault;
 use crate::files;
 
@@ -24,7 +28,7 @@ const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Reason why a file was not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SecretReadError {
+pub enum SecretReadError {
     /// A fault of this process; the file may be right.
     Local(LocalFault),
     /// A problem of the file.
@@ -47,12 +51,12 @@ impl From<files::FileReadError> for SecretReadError {
 }
 
 /// Content of each file, or the reason why it was not read.
-pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, SecretReadError>>;
+pub type FileContents = BTreeMap<PathBuf, Result<SecretString, SecretReadError>>;
 
 /// Function that reads one file unless it is one of the others. It may block.
-pub(super) type ReadFile = fn(&Path, &[PathBuf]) -> Result<SecretString, SecretReadError>;
+type ReadFile = fn(&Path, &[PathBuf]) -> Result<SecretString, SecretReadError>;
 
-pub(super) struct SecretFiles {
+pub struct SecretFiles {
     threads: BlockingThreads,
     reader: ReadFile,
     /// Files of this program's own configuration.
@@ -60,17 +64,17 @@ pub(super) struct SecretFiles {
 }
 
 impl SecretFiles {
-    pub(super) fn new(own: &[PathBuf]) -> Self {
+    pub fn new(own: &[PathBuf]) -> Self {
         Self { threads: BlockingThreads::new(READ_MAX), reader: read_file, own_files: own.into() }
     }
 
     /// Reader with another read function, for tests.
     #[cfg(test)]
-    pub(super) fn with_reader(reader: ReadFile, within: Duration) -> Self {
+    fn with_reader(reader: ReadFile, within: Duration) -> Self {
         Self { threads: BlockingThreads::new(within), reader, own_files: [].into() }
     }
 
-    pub(super) async fn read_all(&self, paths: Vec<PathBuf>) -> FileContents {
+    pub async fn read_all(&self, paths: Vec<PathBuf>) -> FileContents {
         if paths.is_empty() {
             return FileContents::new();
         }
@@ -121,8 +125,61 @@ fn read_file(path: &Path, own: &[PathBuf]) -> Result<SecretString, SecretReadErr
     if value.is_empty() { unfit("empty") } else { Ok(value.into()) }
 }
 
+/// Largest number of threads for one kind of work of one provider. Work that hangs keeps its thread.
+const THREADS_MAX: usize = 4;
+
+/// Runs at most [`THREADS_MAX`] pieces of work at a time; the rest waits for a thread.
+#[derive(Clone, Debug)]
+pub struct BlockingThreads {
+    slots: Arc<Semaphore>,
+    timeout: Duration,
+}
+
+impl BlockingThreads {
+    /// `timeout` bounds a caller's wait for a thread and its result together.
+    pub fn new(timeout: Duration) -> Self {
+        Self { slots: Arc::new(Semaphore::new(THREADS_MAX)), timeout }
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Runs the work on a thread and waits for its result.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when the work has not ended in time. It goes on, and its result is dropped.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        let result = async {
+            let slot = Arc::clone(&self.slots).acquire_owned().await.map_err(io::Error::other)?;
+            let (sender, receiver) = oneshot::channel();
+            let work = move || {
+                let result = work();
+                drop(slot);
+                // If the caller waits no longer, the result is dropped.
+                drop(sender.send(result));
+            };
+            std::thread::Builder::new().name("blocking-io".to_owned()).spawn(work).map_err(spawn_error)?;
+            receiver.await.map_err(|_| io::Error::other("the thread ended early"))
+        };
+        timeout(self.timeout, result).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Error of a thread that could not start. The system reports a limit on threads as [`io::ErrorKind::WouldBlock`].
+fn spawn_error(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::other(LocalFault::Threads),
+        _ => error,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use futures_util::future::join_all;
     use secrecy::ExposeSecret as _;
 
     use super::*;
@@ -198,5 +255,36 @@ mod tests {
         // Another provider's.
         let others = SecretFiles::with_reader(hangs_for_one, Duration::MAX);
         assert_eq!(others.read_all(vec![good.clone()]).await[&good].as_ref().unwrap().expose_secret(), "hunter2");
+    }
+
+    #[tokio::test]
+    async fn hanging_work_blocks_few_threads_and_no_caller() {
+        let (hanging, others) = (BlockingThreads::new(Duration::from_millis(50)), BlockingThreads::new(Duration::MAX));
+        let started = Arc::new(AtomicUsize::new(0));
+        let (release, held) = mpsc::channel::<()>();
+        let held = Arc::new(std::sync::Mutex::new(held));
+        let hang = || {
+            let (started, held) = (Arc::clone(&started), Arc::clone(&held));
+            hanging.run(move || {
+                started.fetch_add(1, Ordering::SeqCst);
+                let _ = held.lock().unwrap().recv();
+            })
+        };
+        let hung = join_all((0..20).map(|_| hang())).await;
+        assert!(hung.iter().all(|end| end.as_ref().unwrap_err().kind() == io::ErrorKind::TimedOut), "{hung:?}");
+        assert_eq!(started.load(Ordering::SeqCst), THREADS_MAX);
+        assert_eq!(others.run(|| 7).await.unwrap(), 7);
+        drop(release);
+        // The threads that were held serve again.
+        while hanging.run(|| ()).await.is_err() {}
+    }
+
+    #[tokio::test]
+    async fn work_that_panics_is_an_error() {
+        let threads = BlockingThreads::new(Duration::MAX);
+        for _ in 0..2 * THREADS_MAX {
+            threads.run(|| panic!("the test says so")).await.unwrap_err();
+        }
+        assert_eq!(threads.run(|| 7).await.unwrap(), 7);
     }
 }

@@ -12,9 +12,9 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
 use super::outbound::OutboundPolicy;
-use super::placeholder::{TemplatePart, split_placeholders};
 use super::request;
 use super::secret_files::{FileContents, SecretFiles, SecretReadError};
+use super::template::{TemplatePart, split_placeholders};
 use crate::domain::expansion::HEADERS_BYTES_MAX;
 use crate::domain::job::ID_CHARS_MAX;
 use crate::provider::FreezeError;
@@ -24,7 +24,7 @@ use crate::provider::secret_grants::{SecretGrants, SecretReference, SecretRefere
 const FINGERPRINT_DIGITS: usize = 16;
 
 /// Bytes that each header has beside its name and value: `: ` and the line end.
-pub(super) const HEADER_OVERHEAD_BYTES: usize = 4;
+pub const HEADER_OVERHEAD_BYTES: usize = 4;
 /// Largest total of a row's headers, in bytes. The rest is for the headers that the client sets: a content type has at
 /// most 255 characters, a key 64 and a host 253.
 const ROW_HEADERS_BYTES_MAX: usize = HEADERS_BYTES_MAX - 1024;
@@ -46,7 +46,7 @@ const RESERVED: [&str; 11] = [
 ];
 
 /// Whether no row may name this header.
-pub(super) fn is_reserved(name: &HeaderName) -> bool {
+pub fn is_reserved(name: &HeaderName) -> bool {
     RESERVED.contains(&name.as_str())
 }
 
@@ -59,14 +59,14 @@ enum ValueSource {
 }
 
 /// The headers of one provider row.
-pub(super) struct HeaderTemplates {
+pub struct HeaderTemplates {
     headers: Vec<(HeaderName, Vec<ValueSource>)>,
     grants: SecretGrants,
     files: SecretFiles,
 }
 
 /// Header values for one request. Prints names only.
-pub(super) struct ResolvedHeaders(Vec<(HeaderName, SecretString)>);
+pub struct ResolvedHeaders(Vec<(HeaderName, SecretString)>);
 
 impl HeaderTemplates {
     /// Checks names and references. The client sets `key_header`, so a row may not. [`Self::check_grants`] checks
@@ -74,7 +74,7 @@ impl HeaderTemplates {
     ///
     /// # Errors
     /// [`FreezeError::Header`] for the first invalid header.
-    pub(super) fn parse(
+    pub fn parse(
         written: &BTreeMap<String, String>,
         key_header: &HeaderName,
         outbound: &OutboundPolicy,
@@ -95,7 +95,7 @@ impl HeaderTemplates {
     }
 
     /// The row's secrets, each with the header that carries it.
-    pub(super) fn references(&self) -> impl Iterator<Item = (&HeaderName, &SecretReference)> {
+    pub fn references(&self) -> impl Iterator<Item = (&HeaderName, &SecretReference)> {
         self.headers.iter().flat_map(|(name, sources)| {
             sources.iter().filter_map(move |source| match source {
                 ValueSource::Secret(reference) => Some((name, reference)),
@@ -108,7 +108,7 @@ impl HeaderTemplates {
     ///
     /// # Errors
     /// [`FreezeError::Header`] for the first secret that may not, with the configuration change that allows all.
-    pub(super) fn check_grants(&self, hosts: &[String]) -> Result<(), FreezeError> {
+    pub fn check_grants(&self, hosts: &[String]) -> Result<(), FreezeError> {
         let refused = |(name, reference)| {
             let refused = hosts.iter().filter(move |host| !self.grants.permits(reference, host));
             refused.map(move |host| (name, SecretUse { reference: reference.clone(), host: host.clone() }))
@@ -127,7 +127,7 @@ impl HeaderTemplates {
     /// # Errors
     /// [`FreezeError::Header`] when a reference may not be sent there or cannot be read, or when the headers are too
     /// long; [`FreezeError::Local`] when this process can read no file now.
-    pub(super) async fn resolve(&self, account: Option<&str>, host: String) -> Result<ResolvedHeaders, FreezeError> {
+    pub async fn resolve(&self, account: Option<&str>, host: String) -> Result<ResolvedHeaders, FreezeError> {
         self.check_grants(&[host])?;
         let needs_account =
             |sources: &[ValueSource]| sources.iter().any(|source| matches!(source, ValueSource::JobAccount));
@@ -162,7 +162,7 @@ impl HeaderTemplates {
 impl HeaderTemplates {
     /// References that this process cannot read now, one error per header. A job's account is not checked. `host` is
     /// one that the secrets may be sent to.
-    pub(super) async fn unreadable(&self, host: String) -> Vec<FreezeError> {
+    pub async fn unreadable(&self, host: String) -> Vec<FreezeError> {
         let files = self.files.read_all(secret_paths(self.headers.iter())).await;
         let unreadable = |(name, sources): &(HeaderName, Vec<ValueSource>)| {
             let unread = sources.iter().filter_map(|source| read_source(source, "", &files).err());
@@ -189,7 +189,7 @@ impl HeaderTemplates {
 impl ResolvedHeaders {
     /// First 16 hex digits of SHA-256 over names and values. The name of the idempotency key's header is included if it
     /// is not the usual one: a provider does not recognise a key that comes under another name.
-    pub(super) fn fingerprint(&self, key_header: &HeaderName) -> String {
+    pub fn fingerprint(&self, key_header: &HeaderName) -> String {
         let mut hash = Sha256::new();
         if key_header != request::KEY_HEADER {
             hash.update(key_header.as_str());
@@ -211,7 +211,7 @@ impl ResolvedHeaders {
     ///
     /// # Errors
     /// [`FreezeError::Header`] when a value has a character that a header cannot hold, most likely a line break.
-    pub(super) fn insert_into(&self, headers: &mut HeaderMap) -> Result<(), FreezeError> {
+    pub fn insert_into(&self, headers: &mut HeaderMap) -> Result<(), FreezeError> {
         for (name, value) in &self.0 {
             let mut value = HeaderValue::from_str(value.expose_secret()).map_err(|_| FreezeError::Header {
                 header: name.to_string(),

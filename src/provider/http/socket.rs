@@ -32,7 +32,7 @@ fn user_timeout(left: Duration) -> Duration {
 
 /// A connected TCP socket with the deadline and the byte count of its current request.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub struct Socket {
     stream: TcpStream,
     opened_at: Instant,
     /// Microseconds after `opened_at`.
@@ -46,7 +46,7 @@ impl Socket {
     ///
     /// # Errors
     /// The operating system's error when an option cannot be set.
-    pub(super) fn new(stream: TcpStream, deadline: Instant) -> io::Result<Arc<Self>> {
+    pub fn new(stream: TcpStream, deadline: Instant) -> io::Result<Arc<Self>> {
         let opened = Instant::now();
         let socket =
             Self { stream, opened_at: opened, deadline_us: AtomicU64::new(0), bytes_written: AtomicU64::new(0) };
@@ -54,7 +54,7 @@ impl Socket {
         Ok(Arc::new(socket))
     }
 
-    pub(super) fn opened_at(&self) -> Instant {
+    pub fn opened_at(&self) -> Instant {
         self.opened_at
     }
 
@@ -63,7 +63,7 @@ impl Socket {
     ///
     /// # Errors
     /// The operating system's error when an option cannot be set. Then the connection must not carry a request.
-    pub(super) fn begin_request(&self, deadline: Instant) -> io::Result<()> {
+    pub fn begin_request(&self, deadline: Instant) -> io::Result<()> {
         let deadline = deadline.saturating_duration_since(self.opened_at).as_micros();
         self.deadline_us.store(u64::try_from(deadline).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.bytes_written.store(0, Ordering::Relaxed);
@@ -71,18 +71,18 @@ impl Socket {
     }
 
     /// Ends a request that has its response. From now on, dropping the socket closes the connection in the usual way.
-    pub(super) fn end_request(&self) {
+    pub fn end_request(&self) {
         // If this fails, the connection is reset when it is dropped, which costs only a line in the server's log.
         let _ = SockRef::from(&self.stream).set_linger(None);
     }
 
     /// Whether not a single byte of the current request left the process.
-    pub(super) fn wrote_nothing(&self) -> bool {
+    pub fn wrote_nothing(&self) -> bool {
         self.bytes_written.load(Ordering::Relaxed) == 0
     }
 
     /// Waits until the peer has closed or reset the connection. Bytes that still arrive are read and dropped.
-    pub(super) async fn peer_closed(&self) {
+    pub async fn peer_closed(&self) {
         while self.stream.readable().await.is_ok() {
             match self.stream.try_read(&mut [0; 1_024]) {
                 Ok(1..) => {}
@@ -125,7 +125,7 @@ impl Socket {
 
 /// The byte stream of a [`Socket`], for TLS and HTTP.
 #[derive(Debug)]
-pub(super) struct SocketStream(pub(super) Arc<Socket>);
+pub struct SocketStream(pub Arc<Socket>);
 
 impl AsyncRead for SocketStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -168,5 +168,94 @@ impl AsyncWrite for SocketStream {
 }
 
 #[cfg(test)]
-#[path = "socket_tests.rs"]
-mod tests;
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A socket under test, and the peer's end of its connection.
+    async fn pair(deadline: Instant) -> (Arc<Socket>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (theirs, _) = listener.accept().await.unwrap();
+        (Socket::new(ours, deadline).unwrap(), theirs)
+    }
+
+    fn in_10_s() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn user_timeout_leaves_time_for_the_first_retransmission() {
+        let seconds = Duration::from_secs_f64;
+        for (left, wanted) in [(10.0, 9.0), (2.0, 1.0), (1.0, 0.5), (0.002, 0.001), (0.0, 0.001)] {
+            assert_eq!(user_timeout(seconds(left)), seconds(wanted), "{left} s left");
+        }
+    }
+
+    #[tokio::test]
+    async fn dropped_request_resets_and_finished_one_closes() {
+        let (socket, mut peer) = pair(in_10_s()).await;
+        SocketStream(socket).write_all(b"half a request").await.unwrap();
+        let reset = peer.read_to_end(&mut Vec::new()).await.unwrap_err();
+        assert_eq!(reset.kind(), io::ErrorKind::ConnectionReset);
+
+        let (socket, mut peer) = pair(in_10_s()).await;
+        SocketStream(Arc::clone(&socket)).write_all(b"a request").await.unwrap();
+        assert!(!socket.wrote_nothing());
+        socket.end_request();
+        drop(socket);
+        let mut received = Vec::new();
+        peer.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"a request");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_after_the_deadline() {
+        let (socket, mut peer) = pair(Instant::now()).await;
+        let mut stream = SocketStream(Arc::clone(&socket));
+        let late = stream.write_all(b"a late request").await.unwrap_err();
+        assert_eq!((late.kind(), socket.wrote_nothing()), (io::ErrorKind::TimedOut, true));
+        // The next request has a time of its own.
+        socket.begin_request(in_10_s()).unwrap();
+        stream.write_all(b"in time").await.unwrap();
+        let mut received = [0; 7];
+        peer.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"in time");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn each_write_renews_tcp_user_timeout() {
+        let (socket, _peer) = pair(in_10_s()).await;
+        let given = || SockRef::from(&socket.stream).tcp_user_timeout().unwrap().unwrap();
+        let mut stream = SocketStream(Arc::clone(&socket));
+        stream.write_all(b"x").await.unwrap();
+        assert!(given() <= Duration::from_secs(9), "{:?}", given());
+        socket.begin_request(Instant::now() + Duration::from_secs(2)).unwrap();
+        stream.write_all(b"x").await.unwrap();
+        assert!(given() <= Duration::from_secs(1), "{:?}", given());
+    }
+
+    /// The runtime asks the kernel for events when no task can go on, so it cannot know of these bytes.
+    #[tokio::test]
+    async fn bytes_are_read_before_runtime_readiness() {
+        let (socket, peer) = pair(in_10_s()).await;
+        let mut stream = SocketStream(Arc::clone(&socket));
+        let mut bytes = [0; 8];
+        let mut read_once = || {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            let mut cx = Context::from_waker(std::task::Waker::noop());
+            Pin::new(&mut stream)
+                .poll_read(&mut cx, &mut buffer)
+                .map(|read| read.map(|()| buffer.filled().len()).unwrap())
+        };
+        assert_eq!(read_once(), Poll::Pending);
+        assert_eq!(peer.try_write(b"stray").unwrap(), 5);
+        assert_eq!(read_once(), Poll::Ready(5));
+        assert_eq!(read_once(), Poll::Pending);
+        drop(peer);
+        assert_eq!(read_once(), Poll::Ready(0));
+    }
+}

@@ -1,7 +1,8 @@
-//! Template of a provider's request body: JSON with `${…}` placeholders for a job's fields.
+//! Template of a provider's request body: JSON with `${…}` placeholders for a job's fields; and the parser of such
+//! placeholders, which header values share.
 //!
-//! It has no conditions and no loops. Values of the payload are copied as the producer wrote them, digit for digit;
-//! they are never parsed into a number and printed again.
+//! It has no conditions and no loops, and no escape, because no provider needs a literal `${`. Values of the payload are
+//! copied as the producer wrote them, digit for digit; they are never parsed into a number and printed again.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,9 +11,7 @@ use std::io;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::placeholder::{TemplatePart, split_placeholders};
-use crate::amount::Decimal;
-use crate::amount::decimal_amount;
+use crate::amount::{Decimal, decimal_amount};
 use crate::domain::expansion::BoundedBuffer;
 use crate::domain::job::Job;
 
@@ -54,14 +53,14 @@ enum TemplateNode {
 
 /// A validated template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Template(TemplateNode);
+pub struct Template(TemplateNode);
 
 impl Template {
     /// Parses a template.
     ///
     /// # Errors
     /// When the text is not a JSON object, or has an unknown placeholder.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
         if !value.is_object() {
             return Err("must be a JSON object".to_owned());
@@ -70,7 +69,7 @@ impl Template {
     }
 
     /// Writes the body for this job, as JSON text.
-    pub(super) fn render(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
+    pub fn render(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
         render(&self.0, job, out)
     }
 }
@@ -278,6 +277,37 @@ fn write_escaped(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
     out.push(rest)
 }
 
+/// Literal text, or the name inside one `${…}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplatePart {
+    Text(String),
+    Placeholder(String),
+}
+
+/// Splits `text` into its parts; no part is empty.
+///
+/// # Errors
+/// When a `${` is never closed, or has no name.
+pub fn split_placeholders(text: &str) -> Result<Vec<TemplatePart>, String> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while let Some((before, opened)) = rest.split_once("${") {
+        let (name, after) = opened.split_once('}').ok_or("a `${` is never closed by `}`")?;
+        if name.is_empty() {
+            return Err("`${}` has no name".to_owned());
+        }
+        if !before.is_empty() {
+            parts.push(TemplatePart::Text(before.to_owned()));
+        }
+        parts.push(TemplatePart::Placeholder(name.to_owned()));
+        rest = after;
+    }
+    if !rest.is_empty() {
+        parts.push(TemplatePart::Text(rest.to_owned()));
+    }
+    Ok(parts)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::job;
@@ -374,6 +404,24 @@ mod tests {
             r#"{"x":"${id"}"#,
         ]) {
             assert!(Template::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn text_is_split_at_its_placeholders() {
+        let text = |t: &str| TemplatePart::Text(t.to_owned());
+        let place = |t: &str| TemplatePart::Placeholder(t.to_owned());
+        for (written, parts) in [
+            ("", vec![]),
+            ("plain $5 {x}", vec![text("plain $5 {x}")]),
+            ("${id}", vec![place("id")]),
+            ("Bearer ${env:KEY}!", vec![text("Bearer "), place("env:KEY"), text("!")]),
+            ("${a}${b}", vec![place("a"), place("b")]),
+        ] {
+            assert_eq!(split_placeholders(written).unwrap(), parts, "{written}");
+        }
+        for bad in ["${", "x ${env:KEY", "${}"] {
+            assert!(split_placeholders(bad).is_err(), "{bad}");
         }
     }
 }

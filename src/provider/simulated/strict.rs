@@ -3,15 +3,13 @@
 //! It has no I/O and reads no clock. [`StrictProvider::record_arrival`] counts every request, refused ones too.
 //! [`StrictProvider::process`] decides its outcome, and [`StrictProvider::record_response`] records its end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::faults::{FaultDraw, draw};
-use super::report::{FakeProviderReport, LimitReport, ResponseTimes};
-use super::windows::ArrivalWindows;
-use super::{ChargeRequest, FakeOptions, OnLimit};
+use super::report::{ArrivalWindows, FakeProviderReport, LimitReport, ResponseTimes};
+use super::{ChargeRequest, FakeOptions, FaultDraw, OnLimit, draw};
 use crate::domain::time::micros_up;
 
 /// Largest number of ids in a report.
@@ -69,23 +67,6 @@ struct IdempotencyRecord {
     due_us: u64,
 }
 
-#[derive(Debug, Default)]
-struct RequestTotals {
-    statuses: BTreeMap<u16, u64>,
-    charges: u64,
-    doubles: u64,
-    double_ids: Vec<String>,
-    several_keys: u64,
-    declines: u64,
-    replays: u64,
-    lookups: u64,
-    lost_answers: u64,
-    refused_429: u64,
-    largest_in_flight: u64,
-    in_flight_breaches: u64,
-    durations_us: Vec<u32>,
-}
-
 /// State of a payment by its first charge, or else its first decline, for look-ups.
 #[derive(Debug)]
 struct PaymentRecord {
@@ -110,7 +91,10 @@ pub struct StrictProvider {
     last_reference: u64,
     /// Requests that were not refused and have no response yet.
     in_flight: u64,
-    totals: RequestTotals,
+    /// Counts of the report that grow with each request.
+    totals: FakeProviderReport,
+    /// Times from receipt to response, in the order of the responses.
+    durations_us: Vec<u32>,
 }
 
 impl StrictProvider {
@@ -125,7 +109,8 @@ impl StrictProvider {
             payment_records: HashMap::new(),
             last_reference: 0,
             in_flight: 0,
-            totals: RequestTotals::default(),
+            totals: FakeProviderReport::default(),
+            durations_us: Vec::new(),
         }
     }
 
@@ -237,7 +222,7 @@ impl StrictProvider {
     pub fn record_response(&mut self, arrival: Arrival, now_us: u64, status: u16) {
         *self.totals.statuses.entry(status).or_default() += 1;
         let duration_us = now_us.saturating_sub(arrival.at_us);
-        self.totals.durations_us.push(u32::try_from(duration_us).unwrap_or(u32::MAX));
+        self.durations_us.push(u32::try_from(duration_us).unwrap_or(u32::MAX));
     }
 
     /// Report of all requests so far.
@@ -250,7 +235,7 @@ impl StrictProvider {
 
     /// Times from receipt to response, in microseconds, in the order of the responses.
     pub(super) fn durations_us(&self) -> Vec<u32> {
-        self.totals.durations_us.clone()
+        self.durations_us.clone()
     }
 
     /// The report without response times. Its cost does not grow with the number of requests.
@@ -266,23 +251,11 @@ impl StrictProvider {
         let gaps = arrivals.len().saturating_sub(1) as f64;
         FakeProviderReport {
             requests: arrivals.len() as u64,
-            charges: self.totals.charges,
-            doubles: self.totals.doubles,
-            double_ids: self.totals.double_ids.clone(),
-            several_keys: self.totals.several_keys,
-            declines: self.totals.declines,
-            replays: self.totals.replays,
-            lookups: self.totals.lookups,
-            lost_answers: self.totals.lost_answers,
-            refused_429: self.totals.refused_429,
-            largest_in_flight: self.totals.largest_in_flight,
-            in_flight_breaches: self.totals.in_flight_breaches,
-            statuses: self.totals.statuses.clone(),
             limits: limits.collect(),
-            answer_ms: None,
             first_arrival_us: first,
             last_arrival_us: last,
             rate_per_second: if span_us == 0 { 0.0 } else { gaps / (span_us as f64 / 1e6) },
+            ..self.totals.clone()
         }
     }
 

@@ -1,17 +1,18 @@
 //! The statements on table `queue_messages`, and the one place where this queue reads the clock.
 //!
-//! All state is in the table. Column `taken` is 0, or the number of the lane that holds the message, so a receipt of a
+//! Writes of single messages share commits: one file sync serves all that arrive while another is under way. None waits
+//! for others to join. All state is in the table. Column `taken` is 0, or the number of the lane that holds the message, so a receipt of a
 //! closed lane finds nothing to finish.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
 use tokio_util::task::TaskTracker;
 
-use super::batch::{MessageWrite, WriteBatcher};
+use crate::batcher::{BatchBounds, BatchRequest, BatchWork, Batcher, answer_all};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::queue::{FoundMessage, Properties, QueueError, SearchResult, lane_queue};
@@ -31,13 +32,38 @@ const GIVE_BACK: &str = "UPDATE queue_messages SET taken = 0, redelivered = 1, \
      queue = CASE WHEN deliveries > ?1 THEN ?2 ELSE queue END";
 
 #[derive(Clone)]
-pub(super) struct Store {
-    pub(super) pool: SqlitePool,
-    batch: WriteBatcher,
+pub struct Store {
+    pub pool: SqlitePool,
+    batcher: Arc<Batcher<MessageBatches>>,
+}
+
+/// One message, written.
+enum MessageWrite {
+    /// Answered with the new row's id.
+    Insert { queue: String, body: Bytes, properties: String, visible_at_ms: i64 },
+    /// Deletes what a lane holds; answered with how many rows that were.
+    Finish { id: i64, lane: i64 },
+}
+
+struct MessageBatches(SqlitePool);
+
+impl BatchWork for MessageBatches {
+    type Item = MessageWrite;
+    type Answer = Result<i64, QueueError>;
+
+    /// SQLite has one writer, so a second commit would only wait.
+    const BOUNDS: BatchBounds =
+        BatchBounds { items: 128, large: usize::MAX, large_pause: Duration::ZERO, stuck_after: None };
+    const SKIPS_ABANDONED: bool = true;
+
+    async fn commit(&self, batch: Vec<BatchRequest<Self>>) {
+        let answers = write_all(&self.0, &batch).await.map_err(explain);
+        answer_all(batch, answers);
+    }
 }
 
 /// One message, taken.
-pub(super) struct TakenMessage {
+pub struct TakenMessage {
     pub id: i64,
     visible_at_ms: i64,
     pub body: Vec<u8>,
@@ -45,41 +71,9 @@ pub(super) struct TakenMessage {
     pub redelivered: bool,
 }
 
-/// How column `properties` is written, in JSON. Rows may be older than a field.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Properties")]
-struct StoredProperties {
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    message_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    content_type: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    content_encoding: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    correlation_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    reply_to: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none", default)]
-    kind: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    app_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    timestamp_s: Option<u64>,
-    #[serde(default)]
-    headers: BTreeMap<String, String>,
-}
-
-fn write_properties(properties: &Properties) -> Result<String, serde_json::Error> {
-    StoredProperties::serialize(properties, serde_json::value::Serializer).map(|json| json.to_string())
-}
-
-fn read_properties(text: &str) -> Result<Properties, serde_json::Error> {
-    StoredProperties::deserialize(&mut serde_json::Deserializer::from_str(text))
-}
-
 impl Store {
     pub fn new(pool: SqlitePool, tasks: TaskTracker) -> Self {
-        Self { batch: WriteBatcher::new(pool.clone(), tasks), pool }
+        Self { batcher: Batcher::new(MessageBatches(pool.clone()), tasks), pool }
     }
 
     /// SQLite's version, if there is a queue.
@@ -88,6 +82,12 @@ impl Store {
             "SELECT sqlite_version() FROM (SELECT count(*) FROM (SELECT id FROM queue_messages LIMIT 1))",
         );
         version.fetch_one(&self.pool).await.map_err(explain)
+    }
+
+    /// Committed when this returns. Dropped before its turn it is not written, and after that it is, all the same.
+    async fn write(&self, write: MessageWrite) -> Result<i64, QueueError> {
+        let broke_off = || Err(QueueError::Unavailable("queue in SQLite: a write broke off".to_owned()));
+        self.batcher.submit(write, Duration::ZERO).await.unwrap_or_else(broke_off)
     }
 
     /// Returns the new row's id once it is committed.
@@ -99,11 +99,11 @@ impl Store {
         delay_ms: u64,
     ) -> Result<i64, QueueError> {
         let properties =
-            write_properties(properties).map_err(|error| QueueError::Refused(format!("properties: {error}")))?;
+            serde_json::to_string(properties).map_err(|error| QueueError::Refused(format!("properties: {error}")))?;
         // One more, because the clock's reading is rounded down and a delay must not be short.
         let delay_ms = if delay_ms == 0 { 0 } else { delay_ms.saturating_add(1) };
         let visible_at_ms = now_ms().saturating_add(i64::try_from(delay_ms).unwrap_or(i64::MAX));
-        self.batch.write(MessageWrite::Insert { queue: queue.to_owned(), body, properties, visible_at_ms }).await
+        self.write(MessageWrite::Insert { queue: queue.to_owned(), body, properties, visible_at_ms }).await
     }
 
     /// Deletes the oldest messages of a queue beyond [`OUTCOMES_KEPT`], now and then.
@@ -120,8 +120,7 @@ impl Store {
     pub async fn next_in(&self, queue: &str) -> Result<Option<Duration>, QueueError> {
         let sql = "SELECT min(visible_at_ms) FROM queue_messages WHERE queue = ?1 AND taken = 0";
         let next: Option<i64> = sqlx::query_scalar(sql).bind(queue).fetch_one(&self.pool).await.map_err(explain)?;
-        let wait = next.map(|at| u64::try_from(at.saturating_sub(now_ms())).unwrap_or(0));
-        Ok(wait.map(Duration::from_millis))
+        Ok(next.map(|at_ms| millis_between(now_ms(), at_ms)))
     }
 
     /// Takes up to `at_most` messages for a lane, oldest first. One statement: it happens or it does not.
@@ -145,7 +144,7 @@ impl Store {
 
     /// Deletes a message that this lane holds; false when it holds it no more.
     pub async fn finish(&self, id: i64, lane: i64) -> Result<bool, QueueError> {
-        self.batch.write(MessageWrite::Finish { id, lane }).await.map(|rows| rows > 0)
+        self.write(MessageWrite::Finish { id, lane }).await.map(|rows| rows > 0)
     }
 
     /// Gives back a message that this lane holds; false when it holds it no more.
@@ -191,7 +190,7 @@ impl Store {
         let now_ms = now_ms();
         let oldest: Option<i64> =
             sqlx::query_scalar(sql).bind(queue).bind(now_ms).fetch_one(&self.pool).await.map_err(explain)?;
-        Ok(oldest.map(|at_ms| Duration::from_millis(u64::try_from(now_ms - at_ms).unwrap_or(0))))
+        Ok(oldest.map(|at_ms| millis_between(at_ms, now_ms)))
     }
 
     async fn changed(
@@ -202,10 +201,32 @@ impl Store {
     }
 }
 
+async fn write_all(pool: &SqlitePool, batch: &[BatchRequest<MessageBatches>]) -> Result<Vec<i64>, sqlx::Error> {
+    let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await?;
+    let mut answers = Vec::with_capacity(batch.len());
+    for request in batch {
+        let answer = match &request.item {
+            MessageWrite::Insert { queue, body, properties, visible_at_ms } => {
+                let sql = "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES (?1, ?2, ?3, ?4)";
+                let query = sqlx::query(sql).bind(queue).bind(&**body).bind(properties).bind(visible_at_ms);
+                query.execute(&mut *transaction).await?.last_insert_rowid()
+            }
+            MessageWrite::Finish { id, lane } => {
+                let sql = "DELETE FROM queue_messages WHERE id = ?1 AND taken = ?2";
+                let done = sqlx::query(sql).bind(id).bind(lane).execute(&mut *transaction).await?;
+                i64::try_from(done.rows_affected()).unwrap_or(i64::MAX)
+            }
+        };
+        answers.push(answer);
+    }
+    transaction.commit().await?;
+    Ok(answers)
+}
+
 fn read(row: &sqlx::sqlite::SqliteRow) -> Result<TakenMessage, sqlx::Error> {
     let id = row.try_get("id")?;
     let properties: String = row.try_get("properties")?;
-    let properties = read_properties(&properties).unwrap_or_else(|error| {
+    let properties = serde_json::from_str(&properties).unwrap_or_else(|error| {
         tracing::warn!(id, %error, "queue message has unreadable properties; going on without");
         Properties::default()
     });
@@ -219,12 +240,17 @@ fn read(row: &sqlx::sqlite::SqliteRow) -> Result<TakenMessage, sqlx::Error> {
 }
 
 /// Milliseconds since the Unix epoch. The wall clock, because a delay must outlive the process.
-pub(super) fn now_ms() -> i64 {
+fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-pub(super) fn explain(error: sqlx::Error) -> QueueError {
+/// Zero when the end is not later.
+fn millis_between(from_ms: i64, to_ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(to_ms.saturating_sub(from_ms)).unwrap_or(0))
+}
+
+pub fn explain(error: sqlx::Error) -> QueueError {
     let missing = error.as_database_error().is_some_and(|error| error.message().starts_with("no such table"));
     if missing {
         return QueueError::Refused("table `queue_messages` is missing: run `sluicegate migrate`".to_owned());
@@ -261,18 +287,15 @@ impl Store {
             if !serde_json::from_slice::<CandidateRow>(&body).is_ok_and(|named| named.id == job.as_str()) {
                 continue;
             }
-            let (id, visible_at_ms) = (row.try_get("id").map_err(explain)?, row.try_get("visible_at_ms"));
-            let visible_at_ms: i64 = visible_at_ms.map_err(explain)?;
+            let id = row.try_get("id").map_err(explain)?;
+            let visible_at_ms = row.try_get("visible_at_ms").map_err(explain)?;
             let taken = row.try_get::<i64, _>("taken").map_err(explain)? != 0;
-            let before = if taken { 0 } else { self.messages_ahead(&queue, visible_at_ms, id).await? };
-            let ready_in = u64::try_from(visible_at_ms.saturating_sub(now_ms())).unwrap_or(0);
-            let ready_in = Duration::from_millis(ready_in);
             return Ok(SearchResult::Found(FoundMessage {
                 lane,
                 body: body.into(),
                 is_delivered: taken,
-                messages_ahead: before,
-                ready_in,
+                messages_ahead: if taken { 0 } else { self.messages_ahead(&queue, visible_at_ms, id).await? },
+                ready_in: millis_between(now_ms(), visible_at_ms),
             }));
         }
         Ok(SearchResult::NotFound)

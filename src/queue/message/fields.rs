@@ -1,13 +1,21 @@
-//! The fields of a job message, one check each.
+//! The fields of a job message, one check each, and the hash of their content.
 //!
 //! A field is right as written, or the message is invalid: nothing is corrected. `null` in an optional field is the
 //! same as its absence.
+//!
+//! All messages with the same content have one hash. Fields are hashed as parsed, so key order, white space, escapes,
+//! number notation and defaults written out make no difference. The form never changes, because the ledger keeps hashes
+//! longer than any version runs.
 
 use iso_currency::Currency;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
+use sha2::{Digest, Sha256};
 
 use super::json::{Json, Member, named};
-use crate::domain::job::{COST_MAX, Identifier, InvalidMessage, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX};
+use crate::amount::Decimal;
+use crate::domain::job::{
+    COST_MAX, ContentHash, Identifier, InvalidMessage, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX,
+};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
 
@@ -27,7 +35,7 @@ const KNOWN: [&str; 13] = [
     "payload",
 ];
 
-pub(super) struct MessageFields<'a>(&'a [Member<'a>]);
+pub struct MessageFields<'a>(&'a [Member<'a>]);
 
 impl<'a> MessageFields<'a> {
     pub fn new(members: &'a [Member<'a>]) -> Self {
@@ -200,4 +208,79 @@ fn is_rfc_3339(text: &str) -> bool {
     let within_a_day = offset.get(1..3).is_some_and(|hours| hours <= "23");
     let is_offset = matches!(offset, "Z" | "z") || (shape(offset, "+00:00") && within_a_day);
     shape(moment, "0000-00-00T00:00:00") && has_digits && is_offset
+}
+
+pub fn content_hash(job: &Job, payload: Option<&Json<'_>>) -> ContentHash {
+    let mut sha = Sha256::new();
+    put(&mut sha, b"sluicegate job 1");
+    put(&mut sha, job.id.as_str().as_bytes());
+    put(&mut sha, job.provider.as_str().as_bytes());
+    put(&mut sha, &job.amount.to_be_bytes());
+    put(&mut sha, job.currency.as_bytes());
+    put_optional(&mut sha, job.account.as_ref().map(|account| account.as_str().as_bytes()));
+    put_optional(&mut sha, job.reference.as_ref().map(String::as_bytes));
+    put(&mut sha, job.effective_key().as_str().as_bytes());
+    put(&mut sha, &job.cost.to_be_bytes());
+    put(&mut sha, &[job.priority]);
+    put_optional(&mut sha, job.not_before.map(|at| at.0.to_be_bytes()).as_ref().map(<[u8; 8]>::as_slice));
+    put_optional(&mut sha, job.expires_at.map(|at| at.0.to_be_bytes()).as_ref().map(<[u8; 8]>::as_slice));
+    match payload {
+        None => sha.update([0]),
+        Some(payload) => {
+            sha.update([1]);
+            put_json(&mut sha, payload);
+        }
+    }
+    ContentHash(sha.finalize().into())
+}
+
+/// Length first, so that no two different sequences of fields run together.
+fn put(sha: &mut Sha256, bytes: &[u8]) {
+    sha.update((bytes.len() as u64).to_be_bytes());
+    sha.update(bytes);
+}
+
+fn put_optional(sha: &mut Sha256, bytes: Option<&[u8]>) {
+    sha.update([u8::from(bytes.is_some())]);
+    put(sha, bytes.unwrap_or_default());
+}
+
+fn put_json(sha: &mut Sha256, json: &Json<'_>) {
+    match json {
+        Json::Null => sha.update(b"n"),
+        Json::Bool(value) => sha.update(if *value { b"t" } else { b"f" }),
+        Json::Number(number) => {
+            sha.update(b"d");
+            match Decimal::new(number) {
+                Some(decimal) => {
+                    sha.update([u8::from(decimal.negative)]);
+                    put(sha, decimal.digits.as_bytes());
+                    sha.update(decimal.exponent.to_be_bytes());
+                }
+                None => {
+                    sha.update([2]);
+                    put(sha, number.as_bytes());
+                }
+            }
+        }
+        Json::Text(text) => {
+            sha.update(b"s");
+            put(sha, text.as_bytes());
+        }
+        Json::Array(items) => {
+            sha.update(b"a");
+            sha.update((items.len() as u64).to_be_bytes());
+            items.iter().for_each(|item| put_json(sha, item));
+        }
+        Json::Object(members) => {
+            sha.update(b"o");
+            sha.update((members.len() as u64).to_be_bytes());
+            let mut members: Vec<_> = members.iter().collect();
+            members.sort_by(|a, b| a.key.cmp(&b.key));
+            for member in members {
+                put(sha, member.key.as_bytes());
+                put_json(sha, &member.value);
+            }
+        }
+    }
 }

@@ -13,7 +13,7 @@ const DEPTH_MAX: usize = 128;
 
 /// A JSON value that keeps what [`serde_json::Value`] would lose.
 #[derive(Debug)]
-pub(super) enum Json<'a> {
+pub enum Json<'a> {
     Null,
     Bool(bool),
     /// As written.
@@ -24,7 +24,7 @@ pub(super) enum Json<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Member<'a> {
+pub struct Member<'a> {
     pub key: String,
     pub value: Json<'a>,
     /// The value exactly as written.
@@ -33,7 +33,7 @@ pub(super) struct Member<'a> {
 
 /// # Errors
 /// Says what is wrong and where; never a value.
-pub(super) fn parse(text: &str) -> Result<Json<'_>, String> {
+pub fn parse(text: &str) -> Result<Json<'_>, String> {
     let raw: &RawValue = serde_json::from_str(text).map_err(|error| describe_error(&error))?;
     read(raw.get(), 0)
 }
@@ -77,7 +77,7 @@ fn members<'a>(pairs: Vec<(String, &'a RawValue)>, depth: usize) -> Result<Vec<M
 }
 
 /// A key as it may be shown: only what can be a field's name, for a key can be as secret as a value.
-pub(super) fn named(key: &str) -> String {
+pub fn named(key: &str) -> String {
     let plain = |b: u8| b.is_ascii_lowercase() || b == b'_';
     if !key.is_empty() && key.len() <= 32 && key.bytes().all(plain) {
         return format!("field `{key}`");

@@ -16,7 +16,6 @@ use crate::ledger::OutcomeEvent;
 
 mod content;
 mod fields;
-mod hash;
 mod json;
 
 pub use json::describe_error;
@@ -91,7 +90,7 @@ fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<
         Some(card_numbers) => check_content(&members, card_numbers).map_err(with_id)?,
         None => Vec::new(),
     };
-    let hash = hash::content_hash(&job, fields.payload_json());
+    let hash = fields::content_hash(&job, fields.payload_json());
     Ok(Decoded { job, hash, warnings })
 }
 
@@ -123,9 +122,6 @@ fn text_of(body: &[u8]) -> Result<&str, InvalidMessage> {
 fn invalid(invalid: InvalidMessage) -> DecodeError {
     DecodeError::Invalid { invalid, claimed_id: None }
 }
-
-#[cfg(test)]
-mod content_tests;
 
 /// The message for a job, with its payload byte for byte as the producer wrote it.
 ///

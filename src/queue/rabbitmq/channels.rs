@@ -1,4 +1,6 @@
-//! Channels of one connection: counted, and opened only while the broker allows one more.
+//! Channels of a connection and calls on them: the bounds of both, and the meaning of the broker's and lapin's errors.
+//!
+//! Every call has a time limit, because lapin's calls hang while a connection is blocked or its peer is silent.
 //!
 //! A broker closes the whole connection of a user who opens more channels than the user may have (NOT_ALLOWED). So a
 //! limit that was met once is kept for the connections that follow. Whether the broker allows more by now is tried on a
@@ -8,20 +10,21 @@
 //! a number is skipped, and as soon as numbers repeat, another connection is made for new channels. The old one is
 //! closed explicitly when nothing uses it: a channel that could not be opened keeps its connection from closing itself.
 
+use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lapin::{Channel, Connection};
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::{Channel, ChannelState, Connection, ErrorKind};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::failure::{CALL_LIMIT, CallFailure, with_call_limit};
-use super::settings::RabbitSettings;
-use super::supervisor::connect;
+use super::connect::{RabbitSettings, connect};
 use crate::queue::QueueError;
+use crate::tls;
 
 /// Least time between two trials of whether the broker allows more.
 const TRIAL_EVERY: Duration = Duration::from_secs(10);
@@ -32,7 +35,7 @@ const FEWER_LANES: &str = "or run fewer lanes in a worker";
 
 /// The limit that the broker has told of, over all connections for one purpose.
 #[derive(Clone, Default)]
-pub(super) struct ChannelLimit(Arc<Mutex<Option<ReachedLimit>>>);
+pub struct ChannelLimit(Arc<Mutex<Option<ReachedLimit>>>);
 
 struct ReachedLimit {
     most: usize,
@@ -79,7 +82,7 @@ enum Admission {
 }
 
 /// A channel, counted until it is dropped.
-pub(super) struct OpenChannel {
+pub struct OpenChannel {
     channel: Channel,
     open: watch::Sender<usize>,
 }
@@ -99,7 +102,7 @@ impl Drop for OpenChannel {
 }
 
 /// The channels of one connection.
-pub(super) struct Channels {
+pub struct Channels {
     /// Now.
     open: watch::Sender<usize>,
     limit: ChannelLimit,
@@ -191,6 +194,121 @@ async fn allows_more(settings: &RabbitSettings) -> bool {
         Ok::<_, CallFailure>(())
     };
     matches!(tokio::time::timeout(CALL_LIMIT, trial).await, Ok(Ok(())))
+}
+
+/// Longest time that one call to the broker may take.
+pub const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// How the broker begins to say that something exists with other arguments.
+const INEQUIVALENT: &str = "inequivalent arg";
+
+const PERMIT: &str = "give the user of queue.url the rights that docs/topology.md names";
+
+/// Slowest pace at which a broker that works takes a body and writes it to the disks of its nodes.
+const BODY_BYTES_PER_S: usize = 1024 * 1024;
+
+/// Why a call came to nothing.
+#[derive(Debug)]
+pub enum CallFailure {
+    TimedOut,
+    Broker(lapin::Error),
+}
+
+/// Waits for a call to the broker for at most [`CALL_LIMIT`].
+pub async fn with_call_limit<T>(call: impl Future<Output = lapin::Result<T>>) -> Result<T, CallFailure> {
+    with_body_limit(0, call).await
+}
+
+/// The same for a call that carries a body. One that is cut off too early may have arrived all the same, and would be
+/// published again and again.
+pub async fn with_body_limit<T>(bytes: usize, call: impl Future<Output = lapin::Result<T>>) -> Result<T, CallFailure> {
+    let transfer = Duration::from_secs((bytes / BODY_BYTES_PER_S) as u64);
+    match tokio::time::timeout(CALL_LIMIT + transfer, call).await {
+        Ok(answer) => answer.map_err(CallFailure::Broker),
+        Err(_) => Err(CallFailure::TimedOut),
+    }
+}
+
+impl CallFailure {
+    /// The broker says that what was named does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)))
+    }
+
+    /// The broker has it already, with other arguments.
+    pub fn is_mismatch(&self) -> bool {
+        let failed = matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)));
+        // Limits and policies make it refuse by the same code.
+        failed && self.message_contains(INEQUIVALENT)
+    }
+
+    /// This connection has as many channels as were agreed when it was made. Nothing was asked of the broker.
+    pub fn is_connections_channel_limit(&self) -> bool {
+        matches!(self, Self::Broker(error) if matches!(error.kind(), ErrorKind::ChannelsLimitReached))
+    }
+
+    /// The user has as many channels as it may have; the broker has closed the connection that asked for one more.
+    pub fn is_users_channel_limit(&self) -> bool {
+        matches!(self.amqp(), Some(AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)))
+            && self.message_contains("number of channels")
+    }
+
+    /// What ended another channel that had the same number, told to the one that is being opened. The broker itself refuses a
+    /// channel by ending the connection, never by an error of the channel.
+    pub fn is_of_an_earlier_channel(&self) -> bool {
+        let closed = |error: &ErrorKind| matches!(error, ErrorKind::InvalidChannelState(ChannelState::Closing, _));
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(_)))
+            || matches!(self, Self::Broker(error) if closed(error.kind()))
+    }
+
+    /// The user has no right to what was named.
+    fn is_access_refused(&self) -> bool {
+        // A login is refused by the same code.
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)))
+            && self.message_contains("access to ")
+    }
+
+    fn message_contains(&self, words: &str) -> bool {
+        matches!(self, Self::Broker(error) if error.to_string().contains(words))
+    }
+
+    /// A retry does not fix it.
+    fn is_refusal(&self) -> bool {
+        matches!(
+            self.amqp(),
+            Some(
+                AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED | AMQPSoftError::PRECONDITIONFAILED)
+                    | AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
+            )
+        )
+    }
+
+    fn amqp(&self) -> Option<&AMQPErrorKind> {
+        match self {
+            Self::Broker(error) => match error.kind() {
+                ErrorKind::ProtocolError(error) => Some(error.kind()),
+                _ => None,
+            },
+            Self::TimedOut => None,
+        }
+    }
+
+    /// `doing` says what was tried, for people.
+    pub fn into_error(self, doing: &str) -> QueueError {
+        let text = self.describe(doing);
+        if self.is_refusal() { QueueError::Refused(text) } else { QueueError::Unavailable(text) }
+    }
+
+    pub fn describe(&self, doing: &str) -> String {
+        match self {
+            Self::TimedOut => format!("{doing}: no answer within {} s", CALL_LIMIT.as_secs()),
+            Self::Broker(error) => match tls::explain_tls_error(error) {
+                Some(text) => format!("{doing}: {text}"),
+                None if self.is_access_refused() => format!("{doing}: {error}: {PERMIT}"),
+                None => format!("{doing}: {error}"),
+            },
+        }
+    }
 }
 
 #[cfg(test)]

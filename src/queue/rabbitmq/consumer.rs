@@ -1,4 +1,4 @@
-//! One lane: its own channel, its consumers, their deliveries.
+//! Deliveries of one lane, by its own channel and consumers, and dead letters, fetched one at a time.
 //!
 //! When its channel ends, the lane ends too, and every receipt of it is void. The same holds when an acknowledgement
 //! fails, since the broker may count that place as taken for ever.
@@ -7,27 +7,34 @@
 //! and quorum queues know no other count. So after a resume the new consumer gets only the places that no receipt
 //! holds, and further consumers follow as old receipts are finished. (Consuming again under the old consumer's tag
 //! would make the broker count. RabbitMQ 3.10.8 answers that with INTERNAL_ERROR and closes the connection.)
+//!
+//! Dead letters are rare, so they are fetched and not consumed: that needs no prefetch and leaves none behind. The lane
+//! of one comes from the broker's own header, which no producer can write.
+
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{BoxStream, SelectAll};
-use futures_util::{FutureExt as _, StreamExt as _, stream};
-use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
-use lapin::types::FieldTable;
-use lapin::{Channel, Consumer};
+use futures_util::stream::{self, BoxStream, SelectAll};
+use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicQosOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{Acker, BasicProperties, Channel, Consumer};
 
-use super::channels::OpenChannel;
-use super::failure::{CallFailure, with_call_limit};
+use super::channels::{CallFailure, OpenChannel, with_call_limit};
 use super::receipt::AckWriter;
 use super::supervisor::Generation;
+use super::topology::Topology;
 use super::wire;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Delivery, LaneConsumer, QueueError};
+use crate::queue::{DeadLetter, DeathCause, Delivery, LaneConsumer, QueueError, Receipt};
 
 /// What a consumer yields; `None` once, after everything else, when it has ended.
 type DeliveryStream = BoxStream<'static, Option<lapin::Result<lapin::message::Delivery>>>;
 
-pub(super) struct RabbitLane {
+pub struct RabbitLane {
     provider: ProviderName,
     queue: String,
     channel: OpenChannel,
@@ -251,5 +258,151 @@ impl LaneConsumer for RabbitLane {
         // `next` opens a consumer once everything that had arrived is given out and its places are known.
         self.consuming = true;
         Ok(())
+    }
+}
+
+/// <https://www.rabbitmq.com/docs/dlx#effects>
+const DEATHS: &str = "x-death";
+
+pub async fn take_dead_letter(generation: &Generation, topology: &Topology) -> Result<Option<DeadLetter>, QueueError> {
+    let (channel, queue) = (generation.open_channel().await?, topology.dead());
+    let got = match with_call_limit(channel.basic_get(queue.as_str().into(), BasicGetOptions { no_ack: false })).await {
+        Ok(got) => got,
+        // Nothing was ever given up where nothing is declared.
+        Err(failure) if failure.is_not_found() => None,
+        Err(failure) => return Err(failure.into_error(&format!("look into queue `{queue}`"))),
+    };
+    Ok(got.map(|message| {
+        let message = message.delivery;
+        DeadLetter {
+            lane: lane_of(&message.properties, topology),
+            cause: cause_of(&message.properties, topology),
+            properties: wire::from_amqp(&message.properties),
+            body: message.data.into(),
+            receipt: Box::new(RabbitDeadReceipt { acker: message.acker, _channel: channel }),
+        }
+    }))
+}
+
+/// The lane that gave up last, for whatever reason: too many deliveries, or an `expiration` that the producer set. A message
+/// that was delayed has died in delay queues too, by their time; those tell its lane by the routing key.
+fn lane_of(properties: &BasicProperties, topology: &Topology) -> Option<ProviderName> {
+    deaths(properties).find_map(|death| {
+        let queue = text(death.get("queue"))?;
+        match topology.is_delay(&queue) {
+            true => ProviderName::new(first_text(death.get("routing-keys"))?).ok(),
+            false => topology.provider_of(&queue),
+        }
+    })
+}
+
+/// The broker puts the last death first.
+fn cause_of(properties: &BasicProperties, topology: &Topology) -> DeathCause {
+    let last = deaths(properties).next().and_then(|death| text(death.get("queue")));
+    match last.is_some_and(|queue| topology.is_delay(&queue)) {
+        true => DeathCause::NoQueue,
+        false => DeathCause::DeliveryLimit,
+    }
+}
+
+fn deaths(properties: &BasicProperties) -> impl Iterator<Item = &BTreeMap<ShortString, AMQPValue>> {
+    let header = properties.headers().as_ref().and_then(|headers| headers.inner().get(DEATHS));
+    let deaths = match header {
+        Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice(),
+        _ => &[],
+    };
+    deaths.iter().filter_map(|death| match death {
+        AMQPValue::FieldTable(death) => Some(death.inner()),
+        _ => None,
+    })
+}
+
+fn text(value: Option<&AMQPValue>) -> Option<String> {
+    match value? {
+        AMQPValue::LongString(text) => Some(text.to_string()),
+        _ => None,
+    }
+}
+
+fn first_text(value: Option<&AMQPValue>) -> Option<String> {
+    match value? {
+        AMQPValue::FieldArray(values) => text(values.as_slice().first()),
+        _ => None,
+    }
+}
+
+/// Dropping it closes the channel, and the broker has the message back.
+struct RabbitDeadReceipt {
+    acker: Acker,
+    _channel: OpenChannel,
+}
+
+fn check_result(answer: Result<bool, CallFailure>, doing: &str) -> Result<(), QueueError> {
+    match answer {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(QueueError::Unavailable(format!("{doing}: the channel is gone"))),
+        Err(failure) => Err(QueueError::Unavailable(failure.describe(doing))),
+    }
+}
+
+#[async_trait]
+impl Receipt for RabbitDeadReceipt {
+    async fn ack(self: Box<Self>) -> Result<(), QueueError> {
+        check_result(with_call_limit(self.acker.ack(BasicAckOptions { multiple: false })).await, "acknowledge")
+    }
+
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
+        check_result(
+            with_call_limit(self.acker.nack(BasicNackOptions { multiple: false, requeue: true })).await,
+            "requeue",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::{FieldArray, FieldTable};
+
+    use super::*;
+
+    fn death(queue: &str, reason: &str) -> AMQPValue {
+        let mut death = FieldTable::default();
+        death.insert("queue".into(), AMQPValue::LongString(queue.into()));
+        death.insert("reason".into(), AMQPValue::LongString(reason.into()));
+        AMQPValue::FieldTable(death)
+    }
+
+    fn with(deaths: Vec<AMQPValue>) -> BasicProperties {
+        let mut headers = FieldTable::default();
+        headers.insert(DEATHS.into(), AMQPValue::FieldArray(FieldArray::from(deaths)));
+        BasicProperties::default().with_headers(headers)
+    }
+
+    fn lane(deaths: Vec<AMQPValue>) -> Option<String> {
+        lane_of(&with(deaths), &Topology::new("payments")).map(|provider| provider.to_string())
+    }
+
+    /// What a delay queue gave back, and no lane took.
+    fn unrouted() -> AMQPValue {
+        let AMQPValue::FieldTable(mut death) = death("payments.delay.250", "expired") else { panic!("no table") };
+        let keys = vec![AMQPValue::LongString("acme".into())];
+        death.insert("routing-keys".into(), AMQPValue::FieldArray(FieldArray::from(keys)));
+        AMQPValue::FieldTable(death)
+    }
+
+    #[test]
+    fn death_header_names_the_lane() {
+        let delayed = || death("payments.delay.250", "expired");
+        assert_eq!(lane(vec![death("payments.acme", "delivery_limit"), delayed()]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![delayed(), death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![death("payments.acme", "expired"), delayed()]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![unrouted()]).as_deref(), Some("acme"));
+        let cause = |deaths| cause_of(&with(deaths), &Topology::new("payments"));
+        assert_eq!(cause(vec![unrouted(), death("payments.acme", "delivery_limit")]), DeathCause::NoQueue);
+        assert_eq!(cause(vec![death("payments.acme", "delivery_limit"), unrouted()]), DeathCause::DeliveryLimit);
+        for other in [delayed(), death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
+            assert_eq!(lane(vec![other.clone()]), None, "{other:?}");
+        }
+        assert_eq!(lane_of(&BasicProperties::default(), &Topology::new("payments")), None);
     }
 }

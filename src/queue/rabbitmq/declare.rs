@@ -1,17 +1,21 @@
-//! Declarations, one call each.
+//! Declarations, one call each, and the inspection of what is declared.
 //!
-//! Nothing is deleted or changed: a queue that exists with other arguments is an error that an operator fixes.
+//! Nothing is deleted or changed: a queue that exists with other arguments is an error that an operator fixes. An
+//! inspection creates nothing. It cannot query bindings, which AMQP does not show; a lane without one returns what is
+//! published to it, and its publisher reports that. An inspection that the broker refuses is one line of the result and
+//! does not block the others.
 
 use std::time::Duration;
 
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use lapin::Channel;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
-use super::failure::{CallFailure, with_call_limit};
+use super::channels::{CallFailure, with_call_limit};
 use super::supervisor::Generation;
 use super::topology::{Declaration, table};
-use crate::queue::QueueError;
+use crate::queue::{QueueError, TopologyProblem};
 
 /// How long after a queue's creation its name may still be lost in a crash, and with it what was confirmed.
 ///
@@ -20,7 +24,7 @@ use crate::queue::QueueError;
 const REGISTRY_SETTLES: Duration = Duration::from_millis(1_500);
 
 /// Declares everything, and returns when it would outlive a crash of the broker.
-pub(super) async fn declare_all(generation: &Generation, declarations: &[Declaration]) -> Result<(), QueueError> {
+pub async fn declare_all(generation: &Generation, declarations: &[Declaration]) -> Result<(), QueueError> {
     let mut creates = false;
     for declaration in declarations {
         if let Declaration::Queue { name, .. } = declaration {
@@ -39,7 +43,7 @@ pub(super) async fn declare_all(generation: &Generation, declarations: &[Declara
 }
 
 /// Messages ready in a queue; `None` when it is not there.
-pub(super) async fn depth(generation: &Generation, queue: &str) -> Result<Option<u64>, QueueError> {
+pub async fn depth(generation: &Generation, queue: &str) -> Result<Option<u64>, QueueError> {
     // A channel of its own here too: asking for a queue that is not there closes it.
     let channel = generation.open_channel().await?;
     let options = QueueDeclareOptions::durable().passive();
@@ -50,7 +54,7 @@ pub(super) async fn depth(generation: &Generation, queue: &str) -> Result<Option
     }
 }
 
-pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), CallFailure> {
+pub async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), CallFailure> {
     match declaration {
         Declaration::Exchange { name, kind, arguments } => {
             let options = ExchangeDeclareOptions {
@@ -88,7 +92,7 @@ pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Res
     }
 }
 
-pub(super) fn explain(declaration: &Declaration, failure: CallFailure) -> QueueError {
+pub fn explain(declaration: &Declaration, failure: CallFailure) -> QueueError {
     if failure.is_mismatch() {
         return QueueError::Refused(describe_mismatch(declaration, &failure));
     }
@@ -104,7 +108,7 @@ fn describe(declaration: &Declaration) -> String {
 }
 
 /// For what exists otherwise than it is declared, with the broker's own words: they name the argument.
-pub(super) fn describe_mismatch(declaration: &Declaration, failure: &CallFailure) -> String {
+fn describe_mismatch(declaration: &Declaration, failure: &CallFailure) -> String {
     let (of_what, fix) = match declaration {
         Declaration::Exchange { .. } => ("another type or other arguments", "delete it"),
         Declaration::Queue { .. } | Declaration::Binding { .. } => ("other arguments", "empty and delete it"),
@@ -114,4 +118,72 @@ pub(super) fn describe_mismatch(declaration: &Declaration, failure: &CallFailure
         describe(declaration),
         failure.describe("declare")
     )
+}
+
+/// Looks at once: each takes some round trips, and a broker may be far away.
+const CONCURRENT_MAX: usize = 16;
+
+/// One line for each exchange and queue that is not as it would be declared.
+pub async fn topology_problems(
+    generation: &Generation,
+    declarations: &[Declaration],
+) -> Result<Vec<TopologyProblem>, QueueError> {
+    let looks = declarations.iter().map(|declaration| inspect_one(generation, declaration).boxed()).collect::<Vec<_>>();
+    // To their ends, whatever the first of them finds: see `detached`.
+    let found: Vec<Result<Option<TopologyProblem>, QueueError>> =
+        stream::iter(looks).buffered(CONCURRENT_MAX).collect().await;
+    let lines = found.into_iter().map(|found| match found {
+        Err(QueueError::Refused(words)) => Ok(Some(TopologyProblem::Refused(words))),
+        found => found,
+    });
+    lines.filter_map(Result::transpose).collect()
+}
+
+async fn inspect_one(
+    generation: &Generation,
+    declaration: &Declaration,
+) -> Result<Option<TopologyProblem>, QueueError> {
+    let what = match declaration {
+        Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
+        Declaration::Queue { name, .. } => format!("queue `{name}`"),
+        Declaration::Binding { .. } => return Ok(None),
+    };
+    if !is_there(generation, declaration, &what).await? {
+        return Ok(Some(TopologyProblem::Missing(format!("{what} is not there"))));
+    }
+    // An error closes a channel, so each look has one of its own. What is there and the same is left as it is.
+    let channel = generation.open_channel().await?;
+    match declare(&channel, declaration).await {
+        Ok(()) => Ok(None),
+        Err(failure) if failure.is_mismatch() => {
+            Ok(Some(TopologyProblem::Mismatch(describe_mismatch(declaration, &failure))))
+        }
+        Err(failure) => Err(failure.into_error(&format!("look at {what}"))),
+    }
+}
+
+async fn is_there(generation: &Generation, declaration: &Declaration, what: &str) -> Result<bool, QueueError> {
+    let channel = generation.open_channel().await?;
+    let asked = match declaration {
+        Declaration::Exchange { name, kind, .. } => {
+            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+            with_call_limit(channel.exchange_declare(
+                name.as_str().into(),
+                kind.clone(),
+                options,
+                FieldTable::default(),
+            ))
+            .await
+        }
+        Declaration::Queue { name, .. } => {
+            let options = QueueDeclareOptions::durable().passive();
+            with_call_limit(channel.queue_declare(name.as_str().into(), options, FieldTable::default())).await.map(drop)
+        }
+        Declaration::Binding { .. } => return Ok(true),
+    };
+    match asked {
+        Ok(()) => Ok(true),
+        Err(failure) if failure.is_not_found() => Ok(false),
+        Err(failure) => Err(failure.into_error(&format!("look at {what}"))),
+    }
 }

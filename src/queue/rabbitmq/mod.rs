@@ -6,37 +6,30 @@
 //! its own log at WARN ("Server returned us a message") and frames at TRACE, so telemetry must filter it to
 //! `lapin=error`.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use async_trait::async_trait;
 
 use super::{DeadLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
 use crate::domain::provider::ProviderName;
-
-mod acks;
 mod channels;
+mod connect;
 mod consumer;
-mod dead_letters;
 mod declare;
-mod failure;
-mod header_text;
-mod inspect;
 mod pipeline;
 mod publisher;
 mod receipt;
 mod returns;
-mod sanitized_stream;
 mod sanitizer;
-mod settings;
 mod supervisor;
 mod topology;
 mod wire;
 
-pub use settings::RabbitSettings;
+pub use connect::RabbitSettings;
 
 use consumer::RabbitLane;
 use publisher::Publisher;
-use supervisor::{DeclaredProviders, Generation, SupervisedConnection};
+use supervisor::{DeclaredProviders, SupervisedConnection};
 use topology::Topology;
 
 pub struct RabbitMq {
@@ -70,32 +63,10 @@ impl RabbitMq {
             SupervisedConnection::start(self.settings.clone(), "consuming", DeclaredProviders::default())
         })
     }
-
-    /// Runs declarations and looks to their end, though their caller may lose interest. lapin ends a connection when it
-    /// closes a channel on which the broker is refusing something at that moment, and a channel is closed by dropping it.
-    async fn run_to_completion<T, F>(
-        &self,
-        work: impl FnOnce(Arc<Generation>, Topology) -> F + Send + 'static,
-    ) -> Result<T, QueueError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, QueueError>> + Send + 'static,
-    {
-        let generation = self.declaring.generation().await?;
-        detached(work(generation, self.topology.clone())).await
-    }
-
-    /// The same for a readout ([`SupervisedConnection::generation_for_readout`]).
-    async fn read<T, F>(&self, work: impl FnOnce(Arc<Generation>) -> F + Send + 'static) -> Result<T, QueueError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, QueueError>> + Send + 'static,
-    {
-        detached(work(self.declaring.generation_for_readout().await?)).await
-    }
 }
 
-/// Runs a look to its end, though its caller may lose interest.
+/// Runs a declaration or a look to its end, though its caller may lose interest. lapin ends a connection when it closes
+/// a channel on which the broker is refusing something at that moment, and a channel is closed by dropping it.
 async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, QueueError>> + Send + 'static,
 ) -> Result<T, QueueError> {
@@ -106,11 +77,9 @@ async fn detached<T: Send + 'static>(
 #[async_trait]
 impl Queue for RabbitMq {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
+        let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
         let names = providers.to_vec();
-        self.run_to_completion(async move |generation: Arc<Generation>, topology| {
-            supervisor::declare(&generation, &topology, &names).await
-        })
-        .await?;
+        detached(async move { supervisor::declare(&generation, &topology, &names).await }).await?;
         self.declared.add(providers);
         Ok(())
     }
@@ -131,15 +100,14 @@ impl Queue for RabbitMq {
     }
 
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
-        self.run_to_completion(async |generation: Arc<Generation>, topology| {
-            dead_letters::take(&generation, &topology).await
-        })
-        .await
+        let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
+        detached(async move { consumer::take_dead_letter(&generation, &topology).await }).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
         let queue = self.topology.lane_queue(provider)?;
-        self.read(async move |generation: Arc<Generation>| declare::depth(&generation, &queue).await).await
+        let generation = self.declaring.generation_for_readout().await?;
+        detached(async move { declare::depth(&generation, &queue).await }).await
     }
 
     async fn topology_problems(&self, providers: &[ProviderName]) -> Result<Vec<TopologyProblem>, QueueError> {
@@ -147,10 +115,8 @@ impl Queue for RabbitMq {
         for provider in providers {
             declarations.extend(self.topology.lane(provider)?);
         }
-        self.run_to_completion(async move |generation: Arc<Generation>, _| {
-            inspect::topology_problems(&generation, &declarations).await
-        })
-        .await
+        let generation = self.declaring.generation().await?;
+        detached(async move { declare::topology_problems(&generation, &declarations).await }).await
     }
 
     /// Of the connections that the process needs by now, all must be there.
@@ -161,10 +127,10 @@ impl Queue for RabbitMq {
                 None => Ok(()),
             }
         };
-        let answering = self.read(async |generation: Arc<Generation>| {
-            generation.open_channel().await?;
-            Ok(generation.version.clone())
-        });
+        let answering = async {
+            let generation = self.declaring.generation_for_readout().await?;
+            detached(async move { generation.open_channel().await.map(|_| generation.version.clone()) }).await
+        };
         let (version, ()) = tokio::try_join!(answering, consuming)?;
         Ok(version)
     }

@@ -16,8 +16,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, Confirmation, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
-use super::channels::OpenChannel;
-use super::failure::{CallFailure, with_call_limit};
+use super::channels::{CallFailure, OpenChannel, with_call_limit};
 use super::returns::{PublishOutcome, ReturnTracker};
 use super::supervisor::Generation;
 use super::topology::Route;
@@ -29,7 +28,7 @@ const DRAIN_MAX: usize = 64;
 
 /// A message as it goes out.
 #[derive(Clone, Debug)]
-pub(super) struct PublishRequest {
+pub struct PublishRequest {
     pub route: Route,
     pub body: Bytes,
     pub properties: BasicProperties,
@@ -49,7 +48,7 @@ impl PublishRequest {
 
 /// Why nothing is known of a message.
 #[derive(Clone, Debug)]
-pub(super) enum ChannelEndCause {
+pub enum ChannelEndCause {
     /// There is no such exchange: the broker ends the channel of its publisher.
     NoExchange,
     Other(String),
@@ -87,14 +86,14 @@ impl ChannelEnd {
     }
 }
 
-pub(super) type PublishResult = Result<PublishOutcome, ChannelEndCause>;
+pub type PublishResult = Result<PublishOutcome, ChannelEndCause>;
 
 struct QueuedPublish {
     parcel: PublishRequest,
     answer: oneshot::Sender<PublishResult>,
 }
 
-pub(super) struct Pipeline {
+pub struct Pipeline {
     generation: u64,
     channel: OpenChannel,
     late: AtomicBool,

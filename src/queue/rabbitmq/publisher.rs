@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
-use super::failure::{CallFailure, with_body_limit};
+use super::channels::{CallFailure, with_body_limit};
 use super::pipeline::{ChannelEndCause, Pipeline, PublishRequest, PublishResult};
 use super::returns::PublishOutcome;
 use super::supervisor::{Generation, SupervisedConnection};
@@ -33,7 +33,7 @@ const CHANNEL_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// After this a confirm is held to be lost, and its channel is closed.
 const CONFIRM_MAX: Duration = Duration::from_secs(15 * 60);
 
-pub(super) struct Publisher {
+pub struct Publisher {
     link: SupervisedConnection,
     topology: Topology,
     /// For bodies that no job has, one at a time: their frames are a second copy of them.

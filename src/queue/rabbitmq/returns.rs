@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// What became of a publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PublishOutcome {
+pub enum PublishOutcome {
     /// The broker has taken responsibility.
     Delivered,
     /// No queue has it.
@@ -20,7 +20,7 @@ pub(super) enum PublishOutcome {
 
 /// The publishes of one channel that are not judged yet.
 #[derive(Debug)]
-pub(super) struct ReturnTracker<M> {
+pub struct ReturnTracker<M> {
     open: BTreeMap<u64, PendingPublish<M>>,
 }
 

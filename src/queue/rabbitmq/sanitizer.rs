@@ -69,7 +69,7 @@ fn parts_of(method: usize) -> &'static [Part] {
 
 /// Bytes from the broker, until they are handed on.
 #[derive(Debug, Default)]
-pub(super) struct Sanitizer {
+pub struct Sanitizer {
     bytes: Vec<u8>,
     /// So many of them are frames that were looked at.
     passed: usize,

@@ -4,25 +4,18 @@
 //! topology declared. lapin's automatic recovery stays off (its prefetch and acknowledgement fixes are weeks old).
 
 use std::collections::BTreeSet;
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use lapin::tcp::AsyncTcpStream;
-use lapin::uri::AMQPScheme;
-use lapin::{Connection, ConnectionProperties, Event};
+use lapin::{Connection, Event};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::channels::{ChannelLimit, Channels, OpenChannel};
+use super::channels::{CALL_LIMIT, ChannelLimit, Channels, OpenChannel, with_call_limit};
+use super::connect::{RabbitSettings, connect};
 use super::declare::declare_all;
-use super::failure::{CALL_LIMIT, CallFailure, with_call_limit};
-use super::sanitized_stream::{SanitizedStream, sanitizing_runtime};
-use super::sanitizer::Sanitizer;
-use super::settings::RabbitSettings;
 use super::topology::Topology;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::ProviderName;
@@ -41,7 +34,7 @@ const READOUT_LIMIT: Duration = Duration::from_millis(1_500);
 const STATE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// One connection, from its opening to its end.
-pub(super) struct Generation {
+pub struct Generation {
     pub number: u64,
     pub connection: Connection,
     /// Of the broker, if it tells it.
@@ -62,7 +55,7 @@ enum LinkState {
 
 /// The providers whose lanes each new generation declares; empty until the first declaration.
 #[derive(Clone, Default)]
-pub(super) struct DeclaredProviders(Arc<Mutex<BTreeSet<ProviderName>>>);
+pub struct DeclaredProviders(Arc<Mutex<BTreeSet<ProviderName>>>);
 
 impl DeclaredProviders {
     pub fn add(&self, providers: &[ProviderName]) {
@@ -75,7 +68,7 @@ impl DeclaredProviders {
 }
 
 /// One supervised connection. Dropping it ends the supervision and, with the last channel, the connection.
-pub(super) struct SupervisedConnection {
+pub struct SupervisedConnection {
     state: watch::Receiver<LinkState>,
     _supervision: AbortOnDropHandle<()>,
 }
@@ -271,7 +264,7 @@ async fn redeclare(generation: &Generation, topology: &Topology, providers: &[Pr
 }
 
 /// Declares what all providers share and these providers' lanes.
-pub(super) async fn declare(
+pub async fn declare(
     generation: &Generation,
     topology: &Topology,
     providers: &[ProviderName],
@@ -281,61 +274,6 @@ pub(super) async fn declare(
         declarations.extend(topology.lane(provider)?);
     }
     declare_all(generation, &declarations).await
-}
-
-/// One attempt to connect, with a time limit. lapin's I/O thread would wait for ever for a peer that accepts and says
-/// nothing, so a copy of the socket is kept, and shut down when the time is up. `name` is what the broker's own lists show. With the broker's version, if it tells it.
-pub(super) async fn connect(
-    settings: &RabbitSettings,
-    name: &str,
-) -> Result<(Connection, Option<String>), CallFailure> {
-    // No `enable_auto_recover`: the supervisor rebuilds everything as one generation.
-    let properties = ConnectionProperties::default().with_connection_name(name.into());
-    let tokio = lapin::runtime::default_runtime().map_err(CallFailure::Broker)?;
-    let runtime = sanitizing_runtime(&tokio);
-    let (tls, limit) = (settings.tls.clone(), settings.connect_limit);
-    let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
-    let kept = Arc::clone(&socket);
-    let version: Arc<OnceLock<String>> = Arc::default();
-    let announced = Arc::clone(&version);
-    let connecting = Connection::connector(
-        settings.uri.clone(),
-        runtime,
-        async move |uri, _| {
-            let stream = async {
-                let addresses = tokio.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
-                let stream = AsyncTcpStream::connect(&tokio, addresses).await?;
-                if let AsyncTcpStream::Plain(tcp) = &stream {
-                    let copy = TcpStream::from(tcp.get_ref().as_fd().try_clone_to_owned()?);
-                    *kept.lock() = Some(copy);
-                }
-                match uri.scheme {
-                    AMQPScheme::AMQP => Ok(stream),
-                    AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, tls.as_ref()).await,
-                }
-            };
-            // lapin's own connect knows no time limit; without one this thread would outlive the attempt.
-            match tokio::time::timeout(limit, stream).await {
-                Ok(stream) => {
-                    let sanitizer = Sanitizer::with_version(Arc::clone(&announced));
-                    Ok(AsyncTcpStream::Plain(SanitizedStream::new(stream?, sanitizer)))
-                }
-                Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
-            }
-        },
-        properties,
-    );
-    let ended = tokio::time::timeout(limit, connecting).await;
-    let socket = socket.lock().take();
-    match ended {
-        Ok(connection) => Ok((connection.map_err(CallFailure::Broker)?, version.get().cloned())),
-        Err(_) => {
-            if let Some(Err(error)) = socket.map(|socket| socket.shutdown(Shutdown::Both)) {
-                tracing::debug!(%error, "socket of a connection attempt was gone already");
-            }
-            Err(CallFailure::TimedOut)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,28 +21,28 @@ const LANE_DELIVERY_LIMIT: i32 = 1_000;
 const RETAINED_DELIVERY_LIMIT: i32 = 1_000_000;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Declaration {
+pub enum Declaration {
     Exchange { name: String, kind: ExchangeKind, arguments: Vec<(&'static str, Argument)> },
     Queue { name: String, arguments: Vec<(&'static str, Argument)> },
     Binding { queue: String, exchange: String, routing_key: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Argument {
+pub enum Argument {
     Text(String),
     Number(i32),
 }
 
 /// Where one message is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Route {
+pub struct Route {
     pub exchange: String,
     pub routing_key: String,
     pub mandatory: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Topology {
+pub struct Topology {
     prefix: String,
 }
 
@@ -213,7 +213,7 @@ fn text(value: &str) -> Argument {
 }
 
 /// Arguments as the wire has them: strings are long strings, numbers are 32-bit integers.
-pub(super) fn table(arguments: &[(&'static str, Argument)]) -> FieldTable {
+pub fn table(arguments: &[(&'static str, Argument)]) -> FieldTable {
     let mut table = FieldTable::default();
     for (key, value) in arguments {
         let value = match value {

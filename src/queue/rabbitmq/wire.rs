@@ -1,14 +1,15 @@
-//! Message properties of Sluicegate converted to AMQP's and back.
+//! Message properties of Sluicegate converted to AMQP's and back, and header values as text.
 //!
 //! What the broker judges or acts on is not passed on: user id, cluster id, expiration, priority and the broker's own
-//! headers, which describe a message's past way.
+//! headers, which describe a message's past way. No header value is lost for its type, but the type is not kept:
+//! strings stay as they are, numbers and booleans are written out, tables and arrays become JSON, bytes hexadecimal.
 
 use std::collections::BTreeMap;
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use serde_json::{Number, Value};
 
-use super::header_text::text_of;
 use crate::queue::{Properties, QueueError, headers};
 
 /// Stored on disk. <https://www.rabbitmq.com/docs/publishers#message-properties>
@@ -29,7 +30,7 @@ const BROKERS_OWN_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 const DIRECT_REPLY: &str = "amq.rabbitmq.reply-to";
 
 /// Properties for one publish on a connection whose frames have at most `frame_max` bytes.
-pub(super) fn to_amqp(properties: &Properties, frame_max: u32) -> Result<BasicProperties, QueueError> {
+pub fn to_amqp(properties: &Properties, frame_max: u32) -> Result<BasicProperties, QueueError> {
     let content_type = properties.content_type.as_deref().unwrap_or(JSON);
     let mut amqp = BasicProperties::default()
         .with_delivery_mode(PERSISTENT)
@@ -73,7 +74,7 @@ fn table(given: &BTreeMap<String, String>, mut room: usize) -> Result<FieldTable
     Ok(table)
 }
 
-pub(super) fn from_amqp(amqp: &BasicProperties) -> Properties {
+pub fn from_amqp(amqp: &BasicProperties) -> Properties {
     let kept = |value: &Option<ShortString>| value.as_ref().map(|text| text.as_str().to_owned());
     let headers = amqp.headers().iter().flat_map(|table| table.inner());
     Properties {
@@ -101,8 +102,61 @@ fn short(what: &str, value: &str) -> Result<ShortString, QueueError> {
     ShortString::try_new(value).map_err(|_| QueueError::Refused(format!("{what}: must have at most 255 bytes")))
 }
 
+pub fn text_of(value: &AMQPValue) -> String {
+    match json(value) {
+        Value::String(text) => text,
+        other => other.to_string(),
+    }
+}
+
+fn json(value: &AMQPValue) -> Value {
+    match value {
+        AMQPValue::Boolean(yes) => Value::from(*yes),
+        AMQPValue::ShortShortInt(number) => Value::from(*number),
+        AMQPValue::ShortShortUInt(number) => Value::from(*number),
+        AMQPValue::ShortInt(number) => Value::from(*number),
+        AMQPValue::ShortUInt(number) => Value::from(*number),
+        AMQPValue::LongInt(number) => Value::from(*number),
+        AMQPValue::LongUInt(number) => Value::from(*number),
+        AMQPValue::LongLongInt(number) => Value::from(*number),
+        AMQPValue::Timestamp(seconds) => Value::from(*seconds),
+        // By way of its shortest text, since 0.1 as f32 is 0.10000000149011612 as f64.
+        AMQPValue::Float(number) => float(number.to_string().parse().unwrap_or(f64::from(*number))),
+        AMQPValue::Double(number) => float(*number),
+        AMQPValue::DecimalValue(decimal) => Value::from(point(decimal.value, usize::from(decimal.scale))),
+        AMQPValue::ShortString(text) => Value::from(text.as_str()),
+        AMQPValue::LongString(text) => match std::str::from_utf8(text.as_bytes()) {
+            Ok(text) => Value::from(text),
+            Err(_) => Value::from(hex::encode(text.as_bytes())),
+        },
+        AMQPValue::ByteArray(bytes) => Value::from(hex::encode(bytes.as_slice())),
+        AMQPValue::FieldArray(values) => values.as_slice().iter().map(json).collect(),
+        AMQPValue::FieldTable(table) => {
+            table.into_iter().map(|(key, value)| (key.as_str().to_owned(), json(value))).collect()
+        }
+        AMQPValue::Void => Value::Null,
+    }
+}
+
+/// JSON has no infinity and no NaN.
+fn float(number: f64) -> Value {
+    Number::from_f64(number).map_or_else(|| Value::from(number.to_string()), Value::Number)
+}
+
+/// `scale` digits stand behind the point.
+fn point(value: u32, scale: usize) -> String {
+    if scale == 0 {
+        return value.to_string();
+    }
+    let digits = format!("{value:0>width$}", width = scale + 1);
+    let (whole, fraction) = digits.split_at(digits.len() - scale);
+    format!("{whole}.{fraction}")
+}
+
 #[cfg(test)]
 mod tests {
+    use lapin::types::{DecimalValue, FieldTable};
+
     use super::*;
 
     const FRAME_MAX: u32 = 131_072;
@@ -149,5 +203,27 @@ mod tests {
         assert_eq!(keys(FRAME_MAX), ["a", "b", "c", headers::REASON]);
         assert_eq!(keys(4_096), ["a", "c", headers::REASON]);
         assert_eq!(keys(2_200), ["c", headers::REASON]);
+    }
+
+    #[test]
+    fn every_type_has_a_text() {
+        let decimal = |value, scale| AMQPValue::DecimalValue(DecimalValue { scale, value });
+        let mut table = FieldTable::default();
+        table.insert("k".into(), AMQPValue::FieldArray(vec![AMQPValue::Void, decimal(1_299, 2)].into()));
+        table.insert("b".into(), AMQPValue::LongString(vec![0xff].into()));
+        for (value, text) in [
+            (AMQPValue::LongString("é".into()), "é"),
+            (AMQPValue::LongString(vec![0xff, 0x00].into()), "ff00"),
+            (AMQPValue::Float(0.1), "0.1"),
+            (AMQPValue::Double(f64::NAN), "NaN"),
+            (AMQPValue::ShortShortInt(-1), "-1"),
+            (AMQPValue::Timestamp(u64::MAX), "18446744073709551615"),
+            (decimal(5, 3), "0.005"),
+            (decimal(12, 0), "12"),
+            (AMQPValue::Void, "null"),
+            (AMQPValue::FieldTable(table), r#"{"b":"ff","k":[null,"12.99"]}"#),
+        ] {
+            assert_eq!(text_of(&value), text);
+        }
     }
 }
