@@ -16,7 +16,7 @@ use super::CommandError;
 use super::connect::Services;
 use crate::config::{Config, DatabaseUrl};
 use crate::ledger::fleet::DeploymentId;
-use crate::ops::deployment::{Deployment, HEADER};
+use crate::ops::openapi::{Deployment, HEADER};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -15,7 +15,7 @@ use super::{CommandError, Console, Exit, connect};
 use crate::config::Config;
 use crate::domain::format::count;
 use crate::domain::provider::ProviderName;
-use crate::fleet::limits::PaceOverview;
+use crate::fleet::pace::PaceOverview;
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};

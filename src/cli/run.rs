@@ -18,7 +18,7 @@ use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::ops::api::OperatorContext;
-use crate::ops::deployment::Deployment;
+use crate::ops::openapi::Deployment;
 use crate::ops::{self, OpsState, OverviewCollector, OverviewSources};
 use crate::worker::heartbeat::{BackendKinds, HeartbeatReporter, WorkerIdentity};
 use crate::worker::retry::{RetryEnded, retry_while_unavailable};

@@ -1,17 +1,102 @@
-//! The backlog of a provider: waiting payments, each counted once, from one snapshot of the ledger and of the lane's
-//! queue.
+//! The jobs of a provider, counted: the ledger's reconciliation, the backlog, jobs in flight, and requests per second.
 //!
-//! The ledger counts recorded jobs, wherever their messages are. So a job that moves between queue, delay queue and
-//! worker changes nothing. The queue counts the payments that no worker has recorded yet. It cannot tell which of its
-//! messages are theirs, but the ledger knows how many are not ([`ProviderReconciliation::messages_least`]).
+//! A waiting payment is counted once, from one snapshot of the ledger and of the lane's queue. The ledger counts
+//! recorded jobs, wherever their messages are. So a job that moves between queue, delay queue and worker changes
+//! nothing. The queue counts the payments that no worker has recorded yet. It cannot tell which of its messages are
+//! theirs, but the ledger knows how many are not ([`ProviderReconciliation::messages_least`]).
 //!
 //! A worker records a consumed message within half a second; until then it is in neither count. As no payment vanishes,
 //! what was counted before is counted until then ([`PaymentCount`]). A source that did not answer never counts as zero:
-//! the figure is then a lower bound.
+//! the figure is then a lower bound. Rates come from the workers' reports.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::ProviderReconciliation;
+use serde::{Deserialize, Serialize};
+
+use super::overview::OverviewInput;
+use super::workers::lane_reports;
+use crate::domain::clear_time::MissingInput;
+use crate::domain::provider::Provider;
+use crate::domain::time::millis_down;
+use crate::ledger::upkeep::LedgerReconciliation;
+
+/// The reconciliation of one provider; the fields are those of [`LedgerReconciliation`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ProviderReconciliation {
+    pub provider: String,
+    pub recorded: u64,
+    pub states: BTreeMap<String, u64>,
+    pub active: u64,
+    pub in_flight: u64,
+    pub delayed: u64,
+    #[serde(skip)]
+    pub delayed_for_ms: Option<u64>,
+    pub due: u64,
+    /// Jobs that wait in the ledger alone, for a limit of their account or behind such jobs.
+    #[serde(default)]
+    pub backlog: u64,
+    /// Jobs of the backlog whose account a rule blocks.
+    #[serde(skip)]
+    pub account_blocked: u64,
+    #[serde(skip)]
+    pub messages_least: u64,
+    #[serde(skip)]
+    pub messages_most: u64,
+    pub overdue: u64,
+    #[serde(skip)]
+    pub past_deadline: u64,
+    #[serde(skip)]
+    pub oldest_open_ms: Option<u64>,
+    pub without_event: u64,
+    pub without_cause: u64,
+    /// Jobs that are open, in `review` or `dead` with a field that cannot be read.
+    #[serde(default)]
+    pub unreadable: u64,
+    /// Discrepancies as text; empty when all jobs are accounted for.
+    pub faults: Vec<String>,
+}
+
+impl From<LedgerReconciliation> for ProviderReconciliation {
+    fn from(account: LedgerReconciliation) -> Self {
+        Self {
+            faults: account.discrepancies(),
+            provider: account.provider,
+            recorded: account.recorded,
+            states: account.states.into_iter().collect(),
+            active: account.active,
+            in_flight: account.in_flight,
+            delayed: account.delayed,
+            delayed_for_ms: account.delayed_for.map(millis_down),
+            due: account.due,
+            backlog: account.backlog,
+            account_blocked: account.account_blocked,
+            messages_least: account.messages_min,
+            messages_most: account.messages_max,
+            overdue: account.overdue,
+            past_deadline: account.past_deadline,
+            oldest_open_ms: account.oldest_open.map(millis_down),
+            without_event: account.without_event,
+            without_cause: account.without_accepted_attempt,
+            unreadable: account.unreadable,
+        }
+    }
+}
+
+/// The reconciliations by their provider.
+pub fn by_provider(
+    accounts: impl IntoIterator<Item = ProviderReconciliation>,
+) -> BTreeMap<String, ProviderReconciliation> {
+    accounts.into_iter().map(|account| (account.provider.clone(), account)).collect()
+}
+
+impl ProviderReconciliation {
+    /// Jobs in one state.
+    pub fn in_state(&self, state: &str) -> u64 {
+        self.states.get(state).copied().unwrap_or_default()
+    }
+}
 
 /// Longest time that a payment is held by a worker alone; a snapshot may be two seconds younger.
 const UNRECORDED_MAX: Duration = Duration::from_secs(4);
@@ -87,6 +172,105 @@ fn unrecorded_messages(account: &ProviderReconciliation, ready: u64, left: Optio
     let least = ready.saturating_sub(account.messages_most);
     let most = ready.saturating_sub(account.messages_least);
     left.unwrap_or(least).clamp(least, most.max(least))
+}
+
+/// Time over which `sent_10s` counts.
+pub(super) const RATE_WINDOW: Duration = Duration::from_secs(10);
+
+/// All counts of one provider.
+pub(super) struct ProviderCounts<'a> {
+    pub input: &'a OverviewInput,
+    /// `None`: the ledger could not be counted.
+    pub reconciliation: Option<Cow<'a, ProviderReconciliation>>,
+    pub backlog: Backlog,
+    /// Requests in flight by the workers' reports, which are up to two seconds old.
+    reported_in_flight: u64,
+    sent_10s: u64,
+    pub lanes: u32,
+}
+
+impl<'a> ProviderCounts<'a> {
+    pub fn new(input: &'a OverviewInput, name: &str) -> Self {
+        // A provider without a job has counts of zero.
+        let of_provider = |accounts: &'a BTreeMap<String, ProviderReconciliation>| {
+            accounts.get(name).map_or_else(|| Cow::Owned(ProviderReconciliation::default()), Cow::Borrowed)
+        };
+        let reconciliation = input.reconciliation.as_ref().map(of_provider);
+        let live = || lane_reports(&input.workers, name).filter(|(worker, _)| worker.is_live()).map(|(_, lane)| lane);
+        let unrecorded = input.unrecorded.get(name).copied();
+        Self {
+            input,
+            backlog: backlog(reconciliation.as_deref(), input.depths.get(name).copied(), unrecorded),
+            reconciliation,
+            reported_in_flight: live().map(|lane| lane.in_flight).sum(),
+            sent_10s: live().map(|lane| lane.sent_10s).sum(),
+            lanes: u32::try_from(live().count()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// The source that is missing for the number of waiting jobs.
+    pub fn missing(&self) -> Option<MissingInput> {
+        match (&self.reconciliation, self.backlog.queued) {
+            (None, _) => Some(MissingInput::Ledger),
+            (Some(_), None) => Some(MissingInput::Queue),
+            (Some(_), Some(_)) => None,
+        }
+    }
+
+    pub fn waiting(&self) -> u64 {
+        self.backlog.waiting
+    }
+
+    /// Whether all waiting jobs are delayed, or their accounts are blocked by rules.
+    pub fn only_delayed_or_blocked(&self) -> bool {
+        let Some(account) = &self.reconciliation else { return false };
+        let jobs = account.delayed + account.account_blocked;
+        jobs > 0 && jobs == self.waiting()
+    }
+
+    /// `None`: the reports could not be read.
+    pub fn rate_per_s(&self) -> Option<f64> {
+        self.input.database_problem.is_none().then(|| self.sent_per_s())
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
+    fn sent_per_s(&self) -> f64 {
+        self.sent_10s as f64 / RATE_WINDOW.as_secs_f64()
+    }
+
+    /// Requests begun in so long, at the rate of the last ten seconds.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "neither negative nor above the range of counts"
+    )]
+    pub fn sent_within(&self, time: Duration) -> u64 {
+        (self.sent_per_s() * time.as_secs_f64()) as u64
+    }
+
+    /// Mean duration of a request, by Little's law: requests in flight divided by the request rate. The mean of ten
+    /// seconds is too long for a lane that has just started. So it is bounded by the duration at full use of a limit:
+    /// of L slots that return after a window W and the hold h, L h / (W + h) are in flight.
+    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
+    pub fn hold(&self, provider: &Provider) -> Duration {
+        if self.sent_10s == 0 {
+            return Duration::ZERO;
+        }
+        let in_flight = self.reported_in_flight as f64;
+        let windows =
+            provider.limits.iter().filter(|limit| limit.applies_to_every_charge() && !limit.rate.is_at_once());
+        let at_full_use = windows.filter_map(|limit| {
+            let slots = f64::from(limit.rate.max_requests());
+            (slots > in_flight).then(|| limit.rate.window().as_secs_f64() * in_flight / (slots - in_flight))
+        });
+        let seconds = at_full_use.fold(in_flight / self.sent_per_s(), f64::min);
+        Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
+    }
+
+    /// `None`: the ledger could not be counted.
+    pub fn in_state(&self, state: &str) -> Option<u64> {
+        self.reconciliation.as_ref().map(|account| account.in_state(state))
+    }
 }
 
 #[cfg(test)]
@@ -210,5 +394,14 @@ mod tests {
             assert_eq!((found.waiting, found.queued), (waiting, queued));
             assert_eq!(found.is_lower_bound, account.is_none() || ready.is_none());
         }
+    }
+
+    /// During an update `status` reads the overview of a worker that does not know this field yet.
+    #[test]
+    fn older_workers_account_can_be_read() {
+        let account = ProviderReconciliation { unreadable: 3, ..ProviderReconciliation::default() };
+        let mut shown = serde_json::to_value(account).unwrap();
+        assert!(shown.as_object_mut().unwrap().remove("unreadable").is_some());
+        assert_eq!(serde_json::from_value::<ProviderReconciliation>(shown).unwrap(), ProviderReconciliation::default());
     }
 }

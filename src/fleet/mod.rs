@@ -4,17 +4,12 @@
 //! stores. For the same data [`overview`] is the same everywhere.
 
 pub mod backlog;
-pub mod clears;
-pub mod limits;
-#[cfg(test)]
-mod missing_tests;
 pub mod overview;
-mod provider_counts;
+pub mod pace;
 pub mod provider_status;
-pub mod reconciliation;
 pub mod report;
 pub mod workers;
 
+pub use backlog::{ProviderReconciliation, by_provider};
 pub use overview::{Overview, OverviewInput, ProviderOverview, overview};
 pub use provider_status::ProviderState;
-pub use reconciliation::{ProviderReconciliation, by_provider};

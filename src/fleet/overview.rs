@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::ProviderReconciliation;
-use super::clears::{ClearTimeOverview, clear_time};
-pub use super::limits::LimitOverview;
-use super::limits::{PaceOverview, limits_with_usage, valid_limits};
-use super::provider_counts::ProviderCounts;
+use super::backlog::{ProviderCounts, ProviderReconciliation};
+pub use super::pace::LimitOverview;
+use super::pace::{ClearTimeOverview, PaceOverview, clear_time, limits_with_usage, valid_limits};
 use super::provider_status::{ProviderState, ProviderStatus, RowFlags, StatusInput, provider_status};
 use super::report::problem_with_name;
 use super::workers::{WorkerProcess, lane_reports};

@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fleet::by_provider;
-use crate::fleet::clears::MissingSource;
-use crate::fleet::report::{LaneReport, LaneState, PauseCause, ProcessReport, ReportedPause, WaitHistogram};
+use crate::fleet::pace::MissingSource;
+use crate::fleet::report::{
+    LaneReport, LaneState, LaneStatus, PauseCause, ProcessReport, ReportedPause, WaitHistogram,
+};
 use crate::fleet::workers::{permit_waits, recent_decisions};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
 use crate::ledger::upkeep::LedgerReconciliation;
@@ -74,6 +76,21 @@ fn evidence(rows: Vec<ProviderRow>, workers: Vec<WorkerProcess>) -> OverviewInpu
         reconciliation: Some(by_provider([account(3, 4)])),
         depths: ["acme", "bolt"].map(|name| (name.to_owned(), 0)).into(),
         ..OverviewInput::default()
+    }
+}
+
+fn used(name: &str, max_requests: u32, used: u64) -> LimitStatus {
+    LimitStatus {
+        name: name.to_owned(),
+        max_requests,
+        window: SECOND,
+        capacity: max_requests,
+        used,
+        shadow: false,
+        would_have_refused: 0,
+        would_have_waited: 0,
+        retry_after: Some(Duration::ZERO),
+        reset_after: Duration::ZERO,
     }
 }
 
@@ -286,18 +303,6 @@ fn overview_sums_workers_ledger_and_queue() {
     let counted = both.reconciliation.as_mut().unwrap().get_mut("acme").unwrap();
     (counted.active, counted.in_flight) = (9, 2);
     both.oldest_ms = Some([("acme".to_owned(), 1_799_999_990_000)].into());
-    let used = |name: &str, max_requests, used| LimitStatus {
-        name: name.to_owned(),
-        max_requests,
-        window: SECOND,
-        capacity: max_requests,
-        used,
-        shadow: false,
-        would_have_refused: 0,
-        would_have_waited: 0,
-        retry_after: Some(Duration::ZERO),
-        reset_after: Duration::ZERO,
-    };
     let quota = ProviderName::new("acme").unwrap();
     both.limit_usage.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
     let picture = overview(&both);
@@ -311,7 +316,7 @@ fn overview_sums_workers_ledger_and_queue() {
     let remaining: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.remaining)).collect();
     assert_eq!(remaining, [(Some(87), Some(13)), (Some(601), Some(0))]);
     // 11,010 through 600 per minute that are all used, and each request takes a fifth of a second.
-    let clears_in_s = clears::ms(&one.clears) / 1_000;
+    let clears_in_s = estimates::ms(&one.clears) / 1_000;
     assert!((1_080..=1_110).contains(&clears_in_s), "{clears_in_s} s");
     // Due jobs whose messages the queue does not show still wait.
     both.depths.insert("acme".to_owned(), 1);
@@ -419,8 +424,5 @@ fn pausing_operator_is_named() {
     assert_eq!(status_of(&paused), (ProviderState::Paused, format!("{who}: its queue keeps collecting"), None));
 }
 
-#[path = "clears_tests.rs"]
-mod clears;
-
-#[path = "several_workers_tests.rs"]
-mod several_workers;
+#[path = "estimates_tests.rs"]
+mod estimates;

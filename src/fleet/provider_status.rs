@@ -4,6 +4,7 @@
 //! has the order.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -35,25 +36,10 @@ pub enum ProviderState {
     Idle,
 }
 
-impl ProviderState {
-    /// The name in JSON and tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Disabled => "disabled",
-            Self::Paused => "paused",
-            Self::Closed => "closed",
-            Self::NoWorker => "no_worker",
-            Self::Draining => "draining",
-            Self::BackendUnavailable => "backend_unavailable",
-            Self::Misconfigured => "misconfigured",
-            Self::BreakerOpen => "breaker_open",
-            Self::Cold => "cold",
-            Self::PausedByProvider => "paused_by_provider",
-            Self::Probing => "probing",
-            Self::WaitingForLimit => "waiting_for_limit",
-            Self::Running => "running",
-            Self::Idle => "idle",
-        }
+/// The name in JSON and tables.
+impl fmt::Display for ProviderState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
@@ -197,8 +183,7 @@ fn status_without_lane<'a>(
 }
 
 fn lacks_backend(report: &ProcessReport, lane: &LaneReport) -> bool {
-    let held = [lane.pause.as_ref(), lane.gate.as_ref()].into_iter().flatten();
-    report.backends.values().any(|backend| !backend.ok) || held.into_iter().any(|held| held.by == PauseCause::Backend)
+    report.backends.values().any(|backend| !backend.ok) || lane.pauses().any(|pause| pause.by == PauseCause::Backend)
 }
 
 fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneReport) -> ProviderStatus {
@@ -208,16 +193,16 @@ fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneRepor
             return ProviderStatus::with_cause(ProviderState::BackendUnavailable, problem_with_name(name, problem));
         }
     }
-    let held = [lane.pause.as_ref(), lane.gate.as_ref()].into_iter().flatten();
-    let probing = (lane.does == LaneState::Probing).then(|| {
-        let cause = lane.pause.as_ref().map_or("the provider was down", |pause| pause.words.as_str());
+    let is_probing = lane.status.does == LaneState::Probing;
+    let probing = is_probing.then(|| {
+        let cause = lane.status.pause.as_ref().map_or("the provider was down", |pause| pause.words.as_str());
         ProviderStatus::with_cause(
             ProviderState::Probing,
             format!("testing the provider with one payment at a time; {cause}"),
         )
     });
     // A probing lane reports the breaker as its pause; its cause is in the text already.
-    let held = held.filter(|held| !(lane.does == LaneState::Probing && held.by == PauseCause::Breaker));
+    let held = lane.pauses().filter(|pause| !(is_probing && pause.by == PauseCause::Breaker));
     let statuses = held.filter_map(|held| pause_status(input, lane, held)).chain(probing);
     statuses.min_by_key(|status| status.state).unwrap_or_else(|| {
         let busy = input.waiting || lane.active > 0 || lane.sent_10s > 0;
@@ -243,7 +228,8 @@ fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause
     let waits = lane.gate_waiting > 0 || input.waiting;
     let long = held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS);
     let limit = held.limit.as_ref().and_then(|name| Some((name, input.limits.get(name)?)));
-    let cause = limit.map_or_else(|| held.words.clone(), |(name, rate)| format!("limit {name} ({rate}) is used up"));
+    let other = || held.limit.as_ref().unwrap_or(&held.words).clone();
+    let cause = limit.map_or_else(other, |(name, rate)| format!("limit {name} ({rate}) is used up"));
     (waits && long).then_some(ProviderStatus { state, cause: Some(cause), ends_in_ms: held.ends_in_ms })
 }
 

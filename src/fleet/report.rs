@@ -3,11 +3,17 @@
 //! Readers ignore unknown fields and use defaults for missing ones, so fields may be added. A change of meaning needs
 //! another format number, and readers leave an unknown format alone. A report holds no job id, no account and nothing
 //! of a payload.
+//!
+//! [`LaneStatus`] is the only model of a lane's state. The overview, `explain`, `/api/v1/lanes` and the metrics read it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::domain::time::millis_down;
+use crate::domain::wait_reason::Wait;
 
 /// Format of the reports that this program writes.
 pub const REPORT_FORMAT: u32 = 1;
@@ -34,8 +40,8 @@ pub struct ProcessReport {
 impl ProcessReport {
     /// The report as it reads this long after it was written: its pauses end sooner.
     pub fn aged(mut self, age: Duration) -> Self {
-        let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-        for pause in self.lanes.values_mut().flat_map(|lane| [&mut lane.pause, &mut lane.gate]).flatten() {
+        let age_ms = millis_down(age);
+        for pause in self.lanes.values_mut().flat_map(|lane| [&mut lane.status.pause, &mut lane.gate]).flatten() {
             pause.ends_in_ms = pause.ends_in_ms.and_then(|ms| ms.checked_sub(age_ms)).filter(|ms| *ms > 0);
         }
         self
@@ -70,10 +76,8 @@ pub fn problem_with_name(backend: &str, problem: &str) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LaneReport {
-    pub does: LaneState,
-    /// Why the lane is paused; absent when it is not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pause: Option<ReportedPause>,
+    #[serde(flatten)]
+    pub status: LaneStatus,
     /// Why the gate's wait queue is blocked; absent while it moves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate: Option<ReportedPause>,
@@ -93,18 +97,42 @@ pub struct LaneReport {
     pub decisions: Vec<ReportedDecision>,
 }
 
+impl LaneReport {
+    /// The pauses of the lane and of its gate.
+    pub fn pauses(&self) -> impl Iterator<Item = &ReportedPause> {
+        [&self.status.pause, &self.gate].into_iter().flatten()
+    }
+}
+
+/// What a lane does, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LaneStatus {
+    pub does: LaneState,
+    /// Why the lane is paused, or probes; absent when it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause: Option<ReportedPause>,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaneState {
     /// Does not consume; active jobs continue.
     Resting,
-    /// Neither consumes nor sends.
+    /// Neither consumes nor sends. Without its queue, it still sends its active jobs.
     Stopped,
     /// One job at a time tests whether the provider is up again.
     Probing,
     #[default]
     #[serde(other)]
     Running,
+}
+
+/// The name in JSON and metrics.
+impl fmt::Display for LaneState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 /// Why a lane or its gate is held.
@@ -120,6 +148,9 @@ pub struct ReportedPause {
     /// Earliest end, in milliseconds from now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends_in_ms: Option<u64>,
+    /// The wait that `words` tell, for readers in the same process.
+    #[serde(skip)]
+    pub wait: Option<Wait>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

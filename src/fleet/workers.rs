@@ -285,7 +285,7 @@ mod tests {
         let shown = visible_workers(&[row(2, 1, body)], Duration::from_secs(1), None);
         let lane = &shown[0].report.as_ref().unwrap().lanes["acme"];
         let ends = |pause: &Option<crate::fleet::report::ReportedPause>| pause.as_ref().unwrap().ends_in_ms;
-        assert_eq!((ends(&lane.pause), ends(&lane.gate)), (Some(1_000), None));
+        assert_eq!((ends(&lane.status.pause), ends(&lane.gate)), (Some(1_000), None));
     }
 
     fn named(id: &str, host: &str, started_s: i64, age_s: u64) -> StoredReport {

@@ -19,7 +19,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use self::admission::{AdmissionBounds, AdmittedConnection, ConnectionAdmission};
-pub(super) use self::admission::{AdmissionError, RequestInProgress, RequestKind};
+pub use self::admission::{AdmissionError, RequestInProgress, RequestKind};
 
 mod admission;
 
@@ -33,14 +33,14 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
 /// Accepts connections, and closes idle ones when the bound is reached.
-pub(super) struct BoundedListener {
+pub struct BoundedListener {
     listener: TcpListener,
     admission: Arc<ConnectionAdmission>,
     response_timeout: Duration,
 }
 
 impl BoundedListener {
-    pub(super) fn new(listener: TcpListener) -> Self {
+    pub fn new(listener: TcpListener) -> Self {
         Self { listener, admission: ConnectionAdmission::new(BOUNDS), response_timeout: RESPONSE_TIMEOUT }
     }
 }
@@ -68,7 +68,7 @@ impl Listener for BoundedListener {
 
 /// The client of a connection, as request handlers see it.
 #[derive(Clone, Debug)]
-pub(super) struct ClientInfo {
+pub struct ClientInfo {
     pub address: ClientAddress,
     connection: u64,
     admission: Arc<ConnectionAdmission>,
@@ -76,7 +76,7 @@ pub(super) struct ClientInfo {
 
 impl ClientInfo {
     /// Admits a request; it counts until the returned value is dropped.
-    pub(super) fn begin_request(&self, kind: RequestKind) -> Result<RequestInProgress, AdmissionError> {
+    pub fn begin_request(&self, kind: RequestKind) -> Result<RequestInProgress, AdmissionError> {
         self.admission.begin_request(self.connection, kind)
     }
 }
@@ -88,7 +88,7 @@ impl Connected<IncomingStream<'_, BoundedListener>> for ClientInfo {
 }
 
 /// One accepted connection.
-pub(super) struct BoundedConnection {
+pub struct BoundedConnection {
     stream: TcpStream,
     client: ClientInfo,
     admitted: AdmittedConnection,
@@ -181,7 +181,7 @@ const NETWORK_BITS: u32 = 64;
 /// The client by which connections and wrong tokens are counted: an IPv4 address or an IPv6 network, because a host
 /// usually has a whole /64 network. All clients behind a proxy share the proxy's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ClientAddress(IpAddr);
+pub struct ClientAddress(IpAddr);
 
 impl From<IpAddr> for ClientAddress {
     fn from(address: IpAddr) -> Self {

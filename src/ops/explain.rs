@@ -6,20 +6,16 @@
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use utoipa::ToSchema;
 
 use super::OpsState;
-use super::api::problem::ErrorBody;
 use super::flows::FlowBlockOverview;
-use super::json::JsonResponse;
+use super::json::{ApiError, ErrorBody, JsonResponse};
 use crate::domain::explain::facts::{BacklogPlace, Facts};
 use crate::domain::explain::{Explanation, explain};
 use crate::domain::job::JobId;
-use crate::domain::time::{EpochMs, millis_up};
+use crate::domain::time::{EpochMs, millis_down, millis_up};
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
@@ -100,13 +96,11 @@ pub struct ExplainedBlock {
         (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
-pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) -> Response {
-    let refused =
-        |status: StatusCode, problem: &str| (status, JsonResponse(json!({ "error": problem }))).into_response();
-    let id = match JobId::new(id) {
-        Ok(id) => id,
-        Err(problem) => return refused(StatusCode::BAD_REQUEST, &format!("id {problem}")),
-    };
+pub async fn show(
+    State(state): State<OpsState>,
+    Path(id): Path<String>,
+) -> Result<JsonResponse<ExplainResponse>, ApiError> {
+    let id = JobId::new(id).map_err(|problem| ApiError::bad_request(format!("id {problem}")))?;
     let progress = state.worker_status.borrow().clone();
     let sources = FactSources {
         ledger: &state.operator_context.ledger,
@@ -116,10 +110,7 @@ pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) 
         process: Some(&progress),
         collector: Some(state.collector.as_ref()),
     };
-    match explain_job(&sources, &id).await {
-        Ok(explained) => JsonResponse(explained).into_response(),
-        Err(error) => refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
-    }
+    explain_job(&sources, &id).await.map(JsonResponse).map_err(ApiError::unavailable)
 }
 
 /// Explains one job.
@@ -131,8 +122,8 @@ pub async fn explain_job(sources: &FactSources<'_>, id: &JobId) -> Result<Explai
 
 fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) -> ExplainResponse {
     let text = |at: EpochMs| DatabaseTime(at.0).to_string();
-    let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    let starts_at = |turn: Duration| text(EpochMs(facts.now.0.saturating_add(i64::try_from(ms(turn)).unwrap_or(0))));
+    let starts_at =
+        |turn: Duration| text(EpochMs(facts.now.0.saturating_add(i64::try_from(millis_down(turn)).unwrap_or(0))));
     let wait = facts.job.as_ref().and_then(|job| job.wait_reason.as_ref());
     ExplainResponse {
         id: id.as_str().to_owned(),
@@ -159,7 +150,7 @@ fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) 
             allows: at.allows,
             used: at.used,
             starts_at: at.starts_in.map(starts_at),
-            starts_in_ms: at.starts_in.map(ms),
+            starts_in_ms: at.starts_in.map(millis_down),
             start_unknown: at.start_unknown.map(str::to_owned),
             jobs_ahead: at.jobs_ahead,
             exact: at.exact,

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
-use super::api::problem::{ApiError, ErrorBody};
 use super::json::JsonResponse;
+use super::json::{ApiError, ErrorBody};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 use crate::domain::wait_reason::Wait;
@@ -100,7 +100,7 @@ impl From<&LaneFlows> for FlowsResponse {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct FlowsQuery {
+pub struct FlowsQuery {
     /// Most flows that are listed, 1 to 1000; default 20.
     limit: Option<u32>,
 }
@@ -118,7 +118,7 @@ pub(super) struct FlowsQuery {
         (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
-pub(super) async fn show(
+pub async fn show(
     State(state): State<OpsState>,
     Path(name): Path<String>,
     query: Result<Query<FlowsQuery>, QueryRejection>,

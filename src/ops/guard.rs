@@ -17,12 +17,10 @@ use subtle::ConstantTimeEq;
 use super::connections::{AdmissionError, ClientInfo, RequestKind};
 use super::json::JsonResponse;
 use super::{LIVEZ, OpsState, READYZ};
-pub use caller::ApiCaller;
-use wrong_tokens::TokenCheck;
-pub use wrong_tokens::{AuthenticationFailures, WrongTokens};
+use tokens::TokenCheck;
+pub use tokens::{ApiCaller, AuthenticationFailures, WrongTokens};
 
-mod caller;
-mod wrong_tokens;
+mod tokens;
 
 /// Longest time for a response.
 const HANDLER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,7 +35,7 @@ const SINGLE_VALUE_HEADERS: [HeaderName; 5] = [
 ];
 
 /// For all routes: rejects ambiguous requests and changes by other sites, and bounds the response time.
-pub(super) async fn check_request(request: Request, next: Next) -> Response {
+pub async fn check_request(request: Request, next: Next) -> Response {
     if let Some(problem) = ambiguity(&request) {
         return with_security_headers(refusal_response(StatusCode::BAD_REQUEST, &problem));
     }
@@ -53,11 +51,7 @@ pub(super) async fn check_request(request: Request, next: Next) -> Response {
 }
 
 /// For all routes: counts the request while it is in progress. Probes are always admitted.
-pub(super) async fn admit_request(
-    ConnectInfo(client): ConnectInfo<ClientInfo>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub async fn admit_request(ConnectInfo(client): ConnectInfo<ClientInfo>, request: Request, next: Next) -> Response {
     let is_probe = is_safe_method(request.method()) && matches!(request.uri().path(), LIVEZ | READYZ);
     let kind = if is_probe { RequestKind::Probe } else { RequestKind::Other };
     let problem = match client.begin_request(kind) {
@@ -71,13 +65,13 @@ pub(super) async fn admit_request(
 }
 
 /// For all routes but the probes: needs the token, or without one a host name of this machine.
-pub(super) async fn authorise(
+pub async fn authorise(
     State(state): State<OpsState>,
     ConnectInfo(client): ConnectInfo<ClientInfo>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let given = caller::read_credentials(request.headers());
+    let given = tokens::read_credentials(request.headers());
     let caller = ApiCaller::from_headers(request.headers(), &given);
     request.extensions_mut().insert(caller);
     let Some(token) = &state.token else {

@@ -21,10 +21,8 @@ use tower::ServiceExt as _;
 pub use self::change::SettingsChangeError;
 use self::connections::{BoundedListener, ClientInfo};
 pub use self::guard::WrongTokens;
-use self::json::JsonResponse;
 pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
 pub use self::peek::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
-pub use self::reconciliation::ProviderReconciliation;
 use crate::domain::printable::printable;
 use crate::limiter::Limiter;
 use crate::worker::supervisor::WorkerStatus;
@@ -32,23 +30,19 @@ use crate::worker::supervisor::WorkerStatus;
 pub mod api;
 pub mod change;
 mod connections;
-pub mod deployment;
 pub mod explain;
 pub mod flows;
 mod guard;
 mod json;
-mod lanes;
 pub mod metrics;
-mod openapi;
+pub mod openapi;
 #[cfg(test)]
 mod openapi_tests;
 mod overview;
 mod page;
 mod peek;
-mod peek_routes;
 #[cfg(test)]
 mod port_tests;
-mod reconciliation;
 
 const LIVEZ: &str = "/livez";
 const READYZ: &str = "/readyz";
@@ -57,7 +51,7 @@ const STARTING: &str = "starting\n";
 /// The data sources of the server.
 #[derive(Clone)]
 pub struct OpsState {
-    pub deployment: deployment::Deployment,
+    pub deployment: openapi::Deployment,
     pub worker_status: watch::Receiver<WorkerStatus>,
     pub limiter: Arc<dyn Limiter>,
     pub token: Option<SecretString>,
@@ -103,7 +97,7 @@ impl StartupGate {
 pub async fn serve(listener: TcpListener, gate: StartupGate, stop: CancellationToken) -> std::io::Result<()> {
     let answers = Router::new().fallback(move |request| gate.clone().respond(request));
     let service = answers
-        .layer(from_fn(api::problem::with_json_errors))
+        .layer(from_fn(json::with_json_errors))
         .layer(from_fn(guard::admit_request))
         .layer(from_fn(guard::check_request));
     let service = service.into_make_service_with_connect_info::<ClientInfo>();
@@ -113,20 +107,18 @@ pub async fn serve(listener: TcpListener, gate: StartupGate, stop: CancellationT
 fn router(state: OpsState) -> Router {
     let guarded = Router::new()
         .route("/metrics", get(metrics::show))
-        .route("/api/v1/lanes", get(lanes))
-        .route("/api/v1/limits/{provider}", get(peek_routes::limits))
-        .route("/api/v1/limits/{provider}/backlog", get(peek_routes::account_backlog))
-        .route("/api/v1/reconciliation", get(reconciliation::show))
+        .route("/api/v1/limits/{provider}", get(peek::limits))
+        .route("/api/v1/limits/{provider}/backlog", get(peek::account_backlog))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .route("/api/v1/providers/{name}/flows", get(flows::show))
         .merge(overview::routes())
-        .route("/api/v1/deployment", get(deployment::show))
+        .route("/api/v1/deployment", get(openapi::deployment))
         .route("/api/v1/openapi.json", get(openapi::show))
         .merge(api::routes())
         .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorise));
     let all = Router::new().route(LIVEZ, get(livez)).route(READYZ, get(readyz)).merge(guarded);
-    all.layer(map_response_with_state(state.clone(), deployment::add_header)).with_state(state)
+    all.layer(map_response_with_state(state.clone(), openapi::add_header)).with_state(state)
 }
 
 async fn livez() -> &'static str {
@@ -146,18 +138,6 @@ async fn readyz(State(state): State<OpsState>) -> Response {
     }
 }
 
-/// The state of each lane of this process, and the cause.
-#[utoipa::path(
-    get,
-    path = "/api/v1/lanes",
-    tag = "providers",
-    responses((status = 200, description = "Its lanes", body = Vec<lanes::LaneOverview>))
-)]
-async fn lanes(State(state): State<OpsState>) -> Response {
-    let lanes = state.worker_status.borrow().lanes.clone();
-    JsonResponse(lanes::lane_overviews(&lanes)).into_response()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,7 +147,7 @@ mod tests {
     use crate::queue::message::CardNumbers;
 
     /// The state of a server with an in-memory database.
-    pub(super) async fn state(token: Option<&str>) -> (OpsState, watch::Sender<WorkerStatus>, Database) {
+    pub async fn state(token: Option<&str>) -> (OpsState, watch::Sender<WorkerStatus>, Database) {
         let (progress_tx, progress) = watch::channel(WorkerStatus::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
@@ -178,7 +158,7 @@ mod tests {
             api::OperatorContext { ledger: database.clone(), queue, card_numbers: CardNumbers::Refuse };
         let id = database.deployment().await.unwrap();
         let state = OpsState {
-            deployment: deployment::Deployment { id, database: "sqlite::memory:".to_owned() },
+            deployment: openapi::Deployment { id, database: "sqlite::memory:".to_owned() },
             collector,
             worker_status: progress,
             limiter,
@@ -189,7 +169,7 @@ mod tests {
         (state, progress_tx, database)
     }
 
-    pub(super) async fn spawn_server(state: OpsState) -> (String, CancellationToken) {
+    pub async fn spawn_server(state: OpsState) -> (String, CancellationToken) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
@@ -201,13 +181,13 @@ mod tests {
         (address, stop)
     }
 
-    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<WorkerStatus>, CancellationToken) {
+    pub async fn start(token: Option<&str>) -> (String, watch::Sender<WorkerStatus>, CancellationToken) {
         let (state, progress, _) = state(token).await;
         let (address, stop) = spawn_server(state).await;
         (address, progress, stop)
     }
 
-    pub(super) fn client() -> reqwest::Client {
+    pub fn client() -> reqwest::Client {
         let _ = rustls::crypto::ring::default_provider().install_default();
         reqwest::Client::new()
     }
@@ -314,11 +294,11 @@ mod tests {
             ("/nowhere", None, 404),
         ] {
             let answer = get(&format!("{address}{path}"), token).await;
-            let named = answer.headers().get(deployment::HEADER).map(|id| id.to_str().unwrap().to_owned());
+            let named = answer.headers().get(openapi::HEADER).map(|id| id.to_str().unwrap().to_owned());
             assert_eq!((answer.status().as_u16(), named), (wanted, Some(id.clone())), "{path}");
         }
         let response = get(&format!("{address}/api/v1/deployment"), Some("let-me-in")).await;
-        let response: deployment::Deployment = response.json().await.unwrap();
+        let response: openapi::Deployment = response.json().await.unwrap();
         assert_eq!((response.id.to_string(), response.database.as_str()), (id, "sqlite::memory:"));
         stop.cancel();
     }

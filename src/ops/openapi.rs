@@ -1,13 +1,21 @@
-//! The published description of the API (OpenAPI 3.1), generated from the handlers and their types.
+//! The published description of the API (OpenAPI 3.1), generated from the handlers and their types, and the deployment
+//! that it belongs to.
 //!
 //! A new route under `/api/v1` needs `#[utoipa::path]` on its handler and a line in the list here. Tests compare the
-//! list with the router, and real responses with their schemas.
+//! list with the router, and real responses with their schemas. Each response names the deployment in a header. A command
+//! compares it with the database of its own configuration, because another deployment may listen on the same address.
 
+use axum::extract::State;
+use axum::http::HeaderValue;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
 use utoipa::openapi::OpenApi as Description;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::{Modify, OpenApi};
+use utoipa::{Modify, OpenApi, ToSchema};
 
+use super::OpsState;
 use super::json::JsonResponse;
+use crate::ledger::fleet::DeploymentId;
 
 /// The list of described routes.
 #[derive(OpenApi)]
@@ -17,14 +25,14 @@ use super::json::JsonResponse;
         description = "Payments, limits and lanes of a running deployment. Errors are {\"error\": text}.",
     ),
     paths(
-        super::lanes,
-        super::peek_routes::limits,
-        super::peek_routes::account_backlog,
-        super::reconciliation::show,
-        super::api::jobs::list,
-        super::api::jobs::show,
-        super::api::jobs::list_dead,
-        super::api::jobs::show_dead,
+        super::overview::lanes,
+        super::peek::limits,
+        super::peek::account_backlog,
+        super::overview::reconciliation,
+        super::api::list,
+        super::api::show,
+        super::api::list_dead,
+        super::api::show_dead,
         super::api::resolutions::resolve,
         super::api::resolutions::cancel,
         super::api::resolutions::replay,
@@ -39,7 +47,7 @@ use super::json::JsonResponse;
         super::overview::provider_history,
         super::flows::show,
         super::overview::workers,
-        super::deployment::show,
+        deployment,
         show,
     ),
     modifiers(&TokenSecurity),
@@ -69,10 +77,41 @@ impl Modify for TokenSecurity {
     tag = "description",
     responses((status = 200, description = "OpenAPI 3.1", body = serde_json::Value))
 )]
-pub(super) async fn show() -> JsonResponse<Description> {
+pub async fn show() -> JsonResponse<Description> {
     JsonResponse(description())
 }
 
-pub(super) fn description() -> Description {
+pub fn description() -> Description {
     ApiDescription::openapi()
+}
+
+/// Header with the deployment's id. Error responses have it too, so that clients see it without the token.
+pub const HEADER: &str = "x-sluicegate-deployment";
+
+/// The deployment that responds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Deployment {
+    /// The id in table `deployment` of its database.
+    #[schema(value_type = String)]
+    pub id: DeploymentId,
+    /// Address of its database, without user and password.
+    pub database: String,
+}
+
+/// The deployment of this process.
+#[utoipa::path(
+    get,
+    path = "/api/v1/deployment",
+    tag = "description",
+    responses((status = 200, description = "Its id and the address of its database", body = Deployment))
+)]
+pub async fn deployment(State(state): State<OpsState>) -> JsonResponse<Deployment> {
+    JsonResponse(state.deployment)
+}
+
+pub async fn add_header(State(state): State<OpsState>, mut answer: Response) -> Response {
+    if let Ok(id) = HeaderValue::from_str(&state.deployment.id.to_string()) {
+        answer.headers_mut().insert(HEADER, id);
+    }
+    answer
 }

@@ -11,7 +11,7 @@ use super::tests::start;
 use super::*;
 
 /// The description as it is published.
-pub(super) struct PublishedApi(pub Value);
+pub struct PublishedApi(pub Value);
 
 impl PublishedApi {
     pub fn current() -> Self {
@@ -158,7 +158,7 @@ fn has_type(wanted: &Value, value: &Value) -> bool {
 }
 
 /// The paths of the real router, read from its debug output: it has no list of them.
-pub(super) async fn routes() -> BTreeSet<String> {
+pub async fn routes() -> BTreeSet<String> {
     let printed = format!("{:?}", router(tests::state(None).await.0));
     let quoted = printed.split('"').skip(1).step_by(2);
     let paths: BTreeSet<String> = quoted.filter(|text| text.starts_with('/')).map(str::to_owned).collect();
@@ -170,7 +170,7 @@ pub(super) async fn routes() -> BTreeSet<String> {
 }
 
 /// An address for a path, with an existing value for each placeholder.
-pub(super) fn example_address(path: &str) -> String {
+pub fn example_address(path: &str) -> String {
     path.replace("{id}", "pay-1").replace("{name}", "acme").replace("{provider}", "acme").replace("{limit}", "second")
 }
 

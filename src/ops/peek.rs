@@ -4,9 +4,14 @@
 
 use std::time::Duration;
 
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
+use super::OpsState;
+use super::json::{ApiError, ErrorBody, JsonResponse};
 use crate::domain::explain::facts::FlowBlock;
 use crate::domain::explain::{LimitWait, NextStart, NextStartInput};
 use crate::domain::format::{count, duration};
@@ -167,7 +172,7 @@ pub async fn peek_backlog(
     let Usage { row, spec, used } = usage(limiter, known, provider, Some(&account)).await?;
     let flows = ledger.account_flows(provider, &account).await?;
     let input = next_start_input(&spec, &account, &used, &flows);
-    Ok(account_backlog(provider, &account, &NextStartInput { paused: row.paused, ..input }))
+    Ok(summarise_backlog(provider, &account, &NextStartInput { paused: row.paused, ..input }))
 }
 
 async fn usage<'a>(
@@ -215,7 +220,7 @@ fn next_start_input(
     }
 }
 
-fn account_backlog(provider: &ProviderName, account: &Identifier, input: &NextStartInput) -> AccountBacklog {
+fn summarise_backlog(provider: &ProviderName, account: &Identifier, input: &NextStartInput) -> AccountBacklog {
     let next_start = input.next_start();
     let next = match &next_start {
         NextStart::NothingWaits => String::new(),
@@ -244,8 +249,86 @@ fn starts_in(wait: Duration) -> String {
     format!("starts in {} at the earliest", duration(wait))
 }
 
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PeekQuery {
+    /// Shows also the limits of scope account, with the usage of this account.
+    account: Option<String>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct BacklogQuery {
+    account: String,
+}
+
+/// The usage of each limit of a provider; uses no permit.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits/{provider}",
+    tag = "providers",
+    params(("provider" = String, Path, description = "The provider's name"), PeekQuery),
+    responses(
+        (status = 200, description = "Its limits", body = Vec<PeekedLimit>),
+        (status = 400, description = "The account is invalid", body = ErrorBody),
+        (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
+        (status = 503, description = "The limiter is unavailable", body = ErrorBody),
+    )
+)]
+pub async fn limits(
+    State(state): State<OpsState>,
+    Path(provider): Path<String>,
+    query: Result<Query<PeekQuery>, QueryRejection>,
+) -> Result<JsonResponse<Vec<PeekedLimit>>, ApiError> {
+    let account = query?.0.account;
+    let known = state.worker_status.borrow().settings.clone();
+    let name = ProviderName::new(provider).map_err(|_| PeekError::NoActiveProvider)?;
+    let used = peek(state.limiter.as_ref(), &known, &name, account.as_deref()).await?;
+    Ok(JsonResponse(used))
+}
+
+/// What waits of an account in the backlog of a provider's lane, and when the next payment starts at the earliest.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits/{provider}/backlog",
+    tag = "providers",
+    params(("provider" = String, Path, description = "The provider's name"), BacklogQuery),
+    responses(
+        (status = 200, description = "The account's payments", body = AccountBacklog),
+        (status = 400, description = "The account is invalid", body = ErrorBody),
+        (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
+        (status = 503, description = "The limiter is unavailable, or the database", body = ErrorBody),
+    )
+)]
+pub async fn account_backlog(
+    State(state): State<OpsState>,
+    Path(provider): Path<String>,
+    query: Result<Query<BacklogQuery>, QueryRejection>,
+) -> Result<JsonResponse<AccountBacklog>, ApiError> {
+    let account = query?.0.account;
+    let known = state.worker_status.borrow().settings.clone();
+    let name = ProviderName::new(provider).map_err(|_| PeekError::NoActiveProvider)?;
+    let (limiter, ledger) = (state.limiter.as_ref(), &state.operator_context.ledger);
+    let waits = peek_backlog(limiter, ledger, &known, &name, &account).await?;
+    Ok(JsonResponse(waits))
+}
+
+impl From<PeekError> for ApiError {
+    fn from(error: PeekError) -> Self {
+        let status = match error {
+            PeekError::NoActiveProvider => StatusCode::NOT_FOUND,
+            PeekError::InvalidAccount(_) => StatusCode::BAD_REQUEST,
+            PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            PeekError::Ledger(error) => return error.into(),
+        };
+        Self(status, error.to_string())
+    }
+}
+
 #[cfg(test)]
-pub(super) mod tests {
+pub mod tests {
     use std::sync::Arc;
 
     use super::*;
@@ -254,7 +337,7 @@ pub(super) mod tests {
     use crate::limiter::embedded::EmbeddedLimiter;
 
     /// `plain` has no limits for accounts, `scoped` has one, `off` is disabled.
-    pub(in crate::ops) fn test_settings() -> LoadedSettings {
+    pub fn test_settings() -> LoadedSettings {
         let limit = |name: &str, scope: &str| LimitRow {
             name: name.to_owned(),
             scope: scope.to_owned(),
@@ -346,7 +429,7 @@ pub(super) mod tests {
                  ends: limit own",
             ),
         ] {
-            assert_eq!(account_backlog(&provider, &account, &input).text, text);
+            assert_eq!(summarise_backlog(&provider, &account, &input).text, text);
         }
     }
 }

@@ -15,13 +15,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::Backends;
 use super::job::pause_cause;
-use super::lane_control::{LaneControl, LanePause, LaneStatus};
+use super::lane_control::LaneControl;
 use super::supervisor::WorkerStatus;
 use crate::domain::format::count;
 use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, ProviderName};
+use crate::domain::time::millis_down;
 use crate::fleet::report::{
-    BackendStatus, LaneReport, LaneState, PauseCause, ProcessReport, REPORT_FORMAT, ReportedDecision, ReportedPause,
+    BackendStatus, LaneReport, PauseCause, ProcessReport, REPORT_FORMAT, ReportedDecision, ReportedPause,
     problem_with_name,
 };
 use crate::fleet::workers::ROW_RETENTION;
@@ -193,7 +194,7 @@ impl HeartbeatReporter {
 /// Whether the report is out of date before the next one is due: the process starts, or a pause ends. Limits are waited
 /// for in every window, and such a short wait is not shown.
 fn changes_soon(report: &ProcessReport) -> bool {
-    let pauses = report.lanes.values().flat_map(|lane| [&lane.pause, &lane.gate]).flatten();
+    let pauses = report.lanes.values().flat_map(LaneReport::pauses);
     let mut other = pauses.filter(|pause| pause.by != PauseCause::Limit);
     !report.ready
         || other.any(|pause| pause.ends_in_ms.is_some_and(|ms| u128::from(ms) < HEARTBEAT_INTERVAL.as_millis()))
@@ -279,15 +280,6 @@ fn per_10s(sent: u64, since: Duration) -> u64 {
 }
 
 fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, decisions: usize) -> LaneReport {
-    let (does, pause) = match pauses.state() {
-        LaneStatus::Running => (LaneState::Running, None),
-        LaneStatus::IntakePaused(pause) => (LaneState::Resting, Some(reported_pause(pause))),
-        LaneStatus::Stopped(pause) => (LaneState::Stopped, Some(reported_pause(pause))),
-        LaneStatus::Probing { reason: cause } => {
-            let pause = ReportedPause { by: PauseCause::Breaker, words: cause, ..ReportedPause::default() };
-            (LaneState::Probing, Some(pause))
-        }
-    };
     let line = |decision: &crate::worker::meter::RecordedDecision| ReportedDecision {
         at_ms: i64::try_from(decision.at_ms).unwrap_or(i64::MAX),
         kind: decision.kind.to_owned(),
@@ -295,8 +287,7 @@ fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, dec
         permits: decision.permits,
     };
     LaneReport {
-        does,
-        pause,
+        status: pauses.status(),
         gate: gate.block.as_ref().and_then(|(by, until)| reported_block(by, *until)),
         gate_waiting: u64::try_from(gate.waiting).unwrap_or(u64::MAX),
         active: figures.active,
@@ -309,22 +300,9 @@ fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, dec
     }
 }
 
-/// Milliseconds until then; `None` when it has passed.
-fn left_ms(until: Instant) -> Option<u64> {
-    let left = until.saturating_duration_since(Instant::now());
-    (!left.is_zero()).then(|| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
-}
-
-fn reported_pause(pause: LanePause) -> ReportedPause {
-    let LanePause { until, cause: by, reason } = pause;
-    let limit = reason.reason.limit().filter(|_| by == PauseCause::Limit).map(str::to_owned);
-    let words = limit.clone().unwrap_or_else(|| reason.to_string());
-    ReportedPause { by, limit, words, ends_in_ms: left_ms(until) }
-}
-
 /// Why the gate's wait queue is blocked; `None` when the block has ended, or concerns only single jobs.
 fn reported_block(by: &BlockReason, until: Instant) -> Option<ReportedPause> {
-    let ends_in_ms = Some(left_ms(until)?);
+    let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
     let words = match by {
         BlockReason::Limit(name) => name.clone(),
         BlockReason::Cold => {
@@ -337,7 +315,7 @@ fn reported_block(by: &BlockReason, until: Instant) -> Option<ReportedPause> {
         BlockReason::Oversized { .. } | BlockReason::AccountBlocked { .. } | BlockReason::Stopping => return None,
     };
     let limit = matches!(by, BlockReason::Limit(_)).then(|| words.clone());
-    Some(ReportedPause { by: pause_cause(by), limit, words, ends_in_ms })
+    Some(ReportedPause { by: pause_cause(by), limit, words, ends_in_ms: Some(millis_down(left)), wait: None })
 }
 
 #[cfg(test)]
@@ -346,6 +324,7 @@ mod tests {
 
     use super::*;
     use crate::domain::wait_reason::Wait;
+    use crate::fleet::report::LaneState;
     use crate::worker::meter::Meter;
 
     #[tokio::test(start_paused = true)]
@@ -427,8 +406,9 @@ mod tests {
         let gate = GateView { waiting: 3, block, limited_at: None };
         let report =
             lane_report(&LaneFigures { sent_total: 7, active: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
-        assert_eq!((report.does, report.sent_total, report.active, report.gate_waiting), (LaneState::Resting, 7, 2, 3));
-        let pause = report.pause.unwrap();
+        assert_eq!((report.sent_total, report.active, report.gate_waiting), (7, 2, 3));
+        assert_eq!(report.status.does, LaneState::Resting);
+        let pause = report.status.pause.unwrap();
         assert_eq!(
             (pause.by, pause.limit.as_deref(), pause.ends_in_ms),
             (PauseCause::Limit, Some("per-minute"), Some(9_000))

@@ -19,8 +19,9 @@ use crate::domain::outcome::Outcome;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::persist_window::{DEADLINE_MISS_PAUSE, MissStreak};
 use crate::domain::provider::ProviderName;
+use crate::domain::time::millis_down;
 use crate::domain::wait_reason::{Wait, WaitReason};
-use crate::fleet::report::PauseCause;
+use crate::fleet::report::{LaneState, LaneStatus, PauseCause, ReportedPause};
 
 /// A pause of a lane: its end and its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,37 +31,24 @@ pub struct LanePause {
     pub reason: Wait,
 }
 
+impl From<LanePause> for ReportedPause {
+    fn from(LanePause { until, cause: by, reason }: LanePause) -> Self {
+        let left = until.saturating_duration_since(Instant::now());
+        Self {
+            by,
+            limit: reason.reason.limit().filter(|_| by == PauseCause::Limit).map(str::to_owned),
+            words: reason.to_string(),
+            ends_in_ms: Some(millis_down(left)),
+            wait: Some(reason),
+        }
+    }
+}
+
 /// A pause of one account: its end, and what the provider refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccountPause {
     pub until: Instant,
     pub sign: SetupSign,
-}
-
-/// State of a lane, with its cause.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LaneStatus {
-    Running,
-    /// Does not consume; active jobs continue.
-    IntakePaused(LanePause),
-    /// Neither consumes nor sends. Without its queue, it still sends its active jobs.
-    Stopped(LanePause),
-    /// The provider was down, for this reason: one job at a time is sent to test whether it still is.
-    Probing {
-        reason: String,
-    },
-}
-
-impl LaneStatus {
-    /// The name in JSON and metrics.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::IntakePaused(_) => "resting",
-            Self::Stopped(_) => "stopped",
-            Self::Probing { .. } => "probing",
-        }
-    }
 }
 
 /// The pauses of a lane: no charges, no consuming, or no sending either.
@@ -228,19 +216,20 @@ impl LaneControl {
         self.probing.subscribe()
     }
 
-    pub fn state(&self) -> LaneStatus {
-        if let Some(closed) = self.queue_refusal.lock().clone() {
-            return LaneStatus::Stopped(closed);
-        }
-        if let Some(pause) = self.sending_pause() {
-            return LaneStatus::Stopped(pause);
-        }
-        let rests = [active_pause(&self.intake), active_pause(&self.charges)].into_iter().flatten();
-        if let Some(pause) = rests.max_by_key(|pause| pause.until) {
-            return LaneStatus::IntakePaused(pause);
-        }
-        let down = self.probing.borrow().clone();
-        down.map_or(LaneStatus::Running, |cause| LaneStatus::Probing { reason: cause })
+    /// What the lane does now, and why.
+    pub fn status(&self) -> LaneStatus {
+        let refused = self.queue_refusal.lock().clone();
+        let rests = || [active_pause(&self.intake), active_pause(&self.charges)].into_iter().flatten();
+        let (does, pause) = if let Some(pause) = refused.or_else(|| self.sending_pause()) {
+            (LaneState::Stopped, Some(pause.into()))
+        } else if let Some(pause) = rests().max_by_key(|pause| pause.until) {
+            (LaneState::Resting, Some(pause.into()))
+        } else if let Some(words) = self.probing.borrow().clone() {
+            (LaneState::Probing, Some(ReportedPause { by: PauseCause::Breaker, words, ..ReportedPause::default() }))
+        } else {
+            (LaneState::Running, None)
+        };
+        LaneStatus { does, pause }
     }
 
     /// Records the outcome of a request that began then, and returns what the breaker did. A provider that is down

@@ -25,17 +25,17 @@ async fn slow_ledger_pauses_lane_one_miss_does_not() {
     for _ in 0..100 {
         pauses.record_deadline_miss();
     }
-    assert_eq!(pauses.state(), LaneStatus::Running);
+    assert_eq!(pauses.status(), LaneStatus::default());
     pauses.record_on_time();
     for _ in 0..3 {
-        assert_eq!(pauses.state(), LaneStatus::Running);
+        assert_eq!(pauses.status(), LaneStatus::default());
         pauses.record_deadline_miss();
         tokio::time::advance(Duration::from_millis(300)).await;
     }
-    let LaneStatus::IntakePaused(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
-    assert_eq!((pause.cause, pauses.sending_pause()), (PauseCause::Backend, None));
+    let LaneStatus { does, pause } = pauses.status();
+    assert_eq!((does, pause.unwrap().by, pauses.sending_pause()), (LaneState::Resting, PauseCause::Backend, None));
     tokio::time::advance(DEADLINE_MISS_PAUSE).await;
-    assert_eq!(pauses.state(), LaneStatus::Running);
+    assert_eq!(pauses.status(), LaneStatus::default());
 }
 
 /// The state stays through other pauses and through a changed row, until the broker grants the queue.
@@ -45,18 +45,17 @@ async fn lane_without_its_queue_is_stopped() {
     pauses.pause_intake(second * 3_600, PauseCause::Limit, Wait::for_limit("all"));
     pauses.record_queue_refusal(second, "queue `payments.bolt` exists");
     for _ in 0..2 {
-        let LaneStatus::Stopped(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
-        assert_eq!(
-            (pause.cause, pause.reason.to_string().as_str()),
-            (PauseCause::Setup, "queue `payments.bolt` exists")
-        );
+        let LaneStatus { does, pause } = pauses.status();
+        let pause = pause.unwrap();
+        assert_eq!((does, pause.by), (LaneState::Stopped, PauseCause::Setup));
+        assert_eq!(pause.words, "queue `payments.bolt` exists");
         assert!(pauses.is_queue_refused());
         assert_eq!(pauses.sending_pause(), None, "active jobs continue");
         tokio::time::advance(second * 2).await;
         pauses.clear();
     }
     pauses.record_queue_open();
-    assert_eq!((pauses.state(), pauses.is_queue_refused()), (LaneStatus::Running, false));
+    assert_eq!((pauses.status().does, pauses.is_queue_refused()), (LaneState::Running, false));
 }
 
 /// Captured log lines.

@@ -84,6 +84,7 @@ fn the_states_of_a_provider_are_in_order() {
     ];
     states.sort();
     let spans = record("0006").spans();
-    let documented: Vec<&String> = spans.iter().skip_while(|span| *span != "disabled").take(states.len()).collect();
-    assert_eq!(documented, states.map(ProviderState::name));
+    let documented: Vec<String> =
+        spans.iter().cloned().skip_while(|span| span != "disabled").take(states.len()).collect();
+    assert_eq!(documented, states.map(|state| state.to_string()));
 }

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use crate::cli::console::{TableShape, render_table, width, wrap_words};
 use crate::domain::format::{count, plural};
 use crate::domain::limit::AppliesTo;
-use crate::fleet::clears::{ClearTimeOverview, MissingSource};
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
+use crate::fleet::pace::{ClearTimeOverview, MissingSource};
 use crate::fleet::{Overview, ProviderState};
 
 use super::table::{TableColumn, render_lines};
@@ -136,7 +136,7 @@ fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> Statu
     };
     let columns = [
         Some(column("provider", false, |provider| provider.name.clone())),
-        Some(column("state", false, |provider| provider.state.name().replace('_', " "))),
+        Some(column("state", false, |provider| provider.state.to_string().replace('_', " "))),
         Some(column("used", true, |provider| {
             fullest_limit(&provider.limits).map_or_else(|| UNKNOWN.to_owned(), usage_text)
         })),
@@ -165,7 +165,7 @@ fn cells(provider: &ProviderOverview) -> Vec<String> {
     let limit = fullest_limit(&provider.limits);
     vec![
         provider.name.clone(),
-        provider.state.name().to_owned(),
+        provider.state.to_string(),
         limit.map_or_else(|| UNKNOWN.to_owned(), LimitOverview::rate_in_words),
         limit.and_then(|limit| limit.used).map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string()),
         per_second(provider.rate_per_s),

@@ -10,16 +10,13 @@ use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::body::{ApiBody, validate_reason};
-use super::jobs::parse_job_id;
-use super::problem::{ApiError, ErrorBody};
-use super::{OperatorContext, actor};
+use super::{OperatorContext, actor, parse_job_id};
 use crate::domain::job::JobId;
 use crate::ledger::decision_input;
 use crate::ledger::operator::{Actor, JobResolution};
 use crate::ops::OpsState;
 use crate::ops::guard::ApiCaller;
-use crate::ops::json::JsonResponse;
+use crate::ops::json::{ApiBody, ApiError, ErrorBody, JsonResponse, validate_reason};
 use crate::worker::resend::{ResendError, Resender, provider_names};
 
 /// An operator's decision about a payment in `review`, by the provider's records.

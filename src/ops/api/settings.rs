@@ -10,17 +10,15 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::actor;
-use super::body::{ApiBody, validate_reason};
-use super::problem::{ApiError, ErrorBody};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::fleet::clears::{ClearTimeOverview, MissingSource, clear_time};
+use crate::fleet::pace::{ClearTimeOverview, MissingSource, clear_time};
 use crate::ledger::provider_row::{LimitSummary, ProviderRow};
 use crate::ledger::settings::InvalidRow;
 use crate::ops::OpsState;
 use crate::ops::change::{SettingsChangeError, set_paused, set_rate};
 use crate::ops::guard::ApiCaller;
-use crate::ops::json::JsonResponse;
+use crate::ops::json::{ApiBody, ApiError, ErrorBody, JsonResponse, validate_reason};
 
 /// The configured limits of all providers.
 #[derive(Debug, Serialize, ToSchema)]

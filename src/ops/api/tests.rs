@@ -19,9 +19,9 @@ use crate::ops::tests::{client, spawn_server, state};
 use crate::provider::FrozenRequest;
 use crate::queue::message::{decode, encode};
 
-pub(super) struct TestApi {
-    pub(super) address: String,
-    pub(super) database: Database,
+pub struct TestApi {
+    pub address: String,
+    pub database: Database,
     queue: Arc<dyn Queue>,
     published: PublishedApi,
     stop: CancellationToken,
@@ -35,7 +35,7 @@ impl Drop for TestApi {
 
 impl TestApi {
     /// A server with provider `acme`, limits 100/1s and 600/1m.
-    pub(super) async fn new() -> Self {
+    pub async fn new() -> Self {
         let (state, _progress, database) = state(None).await;
         let limit = |name: &str, max_requests, window_ms| LimitRow {
             name: name.to_owned(),
@@ -79,7 +79,7 @@ impl TestApi {
     }
 
     /// Adds a job in a state.
-    pub(super) async fn add_job(&self, id: &str, account: &str, state: &str) {
+    pub async fn add_job(&self, id: &str, account: &str, state: &str) {
         let ledger = self.database.clone();
         let job = Job {
             id: Identifier::new(id).unwrap(),
@@ -130,7 +130,7 @@ impl TestApi {
     }
 
     /// The content of the database without [`RECONCILIATION_TABLES`].
-    pub(super) async fn database_content(&self) -> Vec<(String, String)> {
+    pub async fn database_content(&self) -> Vec<(String, String)> {
         let pool = self.database.sqlite_pool().unwrap();
         let columns = "SELECT tables.name, group_concat('quote(\"' || columns.name || '\")', '||') \
             FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns \

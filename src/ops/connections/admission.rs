@@ -15,7 +15,7 @@ use crate::ops::connections::ClientAddress;
 
 /// Upper bounds on simultaneous requests and connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AdmissionBounds {
+pub struct AdmissionBounds {
     /// Requests in progress, without probes.
     pub requests: usize,
     /// Requests in progress of one address, without probes.
@@ -26,7 +26,7 @@ pub(super) struct AdmissionBounds {
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops) enum RequestKind {
+pub enum RequestKind {
     /// A liveness or readiness probe, answered from memory.
     Probe,
     Other,
@@ -34,7 +34,7 @@ pub(in crate::ops) enum RequestKind {
 
 /// Why a request is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops) enum AdmissionError {
+pub enum AdmissionError {
     TooManyRequests,
     TooManyOfAddress,
     /// Its connection has just been closed for another one.
@@ -43,7 +43,7 @@ pub(in crate::ops) enum AdmissionError {
 
 /// All admitted connections and their bounds.
 #[derive(Debug)]
-pub(super) struct ConnectionAdmission {
+pub struct ConnectionAdmission {
     bounds: AdmissionBounds,
     connections: Mutex<ConnectionTable>,
 }
@@ -65,12 +65,12 @@ struct ConnectionEntry {
 }
 
 impl ConnectionAdmission {
-    pub(super) fn new(bounds: AdmissionBounds) -> Arc<Self> {
+    pub fn new(bounds: AdmissionBounds) -> Arc<Self> {
         Arc::new(Self { bounds, connections: Mutex::default() })
     }
 
     /// Admits a new connection, at the bound in place of an idle one; `None` if no connection is idle.
-    pub(super) fn admit(self: &Arc<Self>, address: ClientAddress) -> Option<AdmittedConnection> {
+    pub fn admit(self: &Arc<Self>, address: ClientAddress) -> Option<AdmittedConnection> {
         let AdmissionBounds { requests, requests_per_address: requests_of_address, probe_connections: for_probes } =
             self.bounds;
         let mut holders = self.connections.lock();
@@ -89,11 +89,7 @@ impl ConnectionAdmission {
     }
 
     /// Marks a connection as busy with a request until the returned value is dropped.
-    pub(super) fn begin_request(
-        self: &Arc<Self>,
-        id: u64,
-        kind: RequestKind,
-    ) -> Result<RequestInProgress, AdmissionError> {
+    pub fn begin_request(self: &Arc<Self>, id: u64, kind: RequestKind) -> Result<RequestInProgress, AdmissionError> {
         let mut holders = self.connections.lock();
         let address = holders.connections.get(&id).ok_or(AdmissionError::ConnectionClosed)?.address;
         let others = |holder: &&ConnectionEntry| holder.request == Some(RequestKind::Other);
@@ -134,7 +130,7 @@ impl ConnectionTable {
 
 /// An admitted connection; it counts until dropped.
 #[derive(Debug)]
-pub(super) struct AdmittedConnection {
+pub struct AdmittedConnection {
     pub id: u64,
     /// Fires when the connection must close to make room.
     pub close_signal: CancellationToken,
@@ -149,7 +145,7 @@ impl Drop for AdmittedConnection {
 
 /// A request in progress; it counts until dropped.
 #[derive(Debug)]
-pub(in crate::ops) struct RequestInProgress {
+pub struct RequestInProgress {
     id: u64,
     admission: Arc<ConnectionAdmission>,
 }

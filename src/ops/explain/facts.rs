@@ -22,6 +22,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{QuotaSpec, SubjectQuery};
 use crate::domain::time::EpochMs;
 use crate::domain::wait_reason::{Wait, WaitReason};
+use crate::fleet::report::{LaneState, LaneStatus, ReportedPause};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogPosition, LedgerQueuePosition};
 use crate::ledger::database::Database;
@@ -30,13 +31,12 @@ use crate::limiter::Limiter;
 use crate::limiter::gate::BlockReason;
 use crate::ops::OverviewCollector;
 use crate::queue::{Queue, QueueError};
-use crate::worker::lane_control::LaneStatus;
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 
 /// Timeout of a query to the broker, a gate or the limiter's store.
-pub(super) const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
+pub const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The sources of the facts. Without a process, lanes and gates are unknown.
 pub struct FactSources<'a> {
@@ -129,21 +129,17 @@ fn row_facts(known: &LoadedSettings, name: &ProviderName) -> RowFacts {
 }
 
 fn lane_facts(process: &WorkerStatus, name: &ProviderName) -> LaneFacts {
-    let left = |until: Instant| until.saturating_duration_since(Instant::now());
-    let pauses = process.lanes.get(name);
+    let Some(control) = process.lanes.get(name) else { return LaneFacts::Absent };
     // A lane whose queue refuses its consumer still sends its active jobs.
-    let still_sends = pauses.is_some_and(|pauses| pauses.is_queue_refused() && pauses.sending_pause().is_none());
-    match pauses.map(|pauses| pauses.state()) {
-        None => LaneFacts::Absent,
-        Some(LaneStatus::Stopped(pause)) if still_sends => {
-            LaneFacts::IntakePaused { cause: pause.reason, ends_in: left(pause.until) }
-        }
-        Some(LaneStatus::Running) => LaneFacts::Running,
-        Some(LaneStatus::IntakePaused(pause)) => {
-            LaneFacts::IntakePaused { cause: pause.reason, ends_in: left(pause.until) }
-        }
-        Some(LaneStatus::Stopped(pause)) => LaneFacts::Paused { cause: pause.reason, ends_in: left(pause.until) },
-        Some(LaneStatus::Probing { reason: cause }) => LaneFacts::Probing { cause },
+    let still_sends = control.is_queue_refused() && control.sending_pause().is_none();
+    let LaneStatus { does, pause } = control.status();
+    let ReportedPause { words, ends_in_ms, wait, .. } = pause.unwrap_or_default();
+    let ends_in = Duration::from_millis(ends_in_ms.unwrap_or_default());
+    match (does, wait) {
+        (LaneState::Probing, _) => LaneFacts::Probing { cause: words },
+        (LaneState::Stopped, Some(cause)) if !still_sends => LaneFacts::Paused { cause, ends_in },
+        (LaneState::Stopped | LaneState::Resting, Some(cause)) => LaneFacts::IntakePaused { cause, ends_in },
+        (LaneState::Running, _) | (_, None) => LaneFacts::Running,
     }
 }
 
@@ -167,7 +163,7 @@ async fn claim_state(
 }
 
 /// Position of the job in the wait queue of its lane's gate: it waits for the lane's egress, or for a permit.
-pub(super) async fn position_in_lane(
+pub async fn position_in_lane(
     process: &WorkerStatus,
     name: &ProviderName,
     worker: &str,

@@ -13,7 +13,7 @@ use crate::domain::explain::facts::{ClaimState, JobFacts, LaneQueue, MessageSear
 use crate::domain::job::{Job, JobId};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::EpochMs;
-use crate::fleet::clears::clear_time;
+use crate::fleet::pace::clear_time;
 use crate::queue::message::decode_recorded;
 use crate::queue::{FoundMessage, SearchResult};
 
@@ -24,7 +24,7 @@ const LANES_MAX: usize = 20;
 
 /// The result of the search.
 #[derive(Default)]
-pub(super) struct UnrecordedJob {
+pub struct UnrecordedJob {
     pub lane: Option<ProviderName>,
     pub job: Option<JobFacts>,
     pub claim: Option<ClaimState>,
@@ -35,7 +35,7 @@ pub(super) struct UnrecordedJob {
 }
 
 /// Searches the active jobs of the process, then the lanes' queues.
-pub(super) async fn find_unrecorded(sources: &FactSources<'_>, id: &JobId) -> UnrecordedJob {
+pub async fn find_unrecorded(sources: &FactSources<'_>, id: &JobId) -> UnrecordedJob {
     let here = find_active(sources, id).await;
     let search = match sources.queue {
         Some(queue) => timeout(QUERY_TIMEOUT, queue.find(id)).await.ok().and_then(Result::ok),
@@ -104,7 +104,7 @@ fn facts_from_message(found: Option<&FoundMessage>, lane: &ProviderName) -> JobF
 }
 
 /// Sets the times of the job by the ledger's clock.
-pub(super) fn with_current_times(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts {
+pub fn with_current_times(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts {
     let ready_at = now.0.saturating_add(i64::try_from(ready_in.as_millis()).unwrap_or(i64::MAX));
     let wake_at = EpochMs(ready_at).max(job.not_before.unwrap_or_default());
     JobFacts { created_at: now, updated_at: now, wake_at, ..job }

@@ -1,28 +1,28 @@
 //! The `/metrics` endpoint: the counters of this process, and the figures of the overview.
 //!
 //! A scrape does not fail when a backend is unavailable: it reads the worker's last check of each. Label values come
-//! from provider rows and closed lists, never from jobs or accounts.
+//! from provider rows and closed lists, never from jobs or accounts. A family without values is written too, so that
+//! every scrape lists these metrics.
+
+use std::fmt;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::{encode, encode_registry};
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::OpsState;
 use super::guard::AuthenticationFailures;
 use super::overview::OverviewSnapshot;
-use crate::worker::meter::PREFIX;
+use crate::worker::meter::{Labels, PREFIX};
 use crate::worker::supervisor::WorkerStatus;
 
-mod lanes;
-mod limits;
 mod overview;
 mod process;
-mod text;
-mod write;
 
 /// <https://prometheus.io/docs/instrumenting/exposition_formats/>
 const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -38,7 +38,7 @@ struct MetricsSnapshot {
 }
 
 /// All metrics in the text format of OpenMetrics.
-async fn scrape(state: &OpsState) -> Result<String, std::fmt::Error> {
+async fn scrape(state: &OpsState) -> Result<String, fmt::Error> {
     let worker_status = state.worker_status.borrow().clone();
     let failures = state.wrong_tokens.failures();
     let overview = state.collector.snapshot().await;
@@ -51,26 +51,104 @@ async fn scrape(state: &OpsState) -> Result<String, std::fmt::Error> {
 }
 
 impl Collector for MetricsSnapshot {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let mut writer = write::MetricsWriter(encoder);
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut writer = MetricsWriter(encoder);
         process::write(&mut writer, &self.worker_status, self.failures)?;
-        lanes::write(&mut writer, &self.worker_status)?;
-        limits::write(&mut writer, &self.worker_status.settings, &self.overview.input.limit_usage)?;
+        process::write_lanes(&mut writer, &self.worker_status)?;
+        overview::write_limits(&mut writer, &self.worker_status.settings, &self.overview.input.limit_usage)?;
         overview::write(&mut writer, &self.overview)
     }
 }
 
 /// Responds in the older text format unless the client accepts OpenMetrics.
-pub(super) async fn show(State(state): State<OpsState>, headers: HeaderMap) -> Response {
+pub async fn show(State(state): State<OpsState>, headers: HeaderMap) -> Response {
     let wants = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     match scrape(&state).await {
         Ok(text) if wants.contains("application/openmetrics-text") => {
             ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
         }
-        Ok(text) => ([(header::CONTENT_TYPE, PLAIN_TEXT)], text::from_open_metrics(&text)).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, PLAIN_TEXT)], from_open_metrics(&text)).into_response(),
         Err(error) => {
             tracing::error!(%error, "metrics could not be encoded; the scrape fails");
             axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
+    }
+}
+
+/// Turns OpenMetrics text into the text format 0.0.4. They differ in how counters are announced and in the last line.
+fn from_open_metrics(open_metrics: &str) -> String {
+    let counters = open_metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"));
+    counters.fold(open_metrics.replace("# EOF\n", ""), |text, name| {
+        ["# HELP", "# TYPE"].iter().fold(text, |text, announcement| {
+            text.replace(&format!("{announcement} {name} "), &format!("{announcement} {name}_total "))
+        })
+    })
+}
+
+const MS_PER_S: f64 = 1_000.0;
+
+/// The writer of metrics that are read at scrape time: a name, a help text, and a value for each set of labels.
+struct MetricsWriter<'a>(DescriptorEncoder<'a>);
+
+impl MetricsWriter<'_> {
+    /// Writes a counter; `name` is without `_total`.
+    fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, u64)>,
+    ) -> Result<(), fmt::Error> {
+        let write = |metric: &mut MetricEncoder<'_>, value| metric.encode_counter::<Labels, u64, u64>(&value, None);
+        write_family(self.0.encode_descriptor(name, help, None, MetricType::Counter)?, values, write)
+    }
+
+    fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, f64)>,
+    ) -> Result<(), fmt::Error> {
+        let write = |metric: &mut MetricEncoder<'_>, value| metric.encode_gauge(&value);
+        write_family(self.0.encode_descriptor(name, help, None, MetricType::Gauge)?, values, write)
+    }
+}
+
+fn write_family<V>(
+    mut family: MetricEncoder<'_>,
+    values: impl IntoIterator<Item = (Labels, V)>,
+    write: impl Fn(&mut MetricEncoder<'_>, V) -> Result<(), fmt::Error>,
+) -> Result<(), fmt::Error> {
+    for (labels, value) in values {
+        if labels.is_empty() {
+            write(&mut family, value)?;
+        } else {
+            write(&mut family.encode_family(&labels)?, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// A count as a float; beyond 2^53 it loses its last digits.
+#[allow(clippy::cast_precision_loss, reason = "metrics are floats")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Converts milliseconds to seconds.
+fn seconds(ms: u64) -> f64 {
+    float(ms) / MS_PER_S
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counter_types_have_the_full_name() {
+        let new = "# HELP a_jobs Jobs.\n# TYPE a_jobs counter\na_jobs_total{p=\"x\"} 1\n# HELP b Bees.\n# TYPE b gauge\n\
+                   b 2.0\n# EOF\n";
+        let old = "# HELP a_jobs_total Jobs.\n# TYPE a_jobs_total counter\na_jobs_total{p=\"x\"} 1\n# HELP b Bees.\n\
+                   # TYPE b gauge\nb 2.0\n";
+        assert_eq!(from_open_metrics(new), old);
     }
 }

@@ -16,9 +16,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, QueueDepths};
-use super::cache::{CachedSource, CachedValue, QueryResult, VersionedSource};
-use super::fan_out::{query_concurrently, split_results};
 use super::history::{HistoryPoint, OverviewHistory};
+use super::sources::{CachedSource, CachedValue, QueryResult, VersionedSource};
+use super::sources::{query_concurrently, split_results};
 use super::{HISTORY_MAX_S, pause_authors};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
@@ -37,7 +37,7 @@ use crate::worker::supervisor::WorkerStatus;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
 /// Interval of the points of the history.
-pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
+pub const SAMPLE_EVERY: Duration = Duration::from_secs(2);
 /// All readers within this time get the same snapshot.
 const SNAPSHOT_TTL: Duration = Duration::from_secs(1);
 /// Timeout of a source.
@@ -182,7 +182,7 @@ impl OverviewCollector {
 
     /// Adds a point of each provider to the history. It is of the last snapshot of a reader, so that a page shows the same
     /// figure in both; a snapshot that is no later than the last point would repeat it.
-    pub(super) async fn record_point(&self) {
+    pub async fn record_point(&self) {
         let seen = self.last_snapshot.lock().await.clone();
         let is_new = |overview: &Overview| self.history.lock().is_later(overview);
         let seen = seen.filter(|(at, snapshot)| at.elapsed() < SAMPLE_EVERY && is_new(&snapshot.overview));

@@ -29,7 +29,7 @@ pub struct HistoryPoint {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct OverviewHistory {
+pub struct OverviewHistory {
     providers: BTreeMap<String, ProviderHistory>,
     /// Of the last overview that was recorded.
     last_at: Option<String>,

@@ -1,34 +1,41 @@
-//! The handlers of the overview of all workers: all providers, one provider with its history, and the workers.
+//! The handlers of the overview: all providers, one provider with its history, the workers, the lanes of this process,
+//! and the reconciliation.
 //!
 //! The data come from the [`OverviewCollector`], which queries each source once for all readers. While a backend is
-//! unavailable its figures are missing, with a warning; the response is no error.
+//! unavailable its figures are missing, with a warning; the response is no error. Every process has its own lanes, with
+//! their own circuit breakers and pauses. The reconciliation does not read the whole ledger: finished jobs are compared
+//! with their events only if they finished recently.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
-use super::api::problem::{ApiError, ErrorBody};
-use super::json::JsonResponse;
+use super::json::{ApiError, ErrorBody, JsonResponse};
 use crate::domain::provider::ProviderName;
+use crate::domain::time::millis_down;
+use crate::fleet::ProviderReconciliation;
 use crate::fleet::overview::{Overview, ProviderOverview};
-use crate::fleet::report::WaitHistogram;
+use crate::fleet::report::{LaneState, WaitHistogram};
 use crate::fleet::workers::{DecisionOverview, WorkerOverview, permit_waits, recent_decisions};
 use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
 use crate::ledger::settings::AuditedChange;
+use crate::worker::lane_control::LaneControl;
+use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
 mod backlog_counts;
-mod cache;
 mod collector;
-mod fan_out;
 mod history;
+mod sources;
 
 pub use collector::{OverviewCollector, OverviewSnapshot, OverviewSources, all_provider_names, unix_ms};
 pub use history::HistoryPoint;
@@ -42,7 +49,7 @@ const AUDIT_MAX: u32 = 20;
 
 /// All data of one provider.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ProviderPage {
+pub struct ProviderPage {
     overview: ProviderOverview,
     /// The row as `provider show --json` prints it; absent if the provider no longer has one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,18 +87,19 @@ struct HistoryResponse {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct HistoryParams {
+pub struct HistoryParams {
     /// Length of the history in seconds, 1 to 900; default 600.
     seconds: Option<u64>,
 }
 
-pub(super) fn routes() -> Router<OpsState> {
-    use axum::routing::get;
+pub fn routes() -> Router<OpsState> {
     Router::new()
         .route("/api/v1/overview", get(show))
         .route("/api/v1/providers/{name}", get(provider))
         .route("/api/v1/providers/{name}/history", get(provider_history))
         .route("/api/v1/workers", get(workers))
+        .route("/api/v1/lanes", get(lanes))
+        .route("/api/v1/reconciliation", get(reconciliation))
 }
 
 /// All providers, as all workers together see them.
@@ -101,7 +109,7 @@ pub(super) fn routes() -> Router<OpsState> {
     tag = "overview",
     responses((status = 200, description = "One entry per provider", body = Overview))
 )]
-pub(super) async fn show(State(state): State<OpsState>) -> Response {
+pub async fn show(State(state): State<OpsState>) -> Response {
     JsonResponse(state.collector.overview().await.as_ref()).into_response()
 }
 
@@ -116,7 +124,7 @@ pub(super) async fn show(State(state): State<OpsState>) -> Response {
         (status = 404, description = "There is no such provider", body = ErrorBody),
     )
 )]
-pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Result<Response, ApiError> {
+pub async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Result<Response, ApiError> {
     let OverviewSnapshot { overview, input } = state.collector.snapshot().await;
     let Some(found) = overview.providers.iter().find(|provider| provider.name == name) else {
         return Err(no_such_provider());
@@ -147,7 +155,7 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
         (status = 404, description = "There is no such provider", body = ErrorBody),
     )
 )]
-pub(super) async fn provider_history(
+pub async fn provider_history(
     State(state): State<OpsState>,
     Path(name): Path<String>,
     since: Result<Query<HistoryParams>, QueryRejection>,
@@ -157,7 +165,7 @@ pub(super) async fn provider_history(
         return Err(ApiError::bad_request(format!("`seconds` must be 1 to {HISTORY_MAX_S}, got {seconds}")));
     }
     let known = state.collector.overview().await.providers.iter().any(|provider| provider.name == name);
-    let step_ms = u64::try_from(collector::SAMPLE_EVERY.as_millis()).unwrap_or(u64::MAX);
+    let step_ms = millis_down(collector::SAMPLE_EVERY);
     match state.collector.history(&name, seconds) {
         points if points.is_empty() && !known => Err(no_such_provider()),
         points => Ok(JsonResponse(HistoryResponse { step_ms, points }).into_response()),
@@ -171,9 +179,61 @@ pub(super) async fn provider_history(
     tag = "overview",
     responses((status = 200, description = "Every worker that reported within a day", body = WorkersResponse))
 )]
-pub(super) async fn workers(State(state): State<OpsState>) -> Response {
+pub async fn workers(State(state): State<OpsState>) -> Response {
     let input = state.collector.input().await;
     JsonResponse(WorkersResponse { workers: input.workers.iter().map(WorkerOverview::new).collect() }).into_response()
+}
+
+/// The state of one lane.
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct LaneOverview {
+    provider: String,
+    /// `running`; `resting`: starts no more jobs; `stopped`: takes and sends none; `probing`: sends one job at a time.
+    #[schema(value_type = String)]
+    state: LaneState,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ends_in_ms: Option<u64>,
+}
+
+/// The state of each lane of this process, and the cause.
+#[utoipa::path(
+    get,
+    path = "/api/v1/lanes",
+    tag = "providers",
+    responses((status = 200, description = "Its lanes", body = Vec<LaneOverview>))
+)]
+pub async fn lanes(State(state): State<OpsState>) -> Response {
+    let lanes = state.worker_status.borrow().lanes.clone();
+    JsonResponse(lane_overviews(&lanes)).into_response()
+}
+
+fn lane_overviews(lanes: &BTreeMap<ProviderName, Arc<LaneControl>>) -> Vec<LaneOverview> {
+    let view = |(name, control): (&ProviderName, &Arc<LaneControl>)| {
+        let (provider, status) = (name.to_string(), control.status());
+        let (cause, ends_in_ms) = status.pause.map(|pause| (pause.words, pause.ends_in_ms)).unzip();
+        LaneOverview { provider, state: status.does, cause, ends_in_ms: ends_in_ms.flatten() }
+    };
+    lanes.iter().map(view).collect()
+}
+
+/// The reconciliation of each provider: jobs by state, and faults.
+#[utoipa::path(
+    get,
+    path = "/api/v1/reconciliation",
+    tag = "jobs",
+    responses(
+        (status = 200, description = "One reconciliation per provider", body = Vec<ProviderReconciliation>),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
+    )
+)]
+pub async fn reconciliation(
+    State(state): State<OpsState>,
+) -> Result<JsonResponse<Vec<ProviderReconciliation>>, ApiError> {
+    let counted = state.operator_context.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
+    let counted = counted.map_err(ApiError::unavailable)?;
+    Ok(JsonResponse(counted.into_iter().map(ProviderReconciliation::from).collect()))
 }
 
 impl From<AuditedChange> for ChangeOverview {
@@ -202,4 +262,4 @@ pub async fn pause_authors(ledger: &Database, rows: &[ProviderRow]) -> BTreeMap<
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub mod tests;

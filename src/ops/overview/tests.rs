@@ -1,12 +1,13 @@
 //! Tests of the overview with embedded backends and without a worker: the test writes the workers' reports itself.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
+use crate::domain::wait_reason::{Wait, WaitReason};
+use crate::fleet::report::PauseCause;
 use crate::ledger::database::Database;
 use crate::ledger::fleet::WorkerReport;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
@@ -15,7 +16,7 @@ use crate::queue::embedded::EmbeddedQueue;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 
-pub(in crate::ops) fn test_collector(
+pub fn test_collector(
     database: &Database,
     progress: watch::Receiver<WorkerStatus>,
     limiter: Arc<dyn Limiter>,
@@ -134,4 +135,30 @@ async fn snapshot_is_one_point_of_the_history() {
     let at: Vec<String> = collector.history("acme", 900).into_iter().map(|point| point.at).collect();
     assert_eq!((at.len(), &at[0]), (2, &shown), "{at:?}");
     assert!(at[0] < at[1], "the snapshot is not recorded twice: {at:?}");
+}
+
+#[tokio::test]
+async fn paused_lane_shows_cause_and_end() {
+    let lanes: BTreeMap<_, Arc<LaneControl>> =
+        ["acme", "bolt", "crate"].into_iter().map(|name| (ProviderName::new(name).unwrap(), Arc::default())).collect();
+    let pauses = |name: &str| &lanes[&ProviderName::new(name).unwrap()];
+    pauses("bolt").pause_intake(Duration::from_secs(600), PauseCause::Limit, Wait::for_limit("all"));
+    pauses("crate").pause_intake(Duration::from_secs(900), PauseCause::Limit, Wait::for_limit("all"));
+    pauses("crate").pause_sending(
+        Duration::from_secs(600),
+        PauseCause::Breaker,
+        Wait::with_detail(WaitReason::CircuitOpen, "no answer in time"),
+    );
+    let mut overviews = serde_json::to_value(lane_overviews(&lanes)).unwrap();
+    for resting in [1, 2] {
+        let ends_in_ms = overviews[resting]["ends_in_ms"].take().as_u64().unwrap();
+        assert!((500_000..=600_000).contains(&ends_in_ms), "{ends_in_ms}");
+    }
+    let wanted = json!([
+        {"provider": "acme", "state": "running"},
+        {"provider": "bolt", "state": "resting", "cause": "waits for limit all", "ends_in_ms": null},
+        {"provider": "crate", "state": "stopped", "cause": "the provider is down: no answer in time",
+         "ends_in_ms": null},
+    ]);
+    assert_eq!(overviews, wanted);
 }

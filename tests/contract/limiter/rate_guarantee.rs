@@ -7,7 +7,6 @@
 
 use std::cell::Cell;
 
-use BOOKING_HORIZON;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::limit::Rate;

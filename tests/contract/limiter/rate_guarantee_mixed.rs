@@ -8,7 +8,6 @@
 
 use std::cell::Cell;
 
-use BOOKING_HORIZON;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use sluicegate::domain::clock_comparison::{ClockComparison, Comparison};

@@ -3,8 +3,8 @@
 use serde_json::json;
 use sluicegate::domain::account_faults::TEST_MAX;
 use sluicegate::domain::outcome::Outcome;
+use sluicegate::fleet::report::LaneState;
 use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::worker::lane_control::LaneStatus;
 
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, accepted, rejected};
@@ -113,7 +113,7 @@ async fn refused_test_stops_a_lane_without_other_accounts() {
     }
     bench.until("the account is tested", async || bench.script.sent().len() >= 2).await;
     let lanes = bench.settings_known().await.lanes;
-    let stopped = async || matches!(lanes[&name("acme")].state(), LaneStatus::Stopped(_));
+    let stopped = async || lanes[&name("acme")].status().does == LaneState::Stopped;
     bench.until("the lane stops", stopped).await;
     assert_eq!(bench.script.sent().len(), 2);
 }

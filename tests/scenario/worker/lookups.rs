@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluicegate::domain::outcome::{LookupResult, Outcome, UnknownCause};
+use sluicegate::fleet::report::LaneState;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::upkeep::CheckScope;
-use sluicegate::worker::lane_control::LaneStatus;
 
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, timeout};
@@ -183,7 +183,7 @@ async fn limited_lookup_does_not_pause_the_lane() {
     bench.pay("bolt", "next").await;
     bench.until_state("next", "succeeded").await;
     let lanes = bench.settings_known().await.lanes;
-    assert_eq!(lanes[&name("bolt")].state(), LaneStatus::Running);
+    assert_eq!(lanes[&name("bolt")].status().does, LaneState::Running);
 }
 
 /// A limit on charges that stays used up, so that the lane pauses. A payment that may have been charged is still looked
@@ -253,7 +253,7 @@ async fn throttled_lookup_pauses_the_quota() {
     bench.pay("bolt", "locked-out").await;
     bench.until_delayed("locked-out", "a look-up with 401").await;
     let lanes = bench.settings_known().await.lanes;
-    assert_eq!(lanes[&name("bolt")].state(), LaneStatus::Running);
+    assert_eq!(lanes[&name("bolt")].status().does, LaneState::Running);
     bench.pay("bolt", "charged-meanwhile").await;
     bench.until_state("charged-meanwhile", "succeeded").await;
     assert_eq!(bench.job("locked-out").await.unwrap().state, "unknown");

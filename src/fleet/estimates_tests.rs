@@ -1,4 +1,4 @@
-//! Clear times, by what the workers report.
+//! Tests of the estimates: clear times, and the figures while a source is missing or a worker is cut off.
 
 use super::*;
 
@@ -95,19 +95,7 @@ fn full_stop_is_named_instead_of_a_time() {
 fn proposed_limit_is_estimated_like_the_current_one() {
     let mut one = evidence(vec![row()], vec![worker("a", json!({"in_flight": 2, "sent_10s": 100}))]);
     one.depths.insert("acme".to_owned(), 5_000);
-    let used = LimitStatus {
-        name: "per-minute".to_owned(),
-        max_requests: 600,
-        window: SECOND * 60,
-        capacity: 600,
-        used: 590,
-        shadow: false,
-        would_have_refused: 0,
-        would_have_waited: 0,
-        retry_after: Some(std::time::Duration::ZERO),
-        reset_after: std::time::Duration::ZERO,
-    };
-    one.limit_usage.insert(ProviderName::new("acme").unwrap(), vec![used]);
+    one.limit_usage.insert(ProviderName::new("acme").unwrap(), vec![used("per-minute", 600, 590)]);
     let shown = overview(&one).providers.remove(0).clears;
     let of = |max_requests: i64, input: &OverviewInput| {
         let mut row = row();
@@ -146,4 +134,143 @@ fn old_count_shortens_the_clear_time() {
     // A lane that waits has sent what it sent in the last ten seconds.
     let cold = || json!({"sent_10s": 100, "gate": pause("cold", "lost its state", 3_000)});
     assert_eq!(clears_in_ms(6_000, cold(), Some(120_000)), clears_in_ms(5_900, cold(), Some(0)));
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    Nothing,
+    Queue,
+    /// Jobs cannot be counted; the rest of the database answers.
+    Counts,
+    Database,
+    Limiter,
+    Reports,
+}
+
+/// 1,332 payments are recorded and 16,541 are in the queue alone.
+fn with_missing(missing: Missing) -> OverviewInput {
+    let mut row = row();
+    row.limits = vec![LimitRow { name: "all".to_owned(), ..row.limits[0].clone() }];
+    let lane = json!({"sent_10s": 950, "sent_total": 9_000, "throttled_total": 3, "in_flight": 2});
+    // Workers that were read last stay, although they are not current.
+    let workers = if missing == Missing::Reports { Vec::new() } else { vec![worker("a", lane)] };
+    let counted = ProviderReconciliation {
+        provider: "acme".to_owned(),
+        delayed: 1_000,
+        due: 300,
+        active: 34,
+        in_flight: 2,
+        messages_least: 300,
+        messages_most: 300,
+        states: [("review", 2), ("dead", 1), ("succeeded", 9_000)].map(|(state, jobs)| (state.to_owned(), jobs)).into(),
+        ..ProviderReconciliation::default()
+    };
+    let quota = ProviderName::new("acme").unwrap();
+    let problem = |which: Missing| (missing == which).then(|| format!("{which:?}: gone"));
+    let database = missing == Missing::Database;
+    OverviewInput {
+        reconciliation: (!database && missing != Missing::Counts).then(|| by_provider([counted])),
+        depths: (missing != Missing::Queue).then(|| ("acme".to_owned(), 16_841)).into_iter().collect(),
+        oldest_ms: (!database).then(|| [("acme".to_owned(), 1_799_999_990_000)].into()),
+        limit_usage: (missing != Missing::Limiter).then(|| (quota, vec![used("all", 100, 87)])).into_iter().collect(),
+        database_problem: problem(Missing::Database),
+        backend_problems: problem(missing).filter(|_| !database && missing != Missing::Nothing).into_iter().collect(),
+        ..evidence(vec![row], workers)
+    }
+}
+
+#[test]
+fn a_missing_source_never_counts_as_zero() {
+    let ledgers = ["backlog", "delayed", "active", "in_flight", "review", "dead", "succeeded", "declined", "unknown"];
+    for (missing, waiting, unknown) in [
+        (Missing::Nothing, json!([17_873, false]), vec![]),
+        (Missing::Queue, json!([1_332, true]), vec!["queued", "unrecorded", "clears"]),
+        (Missing::Counts, json!([16_841, true]), [&ledgers[..], &["unrecorded", "clears"]].concat()),
+        (
+            Missing::Database,
+            json!([16_841, true]),
+            [&ledgers[..], &["unrecorded", "clears", "rate_per_s", "refused_by_provider"]].concat(),
+        ),
+        (Missing::Limiter, json!([17_873, false]), vec!["used"]),
+        (Missing::Reports, json!([17_873, false]), vec!["clears"]),
+    ] {
+        let picture = serde_json::to_value(overview(&with_missing(missing))).unwrap();
+        let acme = &picture["providers"][0];
+        assert_eq!(json!([acme["waiting"], acme["waiting_is_at_least"]]), waiting, "{missing:?}");
+        let figures = [&ledgers[..], &["queued", "unrecorded", "clears", "rate_per_s", "refused_by_provider", "used"]];
+        for figure in figures.concat() {
+            let value = match figure {
+                "used" => &acme["limits"][0]["used"],
+                // There is such a time.
+                "clears" => &acme["clears"]["ms"],
+                _ => &acme[figure],
+            };
+            assert_eq!(*value == Value::Null, unknown.contains(&figure), "{missing:?}: {figure} is {value}");
+        }
+        // The oldest known payment is shown as at least that old.
+        let hidden = missing != Missing::Nothing && missing != Missing::Limiter && missing != Missing::Reports;
+        assert!(acme["oldest_is_at_least"] == true || !hidden, "{missing:?}");
+        let silent = matches!(missing, Missing::Nothing);
+        assert_eq!(picture["warnings"].as_array().unwrap().is_empty(), silent, "{missing:?}: {}", picture["warnings"]);
+        let state = match missing {
+            Missing::Database => "backend_unavailable",
+            Missing::Reports => "no_worker",
+            _ => "running",
+        };
+        assert_eq!(acme["state"], state, "{missing:?}");
+    }
+}
+
+/// A draining process no longer counts as a running lane; other workers count, or the state is `draining`.
+#[test]
+fn draining_worker_is_not_a_running_lane() {
+    let mut seen = with_missing(Missing::Nothing);
+    let state = |seen: &OverviewInput| overview(seen).providers.remove(0).state.to_string();
+    seen.workers[0].report.as_mut().unwrap().draining = true;
+    assert_eq!(
+        (state(&seen), overview(&seen).providers.remove(0).clears),
+        ("draining".to_owned(), ClearTimeOverview::Unknown { missing: MissingSource::Worker })
+    );
+    let mut other = seen.workers[0].clone();
+    other.report.as_mut().unwrap().draining = false;
+    seen.workers.push(other);
+    assert_eq!(state(&seen), "running");
+}
+
+#[test]
+fn cut_off_worker_does_not_hide_others() {
+    let mut three = evidence(vec![row()], ["a", "b", "c"].map(|id| worker(id, json!({}))).to_vec());
+    let cut_off =
+        |worker: &mut WorkerProcess| worker.report.as_mut().unwrap().backends.get_mut("queue").unwrap().ok = false;
+    cut_off(&mut three.workers[1]);
+    let picture = overview(&three);
+    assert_eq!((picture.providers[0].state, picture.providers[0].cause.as_deref()), (ProviderState::Running, None));
+    assert_eq!(picture.warnings, ["worker host-b:7: queue: does not answer"]);
+    three.workers.iter_mut().for_each(cut_off);
+    let picture = overview(&three);
+    assert_eq!(picture.providers[0].state, ProviderState::BackendUnavailable);
+    assert_eq!(
+        picture.warnings,
+        ["workers host-a:7, host-b:7, host-c:7: queue: does not answer"],
+        "one line, not three"
+    );
+}
+
+#[test]
+fn slow_database_lane_does_not_hide_others() {
+    let mut two = evidence(vec![row()], ["a", "b"].map(|id| worker(id, json!({}))).to_vec());
+    let pause = ReportedPause {
+        by: PauseCause::Backend,
+        words: "the ledger is slow".to_owned(),
+        ends_in_ms: Some(900),
+        ..ReportedPause::default()
+    };
+    let rest = |worker: &mut WorkerProcess| {
+        let lane = worker.report.as_mut().unwrap().lanes.get_mut("acme").unwrap();
+        lane.status = LaneStatus { does: LaneState::Resting, pause: Some(pause.clone()) };
+    };
+    rest(&mut two.workers[0]);
+    assert_eq!(overview(&two).providers[0].state, ProviderState::Running);
+    rest(&mut two.workers[1]);
+    assert_eq!(status_of(&two), (ProviderState::BackendUnavailable, "the ledger is slow".to_owned(), None));
 }

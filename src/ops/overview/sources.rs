@@ -1,14 +1,16 @@
-//! A cache of one source's last value, shared by all readers.
+//! The queries of the overview's sources: the cache of a source's last value, and queries for each provider.
 //!
 //! There is one query at a time per source. A slow query's result is kept longer, so that a source is busy at most a
 //! twentieth of the time, however many pages are open. A failure is kept for half a second, so that a recovered source
 //! is queried again within its timeout and that. A source that hangs is queried once per timeout. Up to three slow
 //! queries in a row do not make a slow source: they waited for connections, or for a backend that had just started.
+//! Queries for each provider have a bound on their number, so that they do not crowd a backend that payments need.
 
 use std::time::Duration;
 
-use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout};
+use futures_util::future::join_all;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::fleet::workers::Outage;
 
@@ -17,7 +19,7 @@ const COST_FACTOR: u32 = 20;
 /// Longest time that a result is kept for its cost.
 const TTL_MAX: Duration = Duration::from_secs(120);
 /// How long a failure is kept.
-pub(super) const FAILURE_TTL: Duration = Duration::from_millis(500);
+pub const FAILURE_TTL: Duration = Duration::from_millis(500);
 
 /// Queries of which the shortest duration counts. After an outage two in a row were seen to be slow.
 const COST_QUERIES: usize = 4;
@@ -25,7 +27,7 @@ const COST_QUERIES: usize = 4;
 /// The cost of a query: the shortest of the last durations. Others waited for a connection or for a busy machine. A
 /// source costs nothing until that many were queried.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct QueryCost {
+pub struct QueryCost {
     durations: [Duration; COST_QUERIES],
 }
 
@@ -39,7 +41,7 @@ impl QueryCost {
 }
 
 /// A source with its cached value.
-pub(super) struct CachedSource<T> {
+pub struct CachedSource<T> {
     state: Mutex<CacheState<T>>,
     query_timeout: Duration,
 }
@@ -55,7 +57,7 @@ struct CacheState<T> {
 }
 
 /// The result of a query; a partial value and a problem are possible together.
-pub(super) struct QueryResult<T> {
+pub struct QueryResult<T> {
     pub value: Option<T>,
     pub problem: Option<String>,
 }
@@ -71,7 +73,7 @@ impl<T> From<Result<T, String>> for QueryResult<T> {
 
 /// The last value of a source, its age, and why there is no newer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CachedValue<T> {
+pub struct CachedValue<T> {
     pub value: Option<T>,
     pub age: Duration,
     pub problem: Option<String>,
@@ -158,7 +160,7 @@ impl<T: Clone> CacheState<T> {
 }
 
 /// The cached value of a source whose version shows a change.
-pub(super) struct VersionedSource<T>(CachedSource<(i64, T)>);
+pub struct VersionedSource<T>(CachedSource<(i64, T)>);
 
 impl<T: Clone> VersionedSource<T> {
     pub fn new(query_timeout: Duration) -> Self {
@@ -189,9 +191,39 @@ impl<T: Clone> VersionedSource<T> {
     }
 }
 
+/// Timeout for broker and limiter: below the timeout of a source, so that partial results are shown.
+const BACKEND_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// Concurrent queries: each uses a channel of the broker meanwhile.
+const CONCURRENCY: usize = 8;
+
+/// The results in order; `None` for a query without a response when [`BACKEND_TIMEOUT`] ends for all of them.
+pub async fn query_concurrently<T>(asks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<Option<T>> {
+    let (places, until) = (&Semaphore::new(CONCURRENCY), Instant::now() + BACKEND_TIMEOUT);
+    let each = asks.into_iter().map(|ask| async move {
+        let in_turn = async {
+            let _place = places.acquire().await;
+            ask.await
+        };
+        timeout_at(until, in_turn).await.ok()
+    });
+    join_all(each).await
+}
+
+/// Splits the results into values and the last problem.
+pub fn split_results<T>(answers: Vec<Option<Result<T, String>>>) -> (Vec<T>, Option<String>) {
+    let (mut values, mut problem) = (Vec::new(), None);
+    for answer in answers {
+        match answer.unwrap_or_else(|| Err("no answer in time".to_owned())) {
+            Ok(value) => values.push(value),
+            Err(error) => problem = Some(error),
+        }
+    }
+    (values, problem)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
     use tokio::time::{advance, sleep};
 
@@ -325,5 +357,34 @@ mod tests {
             }
             assert!(works_since.elapsed() <= SECOND * 3, "{what}: {:?}", works_since.elapsed());
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn queries_run_with_bounded_concurrency() {
+        let (under_way, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let ask = async |number: usize| {
+            most.fetch_max(under_way.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            sleep(Duration::from_millis(1)).await;
+            under_way.fetch_sub(1, Ordering::Relaxed);
+            number
+        };
+        let results = query_concurrently((0..500).map(ask)).await;
+        assert_eq!(results, (0..500).map(Some).collect::<Vec<_>>());
+        assert_eq!(most.into_inner(), CONCURRENCY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hanging_query_does_not_block_others() {
+        let began = Instant::now();
+        let ask = async |number: usize| match number % 20 {
+            0 => std::future::pending().await,
+            3 => Err("away".to_owned()),
+            _ => Ok(number),
+        };
+        let (results, problem) = split_results(query_concurrently((0..100).map(ask)).await);
+        assert_eq!((results.len(), problem.as_deref()), (90, Some("away")));
+        assert_eq!(began.elapsed(), BACKEND_TIMEOUT, "for all of them together");
+        let hang = query_concurrently((0..20).map(|_| std::future::pending::<Result<(), String>>())).await;
+        assert_eq!(split_results(hang), (Vec::new(), Some("no answer in time".to_owned())));
     }
 }
