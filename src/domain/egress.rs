@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::limit::{Algorithm, AppliesTo, Limit, Rate};
 use super::provider::{Pacing, Provider};
-use super::quota_spec::LimitSpec;
 
 /// Time for which the default egress rate counts what the limits allow.
 pub const EGRESS_SPAN: Duration = Duration::from_secs(1);
@@ -71,19 +70,6 @@ impl Allowance {
     /// Mean rate over a long time; 0: closed.
     pub fn mean_per_second(&self) -> f64 {
         f64::from(self.max_requests) / self.window.as_secs_f64()
-    }
-}
-
-impl Allowance {
-    /// `None`: the limit has no window.
-    pub(super) fn of_spec(limit: &LimitSpec) -> Option<Self> {
-        (limit.algorithm != Algorithm::Concurrency).then(|| Self {
-            algorithm: limit.algorithm,
-            max_requests: limit.max_requests,
-            at_once: limit.cost_max(),
-            window: limit.window,
-            counts_lookups: limit.applies_to == AppliesTo::All,
-        })
     }
 }
 

@@ -10,6 +10,7 @@ use crate::domain::permit_protocol::{
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use crate::domain::quota::Quota;
 use crate::domain::quota_limits::QuotaLimits;
+use crate::domain::quota_spec::LimitSpec;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
@@ -178,7 +179,7 @@ fn startable_jobs_follow_limits_and_egress_rate() {
 /// Shares of the limits while Redis is down, and the limits of a quota with other rows, are never above a row's own.
 #[test]
 fn shares_and_shared_quotas_allow_no_more() {
-    let allowance = |limit: &LimitSpec| Allowance::of_spec(limit).unwrap().most_within(EGRESS_SPAN);
+    let allowance = |limit: &LimitSpec| limit.allowance().unwrap().most_within(EGRESS_SPAN);
     for algorithm in Algorithm::WITH_WINDOW {
         let own = plain(vec![limit(algorithm, 100, 1_500)]);
         let others = [(50, 1_500), (100, 1_000), (100, 9_000), (300, 1_000)];

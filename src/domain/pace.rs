@@ -79,7 +79,7 @@ impl Pace {
 
     fn within(row: &Provider, limits: &[LimitSpec], is_even: bool) -> Option<Self> {
         let charges = || limits.iter().filter(|limit| limit.applies_to_every_charge());
-        let allowances = || charges().filter_map(|limit| Some((limit, Allowance::of_spec(limit)?)));
+        let allowances = || charges().filter_map(|limit| Some((limit, limit.allowance()?)));
         let rate = tightest_at_once(allowances()).zip(slowest(allowances()));
         let rate = rate.map(|((tightest, allowance, within_second), (slowest, slowest_allowance))| PaceRate {
             at_once: PaceLimit::new(tightest, &allowance),

@@ -111,6 +111,17 @@ impl LimitSpec {
         Self { algorithm, ..Self::sliding_log(name, max_requests, Duration::ZERO) }
     }
 
+    /// Its numbers; `None`: it has no window.
+    pub fn allowance(&self) -> Option<Allowance> {
+        (self.algorithm != Algorithm::Concurrency).then(|| Allowance {
+            algorithm: self.algorithm,
+            max_requests: self.max_requests,
+            at_once: self.cost_max(),
+            window: self.window,
+            counts_lookups: self.applies_to == AppliesTo::All,
+        })
+    }
+
     /// What it allows; `None`: its numbers are no rate.
     pub fn rate(&self) -> Option<Rate> {
         let at_once = self.algorithm == Algorithm::Concurrency;
@@ -396,7 +407,7 @@ impl QuotaSpec {
 
     /// The limit that allows the fewest requests within [`EGRESS_SPAN`], and their number.
     fn burst_pace(&self) -> Option<(&LimitSpec, u32)> {
-        let allowances = self.paced().filter_map(|limit| Some((limit, Allowance::of_spec(limit)?)));
+        let allowances = self.paced().filter_map(|limit| Some((limit, limit.allowance()?)));
         tightest_at_once(allowances).map(|(limit, _, most)| (limit, most))
     }
 
