@@ -6,9 +6,11 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -146,28 +148,14 @@ impl<W: BatchWork> Batcher<W> {
             std::mem::replace(&mut queue.running, true)
         };
         if !is_running {
-            self.tasks.spawn(run(BatchRun(Arc::clone(self))));
+            self.tasks.spawn(run(Arc::clone(self)));
         }
         answer.await.ok()
     }
 }
 
-/// The right to run batches. After its end, the next item starts a new run.
-struct BatchRun<W: BatchWork>(Arc<Batcher<W>>);
-
-impl<W: BatchWork> Drop for BatchRun<W> {
-    /// Only after a panic do items still wait here: dropping them gives their callers an error.
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let mut queue = self.0.queue.lock();
-            (queue.running, queue.flush_at) = (false, None);
-            queue.waiting.clear();
-        }
-    }
-}
-
-async fn run<W: BatchWork>(run: BatchRun<W>) {
-    let batcher = &run.0;
+/// Runs batches until no item waits. The next item starts a new run.
+async fn run<W: BatchWork>(batcher: Arc<Batcher<W>>) {
     loop {
         batcher.wait_until_due().await;
         let batch = batcher.queue.lock().take_batch();
@@ -175,8 +163,10 @@ async fn run<W: BatchWork>(run: BatchRun<W>) {
             return;
         }
         let is_large = batch.len() >= W::BOUNDS.large;
-        let committer = Arc::clone(batcher);
-        let mut committing = Box::pin(async move { committer.work.commit(batch).await });
+        let committer = Arc::clone(&batcher);
+        // A panic drops the requests of its batch, which gives their callers an error. The next batches go on.
+        let commit = AssertUnwindSafe(async move { committer.work.commit(batch).await }).catch_unwind();
+        let mut committing = Box::pin(commit.map(drop));
         match W::BOUNDS.stuck_after {
             None => committing.await,
             Some(limit) => {
@@ -361,11 +351,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn panicking_commit_leaves_no_caller_waiting() {
+    async fn panicking_commit_fails_its_batch_alone() {
         let mut rig = Rig::new();
-        rig.submit([666, 1], Duration::ZERO).await;
-        assert_eq!(rig.failed().await, [(1, None), (666, None)]);
-        rig.submit([2], Duration::ZERO).await;
+        rig.submit([1], Duration::ZERO).await;
+        rig.submit([666, 2], Duration::ZERO).await;
+        rig.submit_keyed(3, "2", Duration::ZERO);
+        assert_eq!(rig.failed().await, [(2, None), (666, None)]);
+        rig.submit([4], Duration::ZERO).await;
         assert!(rig.failed().await.is_empty());
     }
 
