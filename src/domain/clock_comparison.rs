@@ -233,13 +233,20 @@ pub struct ClockOffset {
     pub most_us: i64,
 }
 
+/// Bounds of what a clock reads at one instant, in nanoseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockBounds {
+    pub least_ns: i128,
+    pub most_ns: i128,
+}
+
 impl ClockOffset {
-    /// Offset of the store's clock from the database's, from the bounds of both at one instant, in nanoseconds.
-    pub fn between(store: (i128, i128), database: (i128, i128)) -> Self {
+    /// Offset of the store's clock from the database's, both read at one instant.
+    pub fn between(store: ClockBounds, database: ClockBounds) -> Self {
         // Rounded outwards, so that the truncation to microseconds hides nothing.
         let down = |ns: i128| i64::try_from(ns.div_euclid(1_000)).unwrap_or(i64::MIN);
         let up = |ns: i128| i64::try_from((ns + 999).div_euclid(1_000)).unwrap_or(i64::MAX);
-        Self { least_us: down(store.0 - database.1), most_us: up(store.1 - database.0) }
+        Self { least_us: down(store.least_ns - database.most_ns), most_us: up(store.most_ns - database.least_ns) }
     }
 
     /// The offset after a time in which both clocks drifted.

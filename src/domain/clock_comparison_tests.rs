@@ -341,6 +341,7 @@ fn old_attestation_is_weaker() {
 
 #[test]
 fn truncation_widens_the_offset() {
-    assert_eq!(ClockOffset::between((10_500, 11_400), (2_000, 3_900)), offset(6, 10));
-    assert_eq!(ClockOffset::between((1_000, 1_000), (5_001, 5_001)), offset(-5, -4));
+    let bounds = |least_ns, most_ns| ClockBounds { least_ns, most_ns };
+    assert_eq!(ClockOffset::between(bounds(10_500, 11_400), bounds(2_000, 3_900)), offset(6, 10));
+    assert_eq!(ClockOffset::between(bounds(1_000, 1_000), bounds(5_001, 5_001)), offset(-5, -4));
 }

@@ -238,7 +238,7 @@ impl<'a> ProviderCounts<'a> {
         self.sent_10s as f64 / RATE_WINDOW.as_secs_f64()
     }
 
-    /// Requests begun in so long, at the rate of the last ten seconds.
+    /// Requests begun within this time, at the rate of the last ten seconds.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -28,13 +28,13 @@ pub(crate) enum PendingReleaseKind {
 
 /// The releases of a call that is sent at this instant.
 pub(super) fn permit_releases(pending: &[PendingRelease], spec: &QuotaSpec, sent_at: Instant) -> Vec<PermitRelease> {
-    let names: Vec<String> = spec.provider_counters().into_iter().map(|counter| counter.name).collect();
+    let names = spec.provider_counter_names();
     let ended = pending.iter().map(|release| {
         let release_kind = match &release.kind {
             PendingReleaseKind::Used { at } => ReleaseKind::Used { age: sent_at.saturating_duration_since(*at) },
             PendingReleaseKind::Unused { origins } => {
                 let origin_of =
-                    |name: &String| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
+                    |name: &&str| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
                 ReleaseKind::Unused { origins: names.iter().map(origin_of).collect() }
             }
         };

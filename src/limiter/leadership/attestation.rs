@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::domain::clock_comparison::{
-    ATTESTATION_RENEW_AFTER, AttestationCheck, ClockAttestation, ClockOffset, DRIFT_PPM, LeaderRow, check_attestation,
+    ATTESTATION_RENEW_AFTER, AttestationCheck, ClockAttestation, ClockBounds, ClockOffset, DRIFT_PPM, LeaderRow,
+    check_attestation,
 };
 use crate::domain::time::Micros;
 use crate::limiter::StoreClockReading;
@@ -82,9 +83,10 @@ impl PolledClock {
     fn offset(&self, read: &StoreClockReading) -> ClockOffset {
         let apart = nanos_from(read.at, self.received_at);
         let drift = apart.abs() * i128::from(DRIFT_PPM) / 1_000_000 + 1;
-        let store = (read.least_ns + apart - drift, read.most_ns + apart + drift);
-        let now_ns = i128::from(self.now.0) * 1_000;
-        ClockOffset::between(store, (now_ns, now_ns + TRUNCATION_NS + nanos_from(self.sent_at, self.received_at)))
+        let store = ClockBounds { least_ns: read.least_ns + apart - drift, most_ns: read.most_ns + apart + drift };
+        let least_ns = i128::from(self.now.0) * 1_000;
+        let most_ns = least_ns + TRUNCATION_NS + nanos_from(self.sent_at, self.received_at);
+        ClockOffset::between(store, ClockBounds { least_ns, most_ns })
     }
 }
 

@@ -17,8 +17,8 @@ pub fn state_key(prefix: &str, spec: &QuotaSpec) -> String {
 /// The function's first keys: the state, and a log for each of the provider's limits.
 pub fn provider_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
     let state = state_key(prefix, spec);
-    let logs = spec.provider_counters().into_iter().map(|counter| format!("{state}:log:{}", counter.name));
-    let logs: Vec<String> = logs.collect();
+    let logs: Vec<String> =
+        spec.provider_counter_names().into_iter().map(|name| format!("{state}:log:{name}")).collect();
     std::iter::once(state).chain(logs).collect()
 }
 
