@@ -84,6 +84,16 @@ pub struct Actor {
     pub reason: Option<String>,
 }
 
+/// Why a decision was not applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolutionError {
+    #[error(transparent)]
+    Refused(#[from] ResolutionRefusal),
+    /// Whether it was applied is unknown.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
 /// The reason why a decision was rejected. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolutionRefusal {

@@ -10,7 +10,7 @@ use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
-use crate::ledger::operator::{Actor, JobResolution, ReloadedJob, ResolutionRefusal};
+use crate::ledger::operator::{Actor, JobResolution, ReloadedJob, ResolutionError, ResolutionRefusal};
 use crate::queue::message::{CardNumbers, DecodeError, decode, encode};
 use crate::queue::{Destination, OutgoingMessage, Properties, Queue, QueueError, headers};
 
@@ -42,6 +42,15 @@ pub enum ResendError {
     Ledger(#[from] LedgerError),
 }
 
+impl From<ResolutionError> for ResendError {
+    fn from(error: ResolutionError) -> Self {
+        match error {
+            ResolutionError::Refused(refusal) => refusal.into(),
+            ResolutionError::Ledger(error) => error.into(),
+        }
+    }
+}
+
 impl ResendError {
     /// Whether the next job would fail in the same way.
     pub fn aborts_batch(&self) -> bool {
@@ -63,7 +72,7 @@ pub async fn provider_names(ledger: &Database) -> Result<Vec<ProviderName>, Ledg
 impl Resender<'_> {
     /// The message that would be published; changes nothing.
     pub async fn prepare(&self, id: &JobId) -> Result<(ReloadedJob, OutgoingMessage), ResendError> {
-        let reloaded = self.ledger.reload_job(id, &self.resolution).await??;
+        let reloaded = self.ledger.reload_job(id, &self.resolution).await?;
         let job = &reloaded.job;
         if !self.providers.contains(&job.provider) {
             return Err(ResendError::NoProvider(job.provider.clone()));
@@ -100,7 +109,7 @@ impl Resender<'_> {
     /// Why it was not sent; only [`ResendError::Unpublished`] leaves it changed.
     pub async fn send(&self, id: &JobId) -> Result<(), ResendError> {
         let (reloaded, message) = self.prepare(id).await?;
-        self.ledger.resolve_job(id, &self.resolution, Some(reloaded.fence), &self.actor).await??;
+        self.ledger.resolve_job(id, &self.resolution, Some(reloaded.fence), &self.actor).await?;
         self.queue.publish(message).await.map_err(ResendError::Unpublished)
     }
 }

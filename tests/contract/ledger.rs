@@ -8,6 +8,7 @@ use sluicegate::domain::job::{ContentHash, Identifier, Job};
 use sluicegate::domain::provider::{JobOrder, ProviderName};
 use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::database::Database;
+use sluicegate::ledger::operator::{ResolutionError, ResolutionRefusal};
 use sluicegate::ledger::{Claim, Claimed, LeaseToken};
 use sluicegate::provider::FrozenRequest;
 use sqlx::{AssertSqlSafe, Row};
@@ -49,6 +50,14 @@ mod waits;
 
 const LEASE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
+
+/// The result of an operator's decision. The ledger itself does not fail.
+fn settled<T>(result: Result<T, ResolutionError>) -> Result<T, ResolutionRefusal> {
+    result.map_err(|error| match error {
+        ResolutionError::Refused(refusal) => refusal,
+        ResolutionError::Ledger(error) => panic!("{error}"),
+    })
+}
 
 /// The database of one test, with direct SQL access beside the ledger.
 struct Fixture {

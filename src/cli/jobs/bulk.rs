@@ -10,8 +10,7 @@ use serde::Serialize;
 use super::super::{CommandError, Console, Exit};
 use super::ids::{IdEntry, IdSource};
 use crate::domain::job::JobId;
-use crate::ledger::LedgerError;
-use crate::ledger::operator::{JobResolution, ResolutionRefusal};
+use crate::ledger::operator::{JobResolution, ResolutionError};
 use crate::worker::resend::ResendError;
 
 /// Concurrent payments: enough to hide the time of a commit, few enough to leave connections to the workers.
@@ -34,13 +33,9 @@ pub enum JobActionResult {
     Skipped,
 }
 
-impl From<Result<Result<(), ResolutionRefusal>, LedgerError>> for JobActionResult {
-    fn from(result: Result<Result<(), ResolutionRefusal>, LedgerError>) -> Self {
-        match result {
-            Ok(Ok(())) => Self::Done,
-            Ok(Err(refusal)) => Self::Refused(refusal.to_string()),
-            Err(error) => ResendError::Ledger(error).into(),
-        }
+impl From<Result<(), ResolutionError>> for JobActionResult {
+    fn from(result: Result<(), ResolutionError>) -> Self {
+        result.map_or_else(|error| ResendError::from(error).into(), |()| Self::Done)
     }
 }
 

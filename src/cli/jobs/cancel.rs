@@ -14,7 +14,7 @@ use crate::config::{Config, QueueUrl};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::decision_input;
-use crate::ledger::operator::{JobResolution, ResolutionRefusal};
+use crate::ledger::operator::{JobResolution, ResolutionError, ResolutionRefusal};
 use crate::queue::SearchResult;
 
 /// Its message may be in a broker's queue, which cannot be searched.
@@ -58,10 +58,12 @@ pub async fn run(
             match provider {
                 Some(provider) => JobActionResult::from(ledger.precancel(&id, provider, by).await),
                 None => match ledger.resolve_job(&id, &JobResolution::Cancel, None, by).await {
-                    Ok(Err(ResolutionRefusal::NoSuchJob)) => match find_in_queue(&id, config, services).await {
-                        Some(provider) => JobActionResult::from(ledger.precancel(&id, &provider, by).await),
-                        None => JobActionResult::Refused(UNKNOWN_JOB.to_owned()),
-                    },
+                    Err(ResolutionError::Refused(ResolutionRefusal::NoSuchJob)) => {
+                        match find_in_queue(&id, config, services).await {
+                            Some(provider) => JobActionResult::from(ledger.precancel(&id, &provider, by).await),
+                            None => JobActionResult::Refused(UNKNOWN_JOB.to_owned()),
+                        }
+                    }
                     result => JobActionResult::from(result),
                 },
             }

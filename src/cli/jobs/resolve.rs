@@ -75,8 +75,7 @@ pub async fn run(
                 return JobActionResult::from(ledger.resolve_job(&id, resolution, None, by).await);
             }
             match ledger.reload_job(&id, resolution).await {
-                Ok(Ok(reloaded)) => JobActionResult::WouldChange(reloaded.job.provider.to_string()),
-                Ok(Err(refusal)) => JobActionResult::from(Ok(Err(refusal))),
+                Ok(reloaded) => JobActionResult::WouldChange(reloaded.job.provider.to_string()),
                 Err(error) => JobActionResult::from(Err(error)),
             }
         }

@@ -28,7 +28,7 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{
-    Actor, DatabaseTime, ErasureCounts, ErasureResult, JobResolution, ReloadedJob, ResolutionRefusal,
+    Actor, DatabaseTime, ErasureCounts, ErasureResult, JobResolution, ReloadedJob, ResolutionError, ResolutionRefusal,
 };
 use crate::ledger::upkeep::JobToRepublish;
 
@@ -93,38 +93,35 @@ static RELOAD: Template = Template::made(|_| format!("SELECT {RECORDED}, fence F
 
 impl Database {
     /// The fencing token of a job to which the decision can be applied, or why it cannot.
-    async fn decidable(
-        &self,
-        id: &JobId,
-        resolution: &JobResolution,
-    ) -> Result<Result<i64, ResolutionRefusal>, LedgerError> {
+    async fn decidable(&self, id: &JobId, resolution: &JobResolution) -> Result<i64, ResolutionError> {
         let rows = self.query(&LOOK, id_args(id)).await?;
-        let Some(row) = rows.first() else { return Ok(Err(ResolutionRefusal::NoSuchJob)) };
+        let Some(row) = rows.first() else { return Err(ResolutionRefusal::NoSuchJob.into()) };
         let state = row.text("state")?;
         if state != resolution.required_state() {
-            return Ok(Err(ResolutionRefusal::WrongState {
+            return Err(ResolutionRefusal::WrongState {
                 state,
                 wanted: resolution.required_state(),
                 done: resolution.past_participle(),
-            }));
+            }
+            .into());
         }
         if row.int("attempts_open")? > 0 {
-            return Ok(Err(ResolutionRefusal::AttemptInProgress));
+            return Err(ResolutionRefusal::AttemptInProgress.into());
         }
         if resolution.needs_resend() && row.int("expired")? != 0 {
-            return Ok(Err(ResolutionRefusal::Expired));
+            return Err(ResolutionRefusal::Expired.into());
         }
         if resolution.needs_resend() && row.int("emptied")? != 0 {
-            return Ok(Err(ResolutionRefusal::Scrubbed));
+            return Err(ResolutionRefusal::Scrubbed.into());
         }
         let fence = row.int("fence")?;
         if let JobResolution::Succeeded { reference } = resolution {
             let args = [id.as_str().into(), reference.as_deref().map(storable).into()];
             if let Some(row) = self.query(&SAME_CHARGE, args).await?.first() {
-                return Ok(Err(ResolutionRefusal::ReferenceTaken { by: row.text("id")? }));
+                return Err(ResolutionRefusal::ReferenceTaken { by: row.text("id")? }.into());
             }
         }
-        Ok(Ok(fence))
+        Ok(fence)
     }
 
     fn decision_steps(
@@ -165,31 +162,23 @@ impl Database {
         resolution: &JobResolution,
         seen_fence: Option<i64>,
         by: &Actor,
-    ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
+    ) -> Result<(), ResolutionError> {
         for _ in 0..LOOKS_MAX {
-            let fence = match self.decidable(id, resolution).await? {
-                Ok(fence) => fence,
-                Err(refusal) => return Ok(Err(refusal)),
-            };
+            let fence = self.decidable(id, resolution).await?;
             if seen_fence.is_some_and(|seen| seen != fence) {
                 break;
             }
             let steps = self.decision_steps(id, resolution, fence, by, &reason(resolution, by, ""));
             if self.engine.atomically(steps).await?.is_some() {
-                return Ok(Ok(()));
+                return Ok(());
             }
         }
-        Ok(Err(ResolutionRefusal::Changed))
+        Err(ResolutionRefusal::Changed.into())
     }
 
     /// Cancels a payment of this provider, whether its message has come or not. Without a message, a row is inserted
     /// for the id. Every later message with this id, whatever its content, is acknowledged and nothing is sent.
-    pub async fn precancel(
-        &self,
-        id: &JobId,
-        provider: &ProviderName,
-        by: &Actor,
-    ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
+    pub async fn precancel(&self, id: &JobId, provider: &ProviderName, by: &Actor) -> Result<(), ResolutionError> {
         let reason = reason(&JobResolution::Cancel, by, " before its message came");
         let recorded =
             |third: Value| self.must_affect(&PRECANCEL, [id.as_str().into(), provider.as_str().into(), third]);
@@ -202,30 +191,24 @@ impl Database {
             }
         };
         if self.engine.atomically(steps).await?.is_some() {
-            return Ok(Ok(()));
+            return Ok(());
         }
         let rows = self.query(&PROVIDER_OF, id_args(id)).await?;
-        let Some(row) = rows.first() else { return Ok(Err(ResolutionRefusal::KeyTaken)) };
+        let Some(row) = rows.first() else { return Err(ResolutionRefusal::KeyTaken.into()) };
         let recorded = row.text("provider")?;
         if recorded != provider.as_str() {
-            return Ok(Err(ResolutionRefusal::OtherProvider { provider: recorded }));
+            return Err(ResolutionRefusal::OtherProvider { provider: recorded }.into());
         }
         self.resolve_job(id, &JobResolution::Cancel, None, by).await
     }
 
     /// The data for sending a job again, if this decision could be applied now.
-    pub async fn reload_job(
-        &self,
-        id: &JobId,
-        resolution: &JobResolution,
-    ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError> {
-        if let Err(refusal) = self.decidable(id, resolution).await? {
-            return Ok(Err(refusal));
-        }
+    pub async fn reload_job(&self, id: &JobId, resolution: &JobResolution) -> Result<ReloadedJob, ResolutionError> {
+        self.decidable(id, resolution).await?;
         let rows = self.query(&RELOAD, id_args(id)).await?;
-        let Some(row) = rows.first() else { return Ok(Err(ResolutionRefusal::NoSuchJob)) };
+        let Some(row) = rows.first() else { return Err(ResolutionRefusal::NoSuchJob.into()) };
         let JobToRepublish { job, hash, copy, .. } = job_to_republish(row)?;
-        Ok(Ok(ReloadedJob { job, hash, fence: row.int("fence")?, copy }))
+        Ok(ReloadedJob { job, hash, fence: row.int("fence")?, copy })
     }
 }
 

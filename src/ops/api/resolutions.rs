@@ -184,7 +184,7 @@ async fn apply_resolution(
             (status, done) = (StatusCode::ACCEPTED, missing);
         }
     } else {
-        context.ledger.resolve_job(&id, &resolution, None, &by).await??;
+        context.ledger.resolve_job(&id, &resolution, None, &by).await?;
     }
     Ok((status, JsonResponse(ActionResult { id: id.to_string(), state, done })).into_response())
 }

@@ -158,9 +158,9 @@ async fn resent_job_gets_the_newest_copy(kind: Kind) {
     let id = Identifier::new("p").unwrap();
     assert_eq!(fixture.database.move_to_review(&id, "why").await.unwrap(), FencedWrite::Applied);
     let operator = fixture.database.clone();
-    let recalled = operator.reload_job(&id, &JobResolution::Resend).await.unwrap().unwrap();
+    let recalled = operator.reload_job(&id, &JobResolution::Resend).await.unwrap();
     let by = Actor { os_user: "ops@here".to_owned(), program: None, reason: None };
-    operator.resolve_job(&id, &JobResolution::Resend, Some(recalled.fence), &by).await.unwrap().unwrap();
+    operator.resolve_job(&id, &JobResolution::Resend, Some(recalled.fence), &by).await.unwrap();
     let newest = recalled.copy + 1;
     assert_eq!(fixture.delayed("p", copy(newest), 10 * MINUTE).await, back(newest + 1, false));
     assert_eq!(fixture.arrives("p", copy(newest)).await, Claim::Superseded);

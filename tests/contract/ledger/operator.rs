@@ -52,7 +52,7 @@ fn finished(state: FinalState) -> JobState {
 
 impl Fixture {
     async fn decide(&self, text: &str, verdict: &JobResolution) -> Result<(), ResolutionRefusal> {
-        self.database.resolve_job(&id(text), verdict, None, &by()).await.unwrap()
+        settled(self.database.resolve_job(&id(text), verdict, None, &by()).await)
     }
 
     async fn details(&self, text: &str) -> JobDetails {
@@ -288,7 +288,7 @@ async fn expired_or_erased_jobs_are_not_resent(kind: Kind) {
             fixture.without_constraints(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
             let picture = fixture.picture(situation).await;
             assert_eq!(fixture.decide(situation, &verdict).await, Err(refusal.clone()), "{situation}");
-            let recalled = fixture.database.reload_job(&id(situation), &verdict).await.unwrap();
+            let recalled = settled(fixture.database.reload_job(&id(situation), &verdict).await);
             assert_eq!(recalled, Err(refusal));
             assert_eq!(fixture.picture(situation).await, picture);
         }
@@ -315,11 +315,11 @@ async fn job_is_reloaded_as_recorded(kind: Kind) {
             fixture.database.transition(&hold, &finished(FinalState::Dead)).await.unwrap(),
             FencedWrite::Applied
         );
-        let recalled = fixture.database.reload_job(&job.id, &JobResolution::Replay).await.unwrap().unwrap();
+        let recalled = fixture.database.reload_job(&job.id, &JobResolution::Replay).await.unwrap();
         assert_eq!((recalled.job, recalled.hash, recalled.fence), (job.clone(), hash(1), hold.fence));
         // A resolution is refused if the job changed since the operator saw it.
         let stale = Some(recalled.fence - 1);
-        let decided = fixture.database.resolve_job(&job.id, &JobResolution::Replay, stale, &by()).await.unwrap();
+        let decided = settled(fixture.database.resolve_job(&job.id, &JobResolution::Replay, stale, &by()).await);
         assert_eq!(decided, Err(ResolutionRefusal::Changed));
         assert_eq!(fixture.state(job.id.as_str()).await, "dead");
     }

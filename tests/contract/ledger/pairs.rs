@@ -299,13 +299,13 @@ impl Pair {
             Discard => self.decide(JobResolution::Discard).await,
             CancelAhead => {
                 let operator = self.fixture.database.clone();
-                operator.precancel(&id, &self.job.provider, &by()).await.unwrap().is_ok()
+                settled(operator.precancel(&id, &self.job.provider, &by()).await).is_ok()
             }
         }
     }
 
     async fn decide(&self, verdict: JobResolution) -> bool {
-        self.fixture.database.resolve_job(&self.job.id, &verdict, None, &by()).await.unwrap().is_ok()
+        settled(self.fixture.database.resolve_job(&self.job.id, &verdict, None, &by()).await).is_ok()
     }
 
     async fn judge(&self, did: [Did; 2]) {

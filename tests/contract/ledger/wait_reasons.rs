@@ -91,7 +91,7 @@ async fn each_step_replaces_the_wait(kind: Kind) {
     assert_eq!(fixture.shown(id).await, (some("why"), None, None));
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
     let operator = fixture.database.clone();
-    operator.resolve_job(&job(id).id, &JobResolution::Resend, None, &by).await.unwrap().unwrap();
+    operator.resolve_job(&job(id).id, &JobResolution::Resend, None, &by).await.unwrap();
     let rows = fixture.wait_rows().await;
     assert!(rows[0].starts_with("p1|-|-|-|sent again by an operator"), "{rows:?}");
     assert_eq!(fixture.take(&job(id)).await.resend, Resend::Never);

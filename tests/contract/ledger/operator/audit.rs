@@ -95,7 +95,7 @@ async fn resolution_audit_names_its_program(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let by_ops = Actor { program: Some("sluicegate ops"), ..by() };
     fixture.bring("dead").await;
-    fixture.database.resolve_job(&id("dead"), &JobResolution::Discard, None, &by_ops).await.unwrap().unwrap();
+    fixture.database.resolve_job(&id("dead"), &JobResolution::Discard, None, &by_ops).await.unwrap();
     let audit = fixture.details("dead").await.audit;
     assert_eq!(audit[0].program.as_deref(), Some("sluicegate ops"));
     assert_eq!((&audit[0].os_user, &audit[0].because), (&Some(by_ops.os_user), &by_ops.reason));
@@ -120,7 +120,7 @@ async fn resolution_without_audit_is_rolled_back(kind: Kind) {
         }
         _ => {
             fixture.sql("DROP TRIGGER jobs_record_decision").await.unwrap();
-            let decided = fixture.database.resolve_job(&id("dead"), &JobResolution::Replay, None, &by()).await.unwrap();
+            let decided = settled(fixture.database.resolve_job(&id("dead"), &JobResolution::Replay, None, &by()).await);
             assert_eq!(decided, Err(ResolutionRefusal::Changed));
         }
     }

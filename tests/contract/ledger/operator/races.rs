@@ -42,7 +42,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.database.clone();
     let provider = job("p1").provider;
-    let ahead = async |text: &str| ledger.precancel(&id(text), &provider, &by()).await.unwrap();
+    let ahead = async |text: &str| settled(ledger.precancel(&id(text), &provider, &by()).await);
     assert_eq!(ahead("p1").await, Ok(()));
     let details = fixture.details("p1").await;
     assert_eq!((details.line.state.as_str(), details.line.currency.as_str()), ("cancelled", "XXX"));
@@ -74,7 +74,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!(ahead("p1").await, Err(wanted));
     let hold = fixture.take(&job("p2")).await.lease;
     let other = ProviderName::new("elsewhere").unwrap();
-    let refused = ledger.precancel(&id("p2"), &other, &by()).await.unwrap();
+    let refused = settled(ledger.precancel(&id("p2"), &other, &by()).await);
     assert_eq!(refused, Err(ResolutionRefusal::OtherProvider { provider: provider.to_string() }));
     assert_eq!(ahead("p2").await, Ok(()));
     assert_lost(&fixture, &hold, 1).await;
@@ -120,7 +120,7 @@ async fn a_cancellation_and_a_request_never_both_happen(kind: Kind) {
             tokio::task::yield_now().await;
         }
         let cancel = tokio::spawn(async move {
-            deciding.resolve_job(&cancelled, &JobResolution::Cancel, None, &by()).await.unwrap()
+            settled(deciding.resolve_job(&cancelled, &JobResolution::Cancel, None, &by()).await)
         });
         let (begin_result, cancelled) = (begin.await.unwrap(), cancel.await.unwrap());
         let attempts = fixture.one(&format!("SELECT count(*) FROM attempts WHERE job_id = '{text}'")).await;
@@ -144,7 +144,7 @@ async fn one_of_many_resolutions_wins(kind: Kind) {
         let verdict = [JobResolution::Succeeded { reference: None }, JobResolution::Declined, JobResolution::Resend]
             [number % 3]
             .clone();
-        tokio::spawn(async move { operator.resolve_job(&id("review-unknown"), &verdict, None, &by()).await.unwrap() })
+        tokio::spawn(async move { settled(operator.resolve_job(&id("review-unknown"), &verdict, None, &by()).await) })
     });
     let decided: Vec<_> = futures_util::future::join_all(deciding).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(decided.iter().filter(|result| result.is_ok()).count(), 1, "{decided:?}");
