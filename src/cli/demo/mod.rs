@@ -23,6 +23,7 @@ use crate::domain::format::count;
 use crate::domain::job::{Job, JobId};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
+use crate::ledger::StateCount;
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::{CardNumbers, encode};
 use crate::queue::{Destination, OutgoingMessage, Properties};
@@ -33,7 +34,7 @@ mod progress;
 mod proof;
 
 use progress::DemoProgress;
-use proof::Proof;
+use proof::{Proof, ProviderRecord};
 
 const PROVIDER: &str = "demo";
 const JOBS: RangeInclusive<u64> = 1..=1_000_000;
@@ -115,7 +116,19 @@ pub async fn run(args: &Args, services: &dyn Services, console: &mut Console) ->
         published - jobs,
         args.limit
     ))?;
-    let proof = run_worker(args, &worker, &provider, jobs, console).await?;
+    let counts = run_worker(args, &worker, &provider, jobs, console).await?;
+    let record = ProviderRecord {
+        report: provider.report(),
+        effects: provider.effects(),
+        arrivals_us: provider.arrivals_us(),
+        lost_hold: rows
+            .iter()
+            .filter_map(|row| row.validate(0).ok())
+            .map(|row| row.hold_max())
+            .max()
+            .unwrap_or_default(),
+    };
+    let proof = Proof::from_counts(jobs, args.limit, &counts, &record);
     stop_provider.cancel();
     serving.await.map_err(|error| CommandError::Failed(error.to_string()))??;
     proof.print(args.json, console)?;
@@ -189,7 +202,7 @@ async fn run_worker(
     provider: &FakeHandle,
     jobs: u64,
     console: &mut Console,
-) -> Result<Proof, CommandError> {
+) -> Result<Vec<StateCount>, CommandError> {
     let stop = CancellationToken::new();
     let options = WorkerOptions {
         owner: "demo".to_owned(),
@@ -219,6 +232,5 @@ async fn run_worker(
     display.end();
     stop.cancel();
     running.await.map_err(|error| CommandError::Failed(error.to_string()))??;
-    let counts = backends.ledger.state_counts().await?;
-    Ok(Proof::from_counts(jobs, args.limit, &counts, &provider.report(), &provider.effects(), &provider.arrivals_us()))
+    Ok(backends.ledger.state_counts().await?)
 }

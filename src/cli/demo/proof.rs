@@ -3,6 +3,8 @@
 //! Breaches and double charges are counted by the provider, on its own clock.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -36,8 +38,11 @@ pub struct Proof {
     answers_lost_by_provider: u64,
     /// Over whole windows of the limit; `None`: too few payments for two windows.
     rate_per_second: Option<f64>,
-    /// Mean time from request to response at the provider.
+    /// Mean time for which a request holds its slot: until its response, or [`ProviderRecord::lost_hold`].
     hold_ms: f64,
+    /// Mean time from request to response at the provider.
+    #[serde(skip)]
+    response_ms: f64,
     /// Rate divided by the highest rate that the proven limiter allows: L / (W + hold).
     utilisation: Option<f64>,
     /// That highest rate.
@@ -48,6 +53,28 @@ pub struct Proof {
     chart: String,
 }
 
+/// What the provider recorded of the run.
+pub struct ProviderRecord {
+    pub report: FakeProviderReport,
+    pub effects: Vec<Effect>,
+    /// On the provider's clock, ascending.
+    pub arrivals_us: Vec<u64>,
+    /// Time for which a request without a response holds its slot.
+    pub lost_hold: Duration,
+}
+
+impl ProviderRecord {
+    fn response_ms(&self) -> f64 {
+        self.report.answer_ms.as_ref().map_or(0.0, |times| times.mean)
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    fn hold_ms(&self) -> f64 {
+        let lost = self.report.lost_answers as f64 / self.report.requests.max(1) as f64;
+        self.response_ms() * (1.0 - lost) + self.lost_hold.as_secs_f64() * 1_000.0 * lost
+    }
+}
+
 /// The number of jobs in a final state, `review` included.
 pub fn count_finished(counts: &[StateCount]) -> u64 {
     let ended = counts.iter().filter(|count| FinalState::from_name(&count.state).is_some());
@@ -55,20 +82,14 @@ pub fn count_finished(counts: &[StateCount]) -> u64 {
 }
 
 impl Proof {
-    pub fn from_counts(
-        jobs: u64,
-        limit: Rate,
-        counts: &[StateCount],
-        report: &FakeProviderReport,
-        effects: &[Effect],
-        arrivals_us: &[u64],
-    ) -> Self {
+    pub fn from_counts(jobs: u64, limit: Rate, counts: &[StateCount], provider: &ProviderRecord) -> Self {
+        let ProviderRecord { report, effects, arrivals_us, .. } = provider;
         let states: BTreeMap<String, i64> = counts.iter().map(|count| (count.state.clone(), count.jobs)).collect();
         let finished = count_finished(counts);
         let charged = effects.iter().filter(|effect| effect.count > 0).count() as u64;
         let succeeded = states.get(FinalState::Succeeded.name()).map_or(0, |jobs| jobs.unsigned_abs());
         let in_review = states.get(FinalState::Review.name()).map_or(0, |jobs| jobs.unsigned_abs());
-        let hold_ms = report.answer_ms.as_ref().map_or(0.0, |times| times.mean);
+        let hold_ms = provider.hold_ms();
         let rate = steady_rate(arrivals_us, limit);
         let possible = f64::from(limit.max_requests()) / (limit.window().as_secs_f64() + hold_ms / 1_000.0);
         Self {
@@ -86,6 +107,7 @@ impl Proof {
             answers_lost_by_provider: report.lost_answers,
             rate_per_second: rate,
             hold_ms,
+            response_ms: provider.response_ms(),
             utilisation: rate.map(|rate| rate / possible),
             possible_per_second: possible,
             states,
@@ -144,10 +166,13 @@ impl Proof {
     }
 
     fn utilisation_text(&self) -> String {
-        let allowed = format!(
+        let mut allowed = format!(
             "the {:.1}/s that {} allows with responses after {:.0} ms",
-            self.possible_per_second, self.limit, self.hold_ms
+            self.possible_per_second, self.limit, self.response_ms
         );
+        if self.answers_lost_by_provider > 0 {
+            let _ = write!(allowed, " and {} lost", self.answers_lost_by_provider);
+        }
         match self.rate_per_second {
             Some(rate) => format!("{rate:.1}/s of {allowed}"),
             None => format!("use more --jobs: {} are less than two windows of {allowed}", self.jobs),
@@ -160,6 +185,10 @@ mod tests {
     use super::*;
     use crate::provider::simulated::{FakeOptions, StrictProvider};
 
+    fn record(report: FakeProviderReport, arrivals_us: Vec<u64>) -> ProviderRecord {
+        ProviderRecord { report, effects: Vec::new(), arrivals_us, lost_hold: Duration::from_secs(3) }
+    }
+
     fn proof(states: &[(&str, i64)], change: impl FnOnce(&mut FakeProviderReport)) -> Proof {
         let counts: Vec<StateCount> = states
             .iter()
@@ -169,7 +198,7 @@ mod tests {
         let options = FakeOptions { limits: vec![limit], ..FakeOptions::default() };
         let mut report = StrictProvider::new(options).report();
         change(&mut report);
-        Proof::from_counts(3, limit, &counts, &report, &[], &[])
+        Proof::from_counts(3, limit, &counts, &record(report, Vec::new()))
     }
 
     /// A burst into free slots has no steady rate: twenty thousand per second do not measure 10/1s.
@@ -177,15 +206,23 @@ mod tests {
     fn short_run_measures_no_rate() {
         let limit: Rate = "10/1s".parse().unwrap();
         let report = StrictProvider::new(FakeOptions { limits: vec![limit], ..FakeOptions::default() }).report();
-        let judged = |arrivals_us: &[u64]| Proof::from_counts(3, limit, &[], &report, &[], arrivals_us);
-        let short = judged(&[0, 50, 100]);
+        let judged = |arrivals_us: Vec<u64>| Proof::from_counts(3, limit, &[], &record(report.clone(), arrivals_us));
+        let short = judged(vec![0, 50, 100]);
         assert_eq!((short.rate_per_second, short.utilisation), (None, None));
         assert_eq!(
             short.utilisation_text(),
             "use more --jobs: 3 are less than two windows of the 10.0/s that 10/1s allows with responses after 0 ms"
         );
         let turns: Vec<u64> = (0..60).map(|i| i / 10 * 1_000_000).collect();
-        assert!((judged(&turns).utilisation.unwrap() - 1.0).abs() < 0.001);
+        assert!((judged(turns).utilisation.unwrap() - 1.0).abs() < 0.001);
+    }
+
+    /// A request whose response is lost holds its slot for longer, which is no unused part of the limit.
+    #[test]
+    fn lost_responses_count_as_they_hold_slots() {
+        let lost = proof(&[("declined", 3)], |report| (report.requests, report.lost_answers) = (300, 3));
+        assert_eq!((lost.hold_ms, lost.possible_per_second), (30.0, 10.0 / 1.03));
+        assert!(lost.utilisation_text().ends_with("that 10/1s allows with responses after 0 ms and 3 lost"));
     }
 
     #[test]
