@@ -7,8 +7,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use sluicegate::app::App;
-use sluicegate::cli::connect::Services as _;
+use sluicegate::app::Services;
 use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
 use sluicegate::config::{self, Purpose};
 use sluicegate::telemetry;
@@ -81,10 +80,10 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     let telemetry = telemetry::init(cli.command.log(config.log), config.otlp_endpoint.as_deref(), &config.authorities);
     let _until_the_end = telemetry.map_err(CommandError::Failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let app = App::new(cli.command.missing_database());
+    let services = Services::new(cli.command.missing_database());
     let ended = runtime.block_on(async {
-        let ended = cli::execute(&cli.command, &config, &app, console).await;
-        app.close().await;
+        let ended = cli::execute(&cli.command, &config, &services, console).await;
+        services.close().await;
         ended
     });
     // Never shut down: a pending read from a terminal would delay the exit, and the broker's client panics in

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use sluicegate::app::App;
-use sluicegate::cli::connect::{MissingDatabase, Services as _};
+use sluicegate::app::{MissingDatabase, Services};
 use sluicegate::cli::{CommandError, Console, Exit};
 use sluicegate::config::{self, Config, LimiterUrl, LogConfig};
 use sluicegate::telemetry;
@@ -98,14 +97,14 @@ fn run(program: &Program, console: &mut Console) -> Result<Exit, CommandError> {
     let telemetry = telemetry::init(log, config.otlp_endpoint.as_deref(), &config.authorities);
     let _until_the_end = telemetry.map_err(CommandError::Failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let app = App::new(MissingDatabase::Create);
+    let services = Services::new(MissingDatabase::Create);
     let ended = runtime.block_on(async {
         let ended = match &program.benchmark {
-            Benchmark::Path(args) => path::run(args, &config, &app, console).await,
-            Benchmark::Fidelity(args) => fidelity::run(args, &config, &app, console).await,
+            Benchmark::Path(args) => path::run(args, &config, &services, console).await,
+            Benchmark::Fidelity(args) => fidelity::run(args, &config, &services, console).await,
             Benchmark::Limiter(args) => limiter::run(args, console),
         };
-        app.close().await;
+        services.close().await;
         ended
     });
     // Never shut down: the broker's client panics in its own thread when its tasks are cancelled.

@@ -17,7 +17,7 @@ use super::print::number;
 use super::progress::Phase;
 use super::stage::{BenchEnvironment, BenchProvider};
 use super::{BenchError, require_one_limiter, seconds};
-use sluicegate::cli::connect::Services;
+use sluicegate::app::Services;
 use sluicegate::cli::{CommandError, Console, Exit};
 use sluicegate::config::{Config, QueueUrl};
 use sluicegate::domain::limit::MAX_REQUESTS;
@@ -82,7 +82,7 @@ struct PathReport {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let mut interruption = Interruption::catch()?;

@@ -17,7 +17,7 @@ use super::progress::Phase;
 use super::scratch::Scratch;
 use super::workers::BenchWorkers;
 use super::{broker, meter};
-use sluicegate::cli::connect::Services;
+use sluicegate::app::Services;
 use sluicegate::cli::{CommandError, Console};
 use sluicegate::config::{self, Config, LimiterUrl, QueueUrl};
 use sluicegate::domain::job::{Job, JobId};
@@ -48,7 +48,7 @@ pub struct BenchEnvironment<'a> {
     pub config: Config,
     /// Eight hexadecimal digits that identify the run.
     pub run: String,
-    services: &'a dyn Services,
+    services: &'a Services,
     rows: Vec<ProviderRow>,
     servers: JoinSet<std::io::Result<()>>,
     _scratch: Option<Scratch>,
@@ -59,7 +59,7 @@ impl<'a> BenchEnvironment<'a> {
     ///
     /// # Errors
     /// When the database has other providers, or a backend is unreachable.
-    pub async fn prepare(embedded: bool, config: &Config, services: &'a dyn Services) -> Result<Self, CommandError> {
+    pub async fn prepare(embedded: bool, config: &Config, services: &'a Services) -> Result<Self, CommandError> {
         let scratch = if embedded { Some(Scratch::make()?) } else { None };
         let mut config = match &scratch {
             None => config.clone(),
@@ -104,7 +104,7 @@ impl<'a> BenchEnvironment<'a> {
             idempotency_retention_s: Some(RETENTION_S),
             ..columns
         };
-        self.services.validate(&row).map_err(|invalid| CommandError::Configuration(invalid.problems.join("; ")))?;
+        row.validate(0).map_err(|invalid| CommandError::Configuration(invalid.problems.join("; ")))?;
         self.services.ledger(&self.config).await?.apply_settings(std::slice::from_ref(&row), false).await?;
         self.services.queue(&self.config).await?.declare(std::slice::from_ref(&name)).await?;
         self.rows.push(row.clone());

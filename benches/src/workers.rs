@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::quantile::{self, Distribution};
+use sluicegate::app::RunLock;
 use sluicegate::cli::CommandError;
-use sluicegate::cli::connect::RunLock;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::LedgerError;

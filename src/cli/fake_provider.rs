@@ -12,7 +12,7 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::signals::Signals;
+use super::os::Signals;
 use super::{CommandError, Console};
 use crate::domain::limit::Rate;
 use crate::domain::printable::printable_json;

@@ -1,4 +1,5 @@
-//! The `limits` command: lists the limits and their usage, changes them while workers run, and shows who changed them.
+//! The `limits` command: lists the limits and their usage, changes them while workers run, and shows who changed the
+//! settings, when and why.
 //!
 //! It does not create or remove limits; the provider file does, so that the file stays complete.
 
@@ -7,12 +8,13 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::json;
 
-use super::connect::Services;
-use super::console::{TableShape, width, wrap_words};
-use super::jobs::{actor, parse_id};
-use super::provider::{load_readable_rows, parse_name, unknown_provider};
-use super::rows::{LIMIT_HEADER, drop_default_columns, limit_cells};
-use super::{CommandError, Console, Exit, ops_client};
+use crate::app::Services;
+use crate::cli::console::{TableShape, width, wrap_words};
+use crate::cli::jobs::{actor, parse_id};
+use crate::cli::provider::{
+    LIMIT_HEADER, drop_default_columns, limit_cells, load_readable_rows, parse_name, unknown_provider,
+};
+use crate::cli::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::format::duration;
 use crate::domain::job::Identifier;
@@ -20,10 +22,9 @@ use crate::domain::limit::Rate;
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{LimitSummary, ProviderRow};
+use crate::ledger::settings::AuditedChange;
 use crate::ops::{AccountBacklog, PeekError, PeekedLimit, change, peek, peek_backlog};
 use crate::worker::settings_sync::LoadedSettings;
-
-mod history;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -65,7 +66,7 @@ enum Action {
     },
     /// Show who changed a provider's row, limits and account rules, when and why; newest first. Without a name: all
     /// settings.
-    History(history::Args),
+    History(HistoryArgs),
 }
 
 /// Runs the command.
@@ -75,7 +76,7 @@ enum Action {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let ledger = services.ledger(config).await?;
@@ -85,7 +86,7 @@ pub async fn run(
             print_usage(&used, *json, console)
         }
         Action::List { json } => list(&ledger, *json, console).await,
-        Action::History(args) => history::run(args, &ledger, console).await,
+        Action::History(args) => history(args, &ledger, console).await,
         Action::Set { provider, limit, rate, because, json } => {
             let name = parse_name(provider)?;
             let by = actor(because.as_deref());
@@ -117,7 +118,7 @@ async fn fetch_usage(
     account: Option<&Identifier>,
     ledger: &Database,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
 ) -> Result<PeekedUsage, CommandError> {
     let name = parse_name(provider)?;
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
@@ -216,4 +217,43 @@ async fn list(ledger: &Database, json: bool, console: &mut Console) -> Result<Ex
         console.table(&header, &cells)?;
     }
     Ok(exit)
+}
+
+#[derive(Debug, clap::Args)]
+pub struct HistoryArgs {
+    provider: Option<String>,
+    /// Changes to show, 1 to 1000.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    limit: u32,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the database fails, or the provider has no row and no history.
+pub async fn history(args: &HistoryArgs, ledger: &Database, console: &mut Console) -> Result<Exit, CommandError> {
+    let provider = args.provider.as_deref().map(parse_name).transpose()?;
+    let changes = ledger.settings_audit(provider.as_ref(), args.limit).await?;
+    // A deleted provider has a history.
+    if let (Some(name), true) = (&args.provider, changes.is_empty()) {
+        return Err(unknown_provider(name));
+    }
+    if args.json {
+        console.json(&serde_json::json!({ "changes": changes }))?;
+    } else if changes.is_empty() {
+        console.message("no changes recorded")?;
+    } else {
+        let header = ["at", "provider", "what", "who", "program", "because"];
+        console.table(&header, &changes.iter().map(change_cells).collect::<Vec<_>>())?;
+    }
+    Ok(Exit::Success)
+}
+
+fn change_cells(change: &AuditedChange) -> Vec<String> {
+    let AuditedChange { at, who, what, program, because, provider, .. } = change;
+    let text = |cell: &Option<String>| cell.clone().unwrap_or_default();
+    vec![at.to_string(), text(provider), what.clone(), who.clone(), text(program), text(because)]
 }

@@ -1,7 +1,7 @@
 //! The command line: one module per command, and one definition that help, completions and manual pages are made from.
 //!
 //! Data goes to stdout, messages to stderr. A command asks questions only at a terminal. Commands reach the backends
-//! through [`connect`].
+//! through [`Services`].
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,36 +9,30 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
+use crate::app::{MissingDatabase, ServiceError, Services};
 use crate::config::{Config, ConfigProblems, LogConfig};
 use crate::domain::printable::{is_hidden, printable};
 use crate::worker::retry::Transient;
 
 pub mod check;
-pub mod completions;
-pub mod connect;
 pub mod console;
 pub mod demo;
 pub mod dlq;
 pub mod enqueue;
 pub mod fake_provider;
+pub mod generated;
 mod hyphen_values;
 mod input;
 pub mod jobs;
 pub mod limits;
-pub mod man;
-pub mod migrate;
 mod ops_client;
-mod os_user;
+mod os;
 pub mod provider;
-mod rows;
 pub mod run;
-mod signals;
 pub mod simulate;
 pub mod status;
 
 pub use console::Console;
-
-use connect::{MissingDatabase, Services};
 
 /// Calls payment providers at their full rate limit without losing or duplicating a payment.
 #[derive(Debug, Parser)]
@@ -127,7 +121,7 @@ pub enum Command {
     /// Watch a run in memory against a strict provider, with a proof at the end.
     Demo(demo::Args),
     /// Bring the database to the current schema; safe to repeat, and to run in several places at once.
-    Migrate(migrate::Args),
+    Migrate(run::MigrateArgs),
     /// Validate configuration and providers, connect to every backend, report unsafe settings.
     Check(check::Args),
     /// Payment providers: apply a file, list, show, pause, resume.
@@ -147,9 +141,9 @@ pub enum Command {
     /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
     Simulate(Box<simulate::Args>),
     /// Print a completion script for a shell.
-    Completions(completions::Args),
+    Completions(generated::CompletionsArgs),
     /// Print the manual page, or write those of all commands.
-    Man(man::Args),
+    Man(generated::ManArgs),
 }
 
 /// The result of a command that has printed its own report.
@@ -242,6 +236,21 @@ impl From<crate::ledger::LedgerError> for CommandError {
     }
 }
 
+impl From<ServiceError> for CommandError {
+    fn from(error: ServiceError) -> Self {
+        match error {
+            ServiceError::DatabaseMissing { path } => Self::DatabaseMissing { path },
+            ServiceError::Ledger(error) => error.into(),
+            ServiceError::Queue(error) => error.into(),
+            ServiceError::Lock { .. } | ServiceError::Thread(_) => Self::Failed(error.to_string()),
+            ServiceError::AnotherRun
+            | ServiceError::QueueNeedsSqlite
+            | ServiceError::OutboundAllow(_)
+            | ServiceError::Limiter(_) => Self::Configuration(error.to_string()),
+        }
+    }
+}
+
 impl Transient for CommandError {
     fn is_transient(&self) -> bool {
         matches!(self, Self::BackendUnavailable(_))
@@ -293,8 +302,8 @@ impl Command {
     /// Runs the commands that need neither configuration nor backends; `None` for all others.
     pub fn without_config(&self, console: &mut Console) -> Option<Result<Exit, CommandError>> {
         match self {
-            Self::Completions(args) => Some(completions::run(args, console)),
-            Self::Man(args) => Some(man::run(args, console)),
+            Self::Completions(args) => Some(generated::completions(args, console)),
+            Self::Man(args) => Some(generated::man(args, console)),
             Self::FakeProvider(args) => Some(run_fake_provider(args, console)),
             _ => None,
         }
@@ -317,7 +326,7 @@ fn run_fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Conso
 pub async fn execute(
     command: &Command,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     // Process 1, such as a container's command, has no default reaction to signals: it would wait for a pipe for ever.
@@ -325,7 +334,7 @@ pub async fn execute(
     if std::process::id() != 1 || matches!(command, Command::Run(_)) {
         return dispatch(command, config, services, console).await;
     }
-    let mut signals = signals::Signals::watch()?;
+    let mut signals = os::Signals::watch()?;
     tokio::select! {
         biased;
         ended = dispatch(command, config, services, console) => ended,
@@ -336,11 +345,11 @@ pub async fn execute(
 async fn dispatch(
     command: &Command,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match command {
-        Command::Migrate(args) => migrate::run(args, config, services, console).await,
+        Command::Migrate(args) => run::migrate(args, config, services, console).await,
         Command::Check(args) => check::run(args, config, services, console).await,
         Command::Provider(args) => provider::run(args, config, services, console).await,
         Command::Limits(args) => limits::run(args, config, services, console).await,
@@ -349,8 +358,8 @@ async fn dispatch(
         Command::Jobs(args) => jobs::run(args, config, services, console).await,
         Command::Dlq(args) => dlq::run(args, config, services, console).await,
         Command::Simulate(args) => simulate::run(args, config, services, console).await,
-        Command::Completions(args) => completions::run(args, console),
-        Command::Man(args) => man::run(args, console),
+        Command::Completions(args) => generated::completions(args, console),
+        Command::Man(args) => generated::man(args, console),
         Command::FakeProvider(args) => run_fake_provider(args, console),
         Command::Run(_) => run::run(config, services, console).await,
         Command::Demo(args) => demo::run(args, services, console).await,

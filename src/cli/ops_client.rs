@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::CommandError;
-use super::connect::Services;
+use crate::app::Services;
 use crate::config::{Config, DatabaseUrl};
 use crate::ledger::fleet::DeploymentId;
 use crate::ops::openapi::{Deployment, HEADER};
@@ -65,7 +65,7 @@ struct DeploymentAddresses {
 /// Reads one resource of the ops API; `None` when there is no running process to ask.
 pub async fn get_if_running<T: DeserializeOwned>(
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     path: &str,
 ) -> Result<Option<OpsResponse<T>>, CommandError> {
     let Some(address) = config.ops.listen else { return Ok(None) };
@@ -82,7 +82,7 @@ pub async fn get_if_running<T: DeserializeOwned>(
 /// When no ops server is configured or none answers, when it works for another deployment, or when it refuses.
 pub async fn get<T: DeserializeOwned>(
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     path: &str,
 ) -> Result<OpsResponse<T>, CommandError> {
     let address = config.ops.listen.ok_or_else(|| {
@@ -137,7 +137,7 @@ fn no_response(address: SocketAddr, error: reqwest::Error) -> CommandError {
     ))
 }
 
-async fn configured_deployment(config: &Config, services: &dyn Services) -> Result<ConfiguredDeployment, CommandError> {
+async fn configured_deployment(config: &Config, services: &Services) -> Result<ConfiguredDeployment, CommandError> {
     if matches!(config.database.url, DatabaseUrl::Sqlite { path: None, .. }) {
         return Ok(ConfiguredDeployment::InMemory);
     }

@@ -8,10 +8,10 @@ use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
 
-use super::connect::{MissingDatabase, Services};
+use super::enqueue::declare_lanes;
 use super::jobs::actor;
-use super::rows::{PROVIDER_HEADER, provider_cells};
-use super::{CommandError, Console, Exit, connect};
+use super::{CommandError, Console, Exit};
+use crate::app::{MissingDatabase, Services};
 use crate::config::Config;
 use crate::domain::format::count;
 use crate::domain::provider::ProviderName;
@@ -21,13 +21,15 @@ use crate::ledger::decision_input;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
 use crate::ledger::settings::SettingsChange;
 use crate::ops::{SettingsChangeError, change};
-pub(super) use crate::worker::resend::provider_names as names;
+use crate::worker::resend::provider_names;
 
 mod file;
-mod flows;
-mod toml_export;
+mod views;
 
-pub(super) use file::checked_rows;
+pub use file::{check_callable, checked_rows, parse_rows, unreadable_secrets};
+pub use views::{LIMIT_HEADER, drop_default_columns, limit_cells};
+
+use views::{PROVIDER_HEADER, provider_cells};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -71,7 +73,7 @@ enum Action {
     /// Show one provider with its limits and account rules, as a file that `apply` reads.
     Show(ShowArgs),
     /// List the accounts whose payments wait in the ledger, and what blocks them; most payments first.
-    Flows(flows::FlowsArgs),
+    Flows(views::FlowsArgs),
     /// Stop sending requests to a provider, in every worker; its queue keeps collecting.
     Pause(PauseArgs),
     /// Send requests to a provider again, and clear the waits that it named (429, Retry-After), in every worker.
@@ -116,13 +118,13 @@ struct PauseArgs {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
         Action::Apply { file, dry_run, because, json } => {
-            let rows = checked_rows(&file::read_file(file).await?, file, services)?;
-            for warning in file::warnings(&rows, config, services).await {
+            let rows = checked_rows(&file::read_file(file).await?, file)?;
+            for warning in file::warnings(&rows, config).await {
                 console.message(&format!("warning: {warning}"))?;
             }
             let ledger = services.ledger(config).await?;
@@ -150,7 +152,7 @@ pub async fn run(
         Action::Flows(which) => {
             let name = parse_name(&which.name)?;
             find_row(&services.ledger(config).await?, &name).await?;
-            flows::list(&services.ledger(config).await?, &name, which, console).await
+            views::list_flows(&services.ledger(config).await?, &name, which, console).await
         }
         Action::Pause(which) => set_paused(&services.ledger(config).await?, which, true, console).await,
         Action::Resume(which) => set_paused(&services.ledger(config).await?, which, false, console).await,
@@ -181,11 +183,11 @@ fn print_changes(
 }
 
 /// Lanes must exist before a producer publishes to them, even while no worker runs.
-async fn declare_all_lanes(config: &Config, services: &dyn Services, ledger: &Database) -> Result<(), CommandError> {
-    let names = names(ledger).await?;
+async fn declare_all_lanes(config: &Config, services: &Services, ledger: &Database) -> Result<(), CommandError> {
+    let names = provider_names(ledger).await?;
     let declared = async {
         let queue = services.queue(config).await?;
-        Ok::<_, CommandError>(connect::declare_lanes(queue.as_ref(), &names, &names).await?)
+        Ok::<_, CommandError>(declare_lanes(queue.as_ref(), &names, &names).await?)
     };
     let undeclared = declared.await.map_err(|error| {
         CommandError::Failed(format!(
@@ -220,7 +222,7 @@ async fn show(
     if let Some(pace) = pace {
         console.line(&format!("# pace: {}", pace.text))?;
     }
-    console.lines(&toml_export::to_provider_file(&row)?)?;
+    console.lines(&views::to_provider_file(&row)?)?;
     Ok(Exit::Success)
 }
 

@@ -1,20 +1,23 @@
-//! The `run` command: a worker process from its start checks to its final report.
+//! The `run` and `migrate` commands: a worker process from its start checks to its final report, and the schema that it
+//! needs.
 //!
-//! It does not start on an unmigrated database, on a used port, or beside another embedded `run`. It waits for an
-//! unreachable backend: alive, not ready.
+//! A run does not start on an unmigrated database, on a used port, or beside another embedded `run`. It waits for an
+//! unreachable backend: alive, not ready. It does not migrate PostgreSQL: the operator decides which user may change a
+//! schema.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::connect::{RunLock, Services};
-use super::signals::Signals;
-use super::{CommandError, Console, Exit, os_user};
+use crate::app::{RunLock, ServiceError, Services};
+use crate::cli::os::{Signals, host};
+use crate::cli::{CommandError, Console, Exit};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::ops::api::OperatorContext;
@@ -32,7 +35,7 @@ const LAST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Args {}
 
 /// Runs the command until a stop signal.
-pub async fn run(config: &Config, services: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(config: &Config, services: &Services, console: &mut Console) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();
     watch_signals(stop.clone())?;
     let listener = match config.ops.listen {
@@ -75,7 +78,7 @@ pub async fn run(config: &Config, services: &dyn Services, console: &mut Console
 
 async fn open_database(
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
 ) -> Result<(Deployment, (worker::Backends, RunLock)), CommandError> {
     let id = services.ledger(config).await?.deployment().await?;
     let deployment = Deployment { id, database: config.database.url.location() };
@@ -83,15 +86,15 @@ async fn open_database(
 }
 
 /// Binds the port of the ops server. If another `run` on the same embedded backends uses it, reports that instead.
-async fn listen(address: SocketAddr, config: &Config, services: &dyn Services) -> Result<TcpListener, CommandError> {
+async fn listen(address: SocketAddr, config: &Config, services: &Services) -> Result<TcpListener, CommandError> {
     let error = match TcpListener::bind(address).await {
         Ok(listener) => return Ok(listener),
         Err(error) => error,
     };
     if error.kind() == std::io::ErrorKind::AddrInUse
-        && let Err(reason @ CommandError::Configuration(_)) = services.check_no_other_run(config).await
+        && let Err(reason @ ServiceError::AnotherRun) = services.check_no_other_run(config).await
     {
-        return Err(reason);
+        return Err(reason.into());
     }
     Err(CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`")))
 }
@@ -148,7 +151,7 @@ fn identity(config: &Config, id: &str) -> WorkerIdentity {
     };
     WorkerIdentity {
         id: id.to_owned(),
-        host: os_user::host().chars().take(255).collect(),
+        host: host().chars().take(255).collect(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         kinds: BackendKinds { database, queue, limiter },
@@ -194,4 +197,31 @@ fn print_report(report: DrainReport, console: &mut Console) -> std::io::Result<E
         count(left_active as u64, "job")
     ))?;
     Ok(if abandoned_in_flight == 0 { Exit::Success } else { Exit::Failed })
+}
+
+#[derive(Debug, clap::Args)]
+pub struct MigrateArgs {
+    /// Print the outcome as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the database cannot be reached or refuses a step.
+pub async fn migrate(
+    args: &MigrateArgs,
+    config: &Config,
+    services: &Services,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let changed = services.migrate(config).await?;
+    if args.json {
+        console.json(&json!({ "database": config.database.url.to_string(), "changed": changed }))?;
+        return Ok(Exit::Success);
+    }
+    let outcome = if changed { "is up to date now" } else { "was already up to date" };
+    console.message(&format!("{} {outcome}", config.database.url))?;
+    Ok(Exit::Success)
 }

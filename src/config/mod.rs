@@ -1,31 +1,28 @@
 //! The configuration of a process: four raw layers, one validated [`Config`], and all problems in one report.
 //!
 //! Provider rows are not part of it; they are in the database. The environment is an argument, not read here.
-//! `config/default.toml` lists and explains every key.
+//! `config/default.toml` lists and explains every key. A problem has its key, its origin and its fix, and repeats no
+//! value that could be a secret.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+
+use crate::domain::sensitive::secret::path_if_safe;
 
 pub mod address;
 mod cross_checks;
-mod keys;
 mod layers;
-mod problem;
-mod raw;
-mod secrets;
 mod validated;
 
 pub use address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
-pub use keys::DEFAULTS;
-pub use problem::{ConfigProblem, ConfigProblems, Origin};
-pub use secrets::FIX_FILE_MODE;
+pub use cross_checks::FIX_FILE_MODE;
+pub use layers::DEFAULTS;
 pub use validated::{
     CardNumbers, Config, DatabaseConfig, LimiterConfig, LogConfig, LogFormat, OpsConfig, QueueConfig, WorkerConfig,
 };
 
-use keys::Keys;
-use layers::{FILE_VARIABLE, Layers};
-use raw::RawConfig;
-use validated::ProblemCollector;
+use layers::{FILE_VARIABLE, Keys, Layers};
+use validated::{ProblemCollector, RawConfig};
 
 /// The purpose of a configuration, which decides the cross-checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,14 +73,14 @@ pub fn load_for(
     let mut found = ProblemCollector::default();
     let config = validated::validate(&raw, purpose, &mut found);
     let mut problems = std::mem::take(&mut layers.problems);
-    problems.extend(secrets::secrets_in_flags(&layers));
+    problems.extend(cross_checks::secrets_in_flags(&layers));
     for (key, problem) in found.0 {
         let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());
         problems.push(ConfigProblem { key: key.to_owned(), origin, message: problem.message, fix: problem.fix });
     }
     match config {
         Some(config) if problems.is_empty() => {
-            let exposed = secrets::secrets_readable_by_others(&layers);
+            let exposed = cross_checks::secrets_readable_by_others(&layers);
             Ok(Config {
                 config_files: layers.files.into_iter().map(|file| file.path).collect(),
                 exposed_secrets: exposed,
@@ -97,6 +94,73 @@ pub fn load_for(
 fn broken_defaults(message: String) -> ConfigProblems {
     let fix = "This build is broken: config/default.toml and the code disagree".to_owned();
     ConfigProblems(vec![ConfigProblem { key: "(defaults)".to_owned(), origin: Origin::Default, message, fix }])
+}
+
+/// The place where a value was set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    /// `line` 0 is the file as a whole.
+    File {
+        path: PathBuf,
+        line: usize,
+    },
+    Variable(String),
+    /// The file that a `…_FILE` variable names.
+    SecretFile {
+        variable: String,
+        path: PathBuf,
+    },
+    Flag,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::SecretFile { variable, path } => write!(f, "{variable} = {}", path_if_safe(path)),
+            Self::Flag => f.write_str("--set"),
+        }
+    }
+}
+
+/// One problem: the key, its origin, what is wrong, and the fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigProblem {
+    pub key: String,
+    pub origin: Origin,
+    pub message: String,
+    pub fix: String,
+}
+
+impl fmt::Display for ConfigProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}. {}", self.key, self.origin, self.message, self.fix)
+    }
+}
+
+/// All problems, in the order of the keys; never empty.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigProblems(pub Vec<ConfigProblem>);
+
+impl ConfigProblems {
+    /// A title and one line per problem.
+    pub fn lines(&self) -> Vec<String> {
+        let title = match self.0.len() {
+            1 => "the configuration has a problem:".to_owned(),
+            n => format!("the configuration has {n} problems:"),
+        };
+        [title].into_iter().chain(self.0.iter().map(|problem| format!("  {problem}"))).collect()
+    }
+}
+
+impl fmt::Display for ConfigProblems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines().join("\n"))
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use std::fs;
 use std::time::Duration;
 
-use super::keys::variable_name;
+use super::layers::variable_name;
 use super::*;
 
 /// An output of `openssl rand -hex 24`.

@@ -1,4 +1,5 @@
-//! The validated configuration: checked values with their types and units.
+//! The raw configuration, one field per key of `config/default.toml`, and the validated one: checked values with their
+//! types and units.
 //!
 //! Validation reports every invalid value, not only the first. [`cross_checks`] looks at combinations of the valid
 //! ones, even if other values are invalid.
@@ -8,16 +9,93 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
 
-use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, ValueProblem};
-use super::problem::ConfigProblem;
-use super::raw::{RawConfig, RawTelemetry};
-use super::{Purpose, cross_checks};
+use crate::config::address::{DatabaseUrl, LimiterUrl, QueueUrl, ValueProblem};
+use crate::config::{ConfigProblem, Purpose, cross_checks};
 use crate::domain::sensitive::secret::{path_if_safe, quote_if_safe};
 use crate::provider::secret_grants::SecretGrants;
 use crate::provider::validate_outbound;
 pub use crate::queue::message::CardNumbers;
 use crate::tls::{Authorities, is_plaintext_allowed};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    pub database: RawDatabase,
+    pub queue: RawNamedBackend,
+    pub limiter: RawNamedBackend,
+    pub outbound: RawOutbound,
+    pub ops: RawOps,
+    pub worker: RawWorker,
+    pub ledger: RawLedger,
+    pub tls: RawTls,
+    pub log: RawLog,
+    pub telemetry: RawTelemetry,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawDatabase {
+    pub url: String,
+    pub max_connections: i64,
+}
+
+/// A backend and the prefix of our names in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawNamedBackend {
+    pub url: String,
+    pub prefix: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawOutbound {
+    pub allow: Vec<String>,
+    pub secrets: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawOps {
+    pub listen: String,
+    pub token: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawWorker {
+    pub drain_timeout_ms: i64,
+    pub card_numbers: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLedger {
+    pub scrub_after_days: i64,
+    pub scrub_review_after_days: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawTls {
+    pub ca_file: String,
+    pub plaintext_hosts: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawTelemetry {
+    pub otlp_endpoint: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLog {
+    pub level: String,
+    pub format: String,
+}
 
 /// Placeholders for secrets in the examples.
 const PLACEHOLDERS: [&str; 4] = ["random-characters", "changeme", "change-me", "placeholder"];
@@ -203,13 +281,13 @@ pub fn validate(raw: &RawConfig, purpose: Purpose, problems: &mut ProblemCollect
     })
 }
 
-fn validate_database(raw: &super::raw::RawDatabase, problems: &mut ProblemCollector) -> Option<DatabaseConfig> {
+fn validate_database(raw: &RawDatabase, problems: &mut ProblemCollector) -> Option<DatabaseConfig> {
     let url = problems.value_or_add("database.url", DatabaseUrl::parse(&raw.url));
     let max_connections = problems.integer_in_range("database.max_connections", raw.max_connections, 1, 1_000);
     Some(DatabaseConfig { url: url?, max_connections: max_connections? })
 }
 
-fn validate_ops(raw: &super::raw::RawOps, problems: &mut ProblemCollector) -> Option<OpsConfig> {
+fn validate_ops(raw: &RawOps, problems: &mut ProblemCollector) -> Option<OpsConfig> {
     let text = raw.listen.replacen("localhost:", "127.0.0.1:", 1);
     let listen = match text.as_str() {
         "none" => Some(None),
@@ -272,14 +350,14 @@ fn validate_authorities(path: &str, problems: &mut ProblemCollector) -> Option<A
     )
 }
 
-fn validate_worker(raw: &super::raw::RawWorker, problems: &mut ProblemCollector) -> Option<WorkerConfig> {
+fn validate_worker(raw: &RawWorker, problems: &mut ProblemCollector) -> Option<WorkerConfig> {
     let choices = [("refuse", CardNumbers::Refuse), ("warn", CardNumbers::Warn), ("off", CardNumbers::Off)];
     let card_numbers = problems.parse_choice("worker.card_numbers", &raw.card_numbers, &choices);
     let drain_ms = problems.integer_in_range("worker.drain_timeout_ms", raw.drain_timeout_ms, 0, 3_600_000);
     Some(WorkerConfig { drain_timeout: Duration::from_millis(u64::from(drain_ms?)), card_numbers: card_numbers? })
 }
 
-fn validate_log(raw: &super::raw::RawLog, problems: &mut ProblemCollector) -> Option<LogConfig> {
+fn validate_log(raw: &RawLog, problems: &mut ProblemCollector) -> Option<LogConfig> {
     use tracing::Level;
     let levels = [
         ("error", Level::ERROR),

@@ -1,15 +1,85 @@
-//! Changes of settings by an operator while workers run: a provider's pause and a limit's rate.
+//! Changes by an operator while workers run: a decision about a payment, a provider's pause and a limit's rate.
 //!
 //! Commands and API share this code. A change that would make the row invalid is rejected before anything is written.
 //! Limits are added and removed by the provider file only.
 
+use clap::ValueEnum;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use crate::domain::job::JobId;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
-use crate::ledger::operator::Actor;
+use crate::ledger::operator::{Actor, JobResolution};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::RawRate;
+use crate::ledger::{LedgerError, decision_input};
+use crate::queue::message::CardNumbers;
+use crate::worker::resend::{ResendError, Resender};
+
+/// The kind of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ResolutionKind {
+    /// The payment was charged.
+    #[value(help = "Charged")]
+    Succeeded,
+    /// The payment was not charged; do not retry.
+    #[value(help = "Not charged, do not retry")]
+    Declined,
+    /// The payment is confirmed not charged: charge again with the same key and the same request, within the limits.
+    #[value(help = "Confirmed not charged: charge again, with the same key and request, within the limits")]
+    Resend,
+}
+
+impl ResolutionKind {
+    /// The resolution of a payment in `review`, with the provider's reference of the charge.
+    ///
+    /// # Errors
+    /// What is wrong with the reference.
+    pub fn resolution(self, reference: Option<String>, card_numbers: CardNumbers) -> Result<JobResolution, String> {
+        let resolution = match self {
+            Self::Succeeded => JobResolution::Succeeded { reference: None },
+            Self::Declined => JobResolution::Declined,
+            Self::Resend => JobResolution::Resend,
+        };
+        decision_input::with_provider_reference(resolution, reference, card_numbers)
+    }
+}
+
+/// An operator's decision, ready to be applied to payments.
+pub enum JobDecision<'a> {
+    /// Only the ledger changes.
+    Record { ledger: &'a Database, resolution: JobResolution, actor: Actor },
+    /// The payment is sent again.
+    Resend(Resender<'a>),
+}
+
+impl JobDecision<'_> {
+    /// The provider of a payment that the decision would change; changes nothing.
+    ///
+    /// # Errors
+    /// Why the decision would be refused.
+    pub async fn preview(&self, id: &JobId) -> Result<ProviderName, ResendError> {
+        let reloaded = match self {
+            Self::Record { ledger, resolution, .. } => ledger.reload_job(id, resolution).await?,
+            Self::Resend(resender) => resender.prepare(id).await?.0,
+        };
+        Ok(reloaded.job.provider)
+    }
+
+    /// Applies the decision to one payment.
+    ///
+    /// # Errors
+    /// Why it was refused; only [`ResendError::Unpublished`] leaves the payment changed.
+    pub async fn apply(&self, id: &JobId) -> Result<(), ResendError> {
+        match self {
+            Self::Record { ledger, resolution, actor } => Ok(ledger.resolve_job(id, resolution, None, actor).await?),
+            Self::Resend(resender) => resender.send(id).await,
+        }
+    }
+}
 
 /// A limit's rate and its provider's row, before and after the change.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,10 +1,10 @@
-//! `check` with recorded backends: each risk, mistake and failed backend is a finding with its level and a fix.
+//! `check` on embedded backends: each risk, mistake and failed backend is a finding with its level and a fix.
 
 use sluicegate::cli::Exit;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::queue::TopologyProblem;
 
-use crate::fakes::{Engine, row};
+use crate::fakes::{Engine, provider_text, row, run_unmigrated, write_provider_file};
 
 fn levels(json: &serde_json::Value, subject: &str) -> Vec<String> {
     let findings = json.as_array().unwrap().iter().filter(|finding| finding["subject"] == subject);
@@ -167,36 +167,41 @@ async fn failing_backends_and_invalid_rows_are_errors() {
     assert_eq!(levels(&ran.json(), "provider bad"), ["error"]);
     assert_eq!(levels(&ran.json(), "queue embedded:"), ["error"]);
 
-    engine.state().database_unavailable = true;
-    let ran = engine.run(&["check"]).await;
+    let ran = run_unmigrated(&["check"]).await;
     assert!(ran.out.contains("run `sluicegate migrate`"), "{}", ran.out);
-    let offline = engine.run(&["check", "--no-connect"]).await;
+    let offline = run_unmigrated(&["check", "--no-connect"]).await;
     assert_eq!(offline.result.unwrap(), Exit::Success);
 }
 
 #[tokio::test]
 async fn unreadable_secret_is_an_error_or_warning() {
     let engine = Engine::new().await;
-    engine.set_rows(&[row("acme")]).await;
-    engine.state().secrets_missing = vec!["ACME_API_KEY".to_owned()];
-    let ran = engine.run(&["check", "--json"]).await;
+    let mut sending = row("acme");
+    sending.headers.insert("x".to_owned(), "${env:ACME_API_KEY}".into());
+    engine.set_rows(std::slice::from_ref(&sending)).await;
+    let grant = ["--set", "outbound.secrets=env:ACME_API_KEY@pay.example.com"];
+    let ran = engine.run(&[&grant[..], &["check", "--json"]].concat()).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
     let json = ran.json();
     let found = json.as_array().unwrap().iter().find(|found| found["level"] == "error").unwrap();
     assert_eq!(found["subject"], "provider acme");
-    assert_eq!(found["what"], "not readable here: header `x`: `ACME_API_KEY` is not set");
+    assert_eq!(found["what"], "not readable here: header `x`: environment variable `ACME_API_KEY` is not set");
     assert!(found["fix"].as_str().unwrap().contains("as the worker's user"), "{found}");
 
     // A file can be checked before deployment, on a machine without the workers' secrets.
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("providers.toml");
-    std::fs::write(&path, "acme").unwrap();
-    let ran = engine.run(&["check", "--no-connect", "--providers", path.to_str().unwrap(), "--json"]).await;
+    let headers = "\n[provider.headers]\nx = \"${env:ACME_API_KEY}\"\n";
+    let file = write_provider_file(
+        &dir,
+        &provider_text(&["acme"]).replacen("\n[[provider.limit]]", &format!("{headers}\n[[provider.limit]]"), 1),
+    );
+    let line = ["check", "--no-connect", "--providers", &file, "--json"];
+    let ran = engine.run(&[&grant[..], &line].concat()).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
     assert_eq!(levels(&ran.json(), "provider acme"), ["ok", "warning"]);
 
-    engine.set_rows(&[ProviderRow { enabled: false, ..row("acme") }]).await;
-    assert_eq!(engine.run(&["check"]).await.result.unwrap(), Exit::Success);
+    engine.set_rows(&[ProviderRow { enabled: false, ..sending }]).await;
+    assert_eq!(engine.run(&[&grant[..], &["check"]].concat()).await.result.unwrap(), Exit::Success);
 }
 
 #[tokio::test]
@@ -219,8 +224,7 @@ async fn check_lists_secret_grants_and_unused_ones() {
         assert!(found["fix"].as_str().unwrap().contains("outbound.secrets"), "{found}");
     }
     // A grant is not reported as unused before all rows are known.
-    engine.state().database_unavailable = true;
-    let json = engine.run(&line).await.json();
+    let json = run_unmigrated(&line).await.json();
     assert_eq!(levels(&json, "secret env:OLD@pay.example.com"), ["ok"]);
 }
 
@@ -281,16 +285,12 @@ async fn delivery_timeout_is_checked_against_message_time() {
 
 #[tokio::test]
 async fn provider_file_is_checked_without_a_database() {
-    let engine = Engine::new().await;
-    engine.state().database_unavailable = true;
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("providers.toml");
-    std::fs::write(&path, "acme").unwrap();
-    let file = path.to_str().unwrap();
-    let line = ["check", "--no-connect", "--providers", file, "--json"];
-    let ran = engine.run(&line).await;
+    let file = write_provider_file(&dir, &provider_text(&["acme"]));
+    let line = ["check", "--no-connect", "--providers", &file, "--json"];
+    let ran = run_unmigrated(&line).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
     assert_eq!(levels(&ran.json(), "provider acme"), ["ok"]);
-    std::fs::write(&path, "bad line").unwrap();
-    assert_eq!(engine.run(&line).await.result.unwrap(), Exit::BadConfiguration);
+    write_provider_file(&dir, "bad line");
+    assert_eq!(run_unmigrated(&line).await.result.unwrap(), Exit::BadConfiguration);
 }

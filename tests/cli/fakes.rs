@@ -1,33 +1,31 @@
-//! Backends in memory that record the effects of commands and return prepared failures: an SQLite database and a fake
-//! queue.
+//! The embedded backends in memory, with a queue that records what is published and fails as a test tells it.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use clap::Parser as _;
-use sluicegate::cli::connect::{CheckedMessage, Probe, RunLock, Services};
+use sluicegate::app::{MissingDatabase, Services};
 use sluicegate::cli::console::TableShape;
 use sluicegate::cli::{Cli, CommandError, Console, Exit};
-use sluicegate::config::{self, CardNumbers, Config};
-use sluicegate::domain::job::Identifier;
-use sluicegate::domain::provider::{Provider, ProviderName};
-use sluicegate::ledger::LedgerError;
+use sluicegate::config::{self, Config};
+use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
-use sluicegate::ledger::settings::InvalidRow;
-use sluicegate::limiter::Limiter;
-use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::provider::secret_grants::{SecretReference, SecretUse};
 use sluicegate::queue::{DeadLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
 use sqlx::AssertSqlSafe;
 
-#[derive(Clone)]
+/// The services of commands that run one after the other.
 pub struct Engine {
-    state: Arc<Mutex<State>>,
+    services: Services,
+    queue: FakeQueue,
     /// In memory.
     pub database: Database,
 }
+
+#[derive(Clone, Default)]
+struct FakeQueue(Arc<Mutex<State>>);
 
 #[derive(Default)]
 pub struct State {
@@ -37,11 +35,7 @@ pub struct State {
     pub in_flight_most: usize,
     /// Ids whose publish the broker does not confirm.
     pub unconfirmed: Vec<String>,
-    pub migrated: bool,
     pub broker_unavailable: bool,
-    pub database_unavailable: bool,
-    /// Variables that every provider needs and that are not set.
-    pub secrets_missing: Vec<String>,
     /// Lanes that have no queue.
     pub lanes_missing: Vec<String>,
     /// Other faults of the topology that a message passes.
@@ -64,10 +58,46 @@ pub fn row(name: &str) -> ProviderRow {
     }
 }
 
-/// The row that a file describes by one word; `broken` names an invalid one.
-fn file_row(name: &str) -> ProviderRow {
-    let timeout_ms = if name == "broken" { 0 } else { row(name).timeout_ms };
-    ProviderRow { timeout_ms, ..row(name) }
+/// A provider file with one row such as [`row`] for each name.
+pub fn provider_text(names: &[&str]) -> String {
+    let table = |name: &&str| {
+        format!(
+            "[[provider]]\nname = \"{name}\"\nurl = \"https://pay.example.com\"\nidempotency_retention_s = 86400\n\n\
+             [[provider.limit]]\nname = \"second\"\nmax_requests = 100\nwindow_ms = 1000\n\n"
+        )
+    };
+    names.iter().map(table).collect()
+}
+
+pub fn write_provider_file(dir: &tempfile::TempDir, text: &str) -> String {
+    let path: PathBuf = dir.path().join("providers.toml");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn configuration(variables: &[(&str, &str)], sets: &[String]) -> Config {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    config::load(None, variables, sets).unwrap()
+}
+
+/// Runs a command line, without the program's name, on these services.
+pub async fn run_on(services: &Services, variables: &[(&str, &str)], line: &[&str]) -> Ran {
+    let cli = Cli::try_parse_from(["sluicegate"].iter().chain(line)).unwrap();
+    let config = configuration(variables, &cli.set);
+    let (out, err) = (Page::default(), Page::default());
+    let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), TableShape::Plain);
+    let result = sluicegate::cli::execute(&cli.command, &config, services, &mut console).await;
+    Ran { result, out: out.text(), err: err.text() }
+}
+
+/// Runs a command line where the database exists and was never migrated.
+pub async fn run_unmigrated(line: &[&str]) -> Ran {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("empty.db");
+    std::fs::write(&path, "").unwrap();
+    let set = format!("database.url=sqlite://{}", path.display());
+    let line = [&["--set", &set], line].concat();
+    run_on(&Services::new(MissingDatabase::Fail), &[], &line).await
 }
 
 pub struct Ran {
@@ -109,11 +139,14 @@ impl Write for Page {
 }
 
 impl Engine {
-    /// With a migrated database without providers.
+    /// With a migrated database without providers. The limiter is embedded, whatever a command line configures.
     pub async fn new() -> Self {
-        let database = Database::open("sqlite::memory:", 1).unwrap();
-        database.migrate().await.unwrap();
-        Self { state: Arc::default(), database }
+        let queue = FakeQueue::default();
+        let services = Services::new(MissingDatabase::Create).with_queue(Arc::new(queue.clone()));
+        let in_memory = configuration(&[], &["database.url=sqlite::memory:".to_owned()]);
+        let database = services.ledger(&in_memory).await.unwrap();
+        services.limiter(&in_memory).await.unwrap();
+        Self { services, queue, database }
     }
 
     pub async fn with_providers(names: &[&str]) -> Self {
@@ -122,8 +155,8 @@ impl Engine {
         engine
     }
 
-    pub fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.queue.state()
     }
 
     /// Replaces all provider rows of the database.
@@ -150,102 +183,23 @@ impl Engine {
 
     /// Runs a command line with variables in its environment.
     pub async fn run_with(&self, variables: &[(&str, &str)], line: &[&str]) -> Ran {
-        let cli = Cli::try_parse_from(["sluicegate"].iter().chain(line)).unwrap();
-        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let config = config::load(None, variables, &cli.set).unwrap();
-        let (out, err) = (Page::default(), Page::default());
-        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), TableShape::Plain);
-        let result = sluicegate::cli::execute(&cli.command, &config, self, &mut console).await;
-        Ran { result, out: out.text(), err: err.text() }
+        run_on(&self.services, variables, line).await
+    }
+}
+
+impl FakeQueue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
     }
 }
 
 #[async_trait]
-impl Services for Engine {
-    async fn migrate(&self, _: &Config) -> Result<bool, CommandError> {
-        Ok(!std::mem::replace(&mut self.state().migrated, true))
-    }
-
-    async fn ledger(&self, _: &Config) -> Result<Database, CommandError> {
-        if self.state().database_unavailable {
-            return Err(LedgerError::NotMigrated.into());
-        }
-        Ok(self.database.clone())
-    }
-
-    async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
-        if self.state().broker_unavailable {
-            return Err(QueueError::Unavailable("refused".to_owned()).into());
-        }
-        Ok(Arc::new(self.clone()))
-    }
-
-    async fn limiter(&self, _: &Config) -> Result<Arc<dyn Limiter>, CommandError> {
-        Ok(Arc::new(EmbeddedLimiter::new()))
-    }
-
-    async fn check_no_other_run(&self, _: &Config) -> Result<(), CommandError> {
-        Ok(())
-    }
-
-    async fn worker_backends(&self, _: &Config) -> Result<(sluicegate::worker::Backends, RunLock), CommandError> {
-        Err(CommandError::Failed("these engines carry no worker".to_owned()))
-    }
-
-    fn probes(&self, _: &Config) -> Vec<Box<dyn Probe>> {
-        Vec::new()
-    }
-
-    fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-        match text.split_once("bad line") {
-            Some((before, _)) => Err(vec![format!("line {}: is bad", before.matches('\n').count() + 1)]),
-            None => Ok(text.split_whitespace().map(file_row).collect()),
-        }
-    }
-
-    fn provider_problems(&self, _: &Provider) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn check_callable(&self, _: &Provider, _: &Config) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn secret_uses(&self, provider: &Provider, _: &Config) -> Vec<SecretUse> {
-        let reference = |value: &String| SecretReference::parse(value.strip_prefix("${")?.strip_suffix('}')?).ok();
-        let to_its_host = |reference| SecretUse { reference, host: "pay.example.com".to_owned() };
-        provider.headers.values().filter_map(reference).map(to_its_host).collect()
-    }
-
-    async fn unreadable_secrets(&self, provider: &Provider, _: &Config) -> Vec<String> {
-        let missing = &self.state().secrets_missing;
-        missing.iter().filter(|_| provider.enabled).map(|name| format!("header `x`: `{name}` is not set")).collect()
-    }
-
-    fn validate(&self, row: &ProviderRow) -> Result<Provider, InvalidRow> {
-        row.validate(0)
-    }
-
-    fn check_message(&self, body: &[u8], lane: &ProviderName, _: CardNumbers) -> Result<CheckedMessage, String> {
-        let message: serde_json::Value = serde_json::from_slice(body).map_err(|_| "malformed: not JSON".to_owned())?;
-        if message["amount"].as_i64().is_none_or(|amount| amount <= 0) {
-            return Err("bad_amount: amount must be a whole number above 0".to_owned());
-        }
-        if message["provider"].as_str().is_some_and(|provider| provider != lane.as_str()) {
-            return Err("wrong_provider: provider must agree with the lane".to_owned());
-        }
-        let id = Identifier::new(message["id"].as_str().unwrap_or_default()).map_err(|why| format!("bad_id: {why}"))?;
-        let warnings = message.get("payload").map(|_| "payload was seen".to_owned());
-        Ok(CheckedMessage { id, warnings: warnings.into_iter().collect() })
-    }
-
-    async fn close(&self) {}
-}
-
-#[async_trait]
-impl Queue for Engine {
+impl Queue for FakeQueue {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
         let mut state = self.state();
+        if state.broker_unavailable {
+            return Err(QueueError::Unavailable("refused".to_owned()));
+        }
         let different = providers.iter().find(|name| state.lanes_different.iter().any(|lane| lane == name.as_str()));
         if let Some(name) = different {
             return Err(QueueError::Refused(format!("queue `payments.{name}` exists with other arguments")));
@@ -294,6 +248,9 @@ impl Queue for Engine {
     }
 
     async fn ping(&self) -> Result<Option<String>, QueueError> {
-        Ok(None)
+        match self.state().broker_unavailable {
+            true => Err(QueueError::Unavailable("refused".to_owned())),
+            false => Ok(None),
+        }
     }
 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use serde_json::Value;
-use sluicegate::app::App;
-use sluicegate::cli::connect::Services as _;
+use sluicegate::app::Services;
 use sluicegate::cli::console::TableShape;
 use sluicegate::cli::{Cli, CommandError, Console, Exit};
 use sluicegate::config;
@@ -132,10 +131,10 @@ impl Desk {
         if let Some(typed) = typed {
             console = console.with_input(Box::new(typed.as_bytes()));
         }
-        let app = App::default();
-        let result = sluicegate::cli::execute(&cli.command, &config, &app, &mut console).await;
+        let services = Services::default();
+        let result = sluicegate::cli::execute(&cli.command, &config, &services, &mut console).await;
         console.flush().unwrap();
-        app.close().await;
+        services.close().await;
         let (out, err) = (out.text(), err.text());
         let shown = format!("{out}{err}").replace("outbound.secrets", "").replace("secrets = [", "");
         assert!(!shown.contains("secret"), "{line:?}: {out}{err}");

@@ -1,24 +1,16 @@
-//! `provider`, `limits` and `migrate` with fake backends: listed rows, applied files, pauses, usage and schema.
-
-use std::path::PathBuf;
+//! `provider`, `limits` and `migrate` on embedded backends: listed rows, applied files, pauses, usage and schema.
 
 use sluicegate::cli::Exit;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 
-use crate::fakes::{Engine, row};
-
-fn file(dir: &tempfile::TempDir, text: &str) -> String {
-    let path: PathBuf = dir.path().join("providers.toml");
-    std::fs::write(&path, text).unwrap();
-    path.to_str().unwrap().to_owned()
-}
+use crate::fakes::{Engine, provider_text, row, run_unmigrated, write_provider_file};
 
 #[tokio::test]
 async fn apply_prints_what_changed_and_declares_the_lanes() {
     let engine = Engine::with_providers(&["old"]).await;
     let dir = tempfile::tempdir().unwrap();
-    let file = file(&dir, "acme other");
+    let file = write_provider_file(&dir, &provider_text(&["acme", "other"]));
     let dry = engine.run(&["provider", "apply", &file, "--dry-run"]).await;
     let created = "acme: created\nacme: limit second added 100/1s\nother: created\nother: limit second added 100/1s\n";
     assert_eq!((dry.out.as_str(), engine.rows().await.len()), (created, 1));
@@ -38,12 +30,12 @@ async fn invalid_row_rejects_the_file_with_78() {
     let engine = Engine::new().await;
     let dir = tempfile::tempdir().unwrap();
     for (text, part) in [
-        ("good broken", "provider `broken`: timeout_ms is 0"),
-        ("good\nbad line", "line 2: is bad"),
-        ("twice twice", "provider `twice`: is in the file twice"),
-        ("", "has no provider"),
+        (provider_text(&["good", "broken"]) + "[[provider]]\nname = \"bad\"\n", "provider `bad`: url"),
+        ("[[provider]]\nbad line".to_owned(), "line 2: "),
+        (provider_text(&["twice", "twice"]), "provider `twice`: is listed twice"),
+        (String::new(), "has no provider"),
     ] {
-        let ran = engine.run(&["provider", "apply", &file(&dir, text)]).await;
+        let ran = engine.run(&["provider", "apply", &write_provider_file(&dir, &text)]).await;
         let (error, exit) = ran.failure();
         assert!(error.contains(part) && error.contains("nothing was applied"), "{text}: {error}");
         assert_eq!((exit, engine.rows().await.len()), (Exit::BadConfiguration, 0), "{text}");
@@ -55,7 +47,8 @@ async fn apply_reports_undeclared_lanes() {
     let engine = Engine::new().await;
     engine.state().broker_unavailable = true;
     let dir = tempfile::tempdir().unwrap();
-    let (error, exit) = engine.run(&["provider", "apply", &file(&dir, "acme")]).await.failure();
+    let (error, exit) =
+        engine.run(&["provider", "apply", &write_provider_file(&dir, &provider_text(&["acme"]))]).await.failure();
     assert!(error.contains("the rows are applied") && error.contains("broker unavailable"), "{error}");
     assert_eq!((exit, engine.rows().await.len()), (Exit::Failed, 1));
 }
@@ -179,18 +172,19 @@ async fn peek_reads_the_shared_store() {
 #[tokio::test]
 async fn migrate_reports_whether_it_changed_anything() {
     let engine = Engine::new().await;
-    let first = engine.run(&["migrate"]).await;
-    assert_eq!((first.out.as_str(), first.err.as_str()), ("", "sqlite://sluicegate.db is up to date now\n"));
-    assert_eq!(engine.run(&["migrate"]).await.err, "sqlite://sluicegate.db was already up to date\n");
-    let json = engine.run(&["migrate", "--json"]).await.json();
-    assert_eq!(json, serde_json::json!({ "database": "sqlite://sluicegate.db", "changed": false }));
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}/ledger.db", dir.path().display());
+    let set = format!("database.url={url}");
+    let migrate = async |rest: &[&str]| engine.run(&[&["--set", &set, "migrate"], rest].concat()).await;
+    let first = migrate(&[]).await;
+    assert_eq!((first.out.as_str(), first.err), ("", format!("{url} is up to date now\n")));
+    assert_eq!(migrate(&[]).await.err, format!("{url} was already up to date\n"));
+    assert_eq!(migrate(&["--json"]).await.json(), serde_json::json!({ "database": url, "changed": false }));
 }
 
 #[tokio::test]
 async fn unmigrated_database_error_names_migrate() {
-    let engine = Engine::new().await;
-    engine.state().database_unavailable = true;
-    let (error, exit) = engine.run(&["provider", "list"]).await.failure();
+    let (error, exit) = run_unmigrated(&["provider", "list"]).await.failure();
     assert!(error.contains("run `sluicegate migrate`") && exit == Exit::Failed, "{error}");
 }
 

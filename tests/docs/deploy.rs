@@ -37,7 +37,7 @@ const MACHINE: &str = "config/example.production.toml";
 const AFTER_THE_DRAIN: [(&str, &str); 4] = [
     ("src/worker/supervisor.rs", "FINAL_FLUSH_MAX"),
     ("src/cli/run.rs", "LAST_HEARTBEAT_TIMEOUT"),
-    ("src/app/mod.rs", "CLOSE_MAX"),
+    ("src/app.rs", "CLOSE_MAX"),
     ("src/main.rs", "FLUSH_TIMEOUT"),
 ];
 /// Bound of the last step where spans are sent: the remaining spans.

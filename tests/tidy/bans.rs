@@ -10,7 +10,7 @@ const DOC_CHARS_MIN: usize = 80;
 
 /// Files that read a clock. All other code is passed instants, so that tests need not wait.
 const CLOCK_READERS: [(&str, &str); 11] = [
-    ("src/app/probes.rs", "compares the wall clock with the limiter store's clock, to warn of skew"),
+    ("src/cli/check/backends.rs", "compares the wall clock with the limiter store's clock, to warn of skew"),
     ("src/ops/overview/collector.rs", "stamps an overview with its time, and compares the database's clock"),
     ("src/limiter/embedded.rs", "fixed windows are the calendar's; read once, so that no step is seen"),
     ("src/provider/http/mod.rs", "reads a Retry-After date when the answer has no Date of its own"),
@@ -38,12 +38,11 @@ const SPAWNERS: [(&str, &str); 11] = [
 ];
 
 /// Files that write without `Console::line` and its like, which escape hidden characters.
-const WRITERS: [(&str, &str); 5] = [
+const WRITERS: [(&str, &str); 4] = [
     ("src/cli/console.rs", "is where texts are escaped"),
     ("src/cli/fake_provider.rs", "prints its report from a thread, as printable JSON"),
     ("src/cli/status/mod.rs", "controls the terminal, and writes printable lines there"),
-    ("src/cli/man.rs", "writes the manual, which holds no text from outside"),
-    ("src/cli/completions.rs", "writes a script, which holds no text from outside"),
+    ("src/cli/generated.rs", "writes the manual or a script, which hold no text from outside"),
 ];
 
 /// Files of the cores of gate and dispatcher, and their folders: pure state machines, which the simulation drives, too.

@@ -14,7 +14,7 @@ use super::interruption::Interruption;
 use super::progress::Phase;
 use super::stage::{BenchEnvironment, BenchProvider};
 use super::{BenchError, require_one_limiter, seconds};
-use sluicegate::cli::connect::Services;
+use sluicegate::app::Services;
 use sluicegate::cli::{CommandError, Console, Exit};
 use sluicegate::config::{Config, LimiterUrl};
 use sluicegate::domain::limit::Rate;
@@ -92,7 +92,7 @@ impl SlotReleaseArg {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     if args.limit.max_requests() == 0 || args.latency_min > args.latency_max {

@@ -1,28 +1,28 @@
-//! The `check` command: reports what is wrong or unsafe before a worker starts.
+//! The `check` command: reports what is wrong or unsafe before a worker starts, as a list in a terminal, a table in a
+//! pipe, or JSON.
 //!
 //! It changes nothing, and it reports every finding, not only the first.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::connect::{Probe, Services};
-use super::input::{self, PROVIDER_FILE_BYTES_MAX};
-use super::{CommandError, Console, Exit};
+use serde::Serialize;
+
+use crate::app::{Services, outbound_policy};
+use crate::cli::console::{TableShape, width, wrap_words};
+use crate::cli::input::{self, PROVIDER_FILE_BYTES_MAX};
+use crate::cli::provider::{check_callable, checked_rows, unreadable_secrets};
+use crate::cli::{CommandError, Console, Exit};
 use crate::config::{Config, ConfigProblems, DatabaseUrl};
 use crate::domain::format::count;
 use crate::domain::provider::Provider;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::SettingsSnapshot;
+use crate::provider::http::HttpProvider;
 use crate::provider::secret_grants::SecretUse;
 
-mod file;
-mod finding;
-mod queue;
+mod backends;
 mod static_checks;
-
-pub use finding::{Finding, FindingLevel};
-
-use finding::print_findings;
 
 const FIX_PERMISSIONS: &str =
     "It contains payments: `chmod 600` it, and the files beside it whose names begin with its name";
@@ -73,14 +73,14 @@ pub fn report_invalid_configuration(
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let mut findings = static_checks::check_configuration(config);
     let mut misconfigured = false;
     let (mut senders, mut all_senders) = (Vec::new(), false);
     if let Some(file) = &args.providers {
-        let (found, file_providers) = check_provider_file(file, config, services).await;
+        let (found, file_providers) = check_provider_file(file, config).await;
         senders.extend(file_providers);
         misconfigured = found.iter().any(|finding| finding.level == FindingLevel::Error);
         findings.extend(found);
@@ -90,20 +90,21 @@ pub async fn run(
         findings.extend(found);
         let providers: Vec<&Provider> =
             snapshot.iter().flat_map(|snapshot| &snapshot.providers).filter_map(|row| row.as_ref().ok()).collect();
-        findings.extend(queue::check_queue(config, services, &providers).await);
+        findings.extend(backends::check_queue(config, services, &providers).await);
         findings.extend(static_checks::check_delivery_timeout(&providers, config));
         all_senders = snapshot.as_ref().is_some_and(|snapshot| snapshot.providers.iter().all(Result::is_ok));
         senders.extend(providers.into_iter().cloned());
-        for probe in services.probes(config) {
-            findings.extend(run_probe(probe.as_ref()).await);
-        }
+        findings.extend(backends::check_postgres(config).await);
+        findings.extend(backends::check_redis(config).await);
     }
+    let outbound = outbound_policy(config).ok();
+    let uses = |row: &Provider| outbound.as_ref().map(|outbound| HttpProvider::secret_uses(row, outbound));
     let sent: Vec<(String, SecretUse)> = senders
         .iter()
-        .flat_map(|row| services.secret_uses(row, config).into_iter().map(|used| (row.name.to_string(), used)))
+        .flat_map(|row| uses(row).unwrap_or_default().into_iter().map(|used| (row.name.to_string(), used)))
         .collect();
     findings.extend(static_checks::check_secrets(config, &sent, all_senders));
-    findings.extend(file::exposed_secrets(&sent, &config.outbound_secrets).await);
+    findings.extend(static_checks::exposed_secrets(&sent, &config.outbound_secrets).await);
     print_findings(&findings, args.json, console)?;
     let failed = findings.iter().any(|finding| finding.level == FindingLevel::Error);
     Ok(match (misconfigured, failed) {
@@ -114,7 +115,7 @@ pub async fn run(
 }
 
 /// Findings, and the valid providers of the file.
-async fn check_provider_file(file: &Path, config: &Config, services: &dyn Services) -> (Vec<Finding>, Vec<Provider>) {
+async fn check_provider_file(file: &Path, config: &Config) -> (Vec<Finding>, Vec<Provider>) {
     let subject = format!("file {}", file.display());
     let text = match input::read_text(file, PROVIDER_FILE_BYTES_MAX).await {
         Ok(text) => text,
@@ -122,7 +123,7 @@ async fn check_provider_file(file: &Path, config: &Config, services: &dyn Servic
             return (vec![Finding::error(subject, error.to_string(), "Check the path and the file")], Vec::new());
         }
     };
-    match super::provider::checked_rows(&text, file, services) {
+    match checked_rows(&text, file) {
         Err(error) => {
             let lines = error.lines();
             // After the title, each line is one problem.
@@ -132,16 +133,16 @@ async fn check_provider_file(file: &Path, config: &Config, services: &dyn Servic
         }
         Ok(rows) => {
             let mut findings = vec![Finding::ok(subject, count(rows.len() as u64, "provider"))];
-            let providers: Vec<Provider> = rows.iter().filter_map(|row| services.validate(row).ok()).collect();
+            let providers: Vec<Provider> = rows.iter().filter_map(|row| row.validate(0).ok()).collect();
             let all: Vec<&Provider> = providers.iter().collect();
             for provider in &providers {
                 // A file may be checked on another machine, with another configuration than the workers'.
-                let unusable = not_callable(provider, config, services).map(|(subject, problem)| {
+                let unusable = not_callable(provider, config).map(|(subject, problem)| {
                     let fix = "Nothing, if the workers' configuration allows it";
                     Finding::warning(subject, problem, fix)
                 });
                 findings.extend(static_checks::check_provider(provider, &all, config).into_iter().chain(unusable));
-                findings.extend(unreadable_secrets(provider, config, services, Finding::warning).await);
+                findings.extend(missing_secrets(provider, config, Finding::warning).await);
             }
             (findings, providers)
         }
@@ -149,26 +150,25 @@ async fn check_provider_file(file: &Path, config: &Config, services: &dyn Servic
 }
 
 /// The subject and the problem of a valid row that a worker with this configuration cannot call.
-fn not_callable(provider: &Provider, config: &Config, services: &dyn Services) -> Option<(String, String)> {
-    Some((format!("provider {}", provider.name), services.check_callable(provider, config).err()?))
+fn not_callable(provider: &Provider, config: &Config) -> Option<(String, String)> {
+    Some((format!("provider {}", provider.name), check_callable(provider, config).err()?))
 }
 
 /// Secrets that an enabled provider needs and this process cannot read.
-async fn unreadable_secrets(
+async fn missing_secrets(
     provider: &Provider,
     config: &Config,
-    services: &dyn Services,
     finding: fn(String, String, &'static str) -> Finding,
 ) -> Vec<Finding> {
     let fix = "Its lane stops at the first payment until its workers can read it; run check where the workers run, \
                 as the worker's user";
-    let missing = if provider.enabled { services.unreadable_secrets(provider, config).await } else { Vec::new() };
+    let missing = if provider.enabled { unreadable_secrets(provider, config).await } else { Vec::new() };
     let subject = format!("provider {}", provider.name);
     missing.into_iter().map(|what| finding(subject.clone(), format!("not readable here: {what}"), fix)).collect()
 }
 
 /// Findings, and the settings if they are readable.
-async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Finding>, Option<SettingsSnapshot>) {
+async fn check_database(config: &Config, services: &Services) -> (Vec<Finding>, Option<SettingsSnapshot>) {
     let subject = format!("database {}", config.database.url);
     let reached = async {
         let started = tokio::time::Instant::now();
@@ -185,7 +185,7 @@ async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Findin
         Ok(Err(CommandError::DatabaseMissing { path })) => {
             let what = format!("{} does not exist yet", path.display());
             let fix = "`sluicegate run` creates it here; if there should be one, run this in its directory or set database.url";
-            let found = match file::creation_problem(&path) {
+            let found = match static_checks::creation_problem(&path) {
                 Some(why) => Finding::error(subject, format!("{what}, and cannot be created: {why}"), FIX_NOT_WRITABLE),
                 None => Finding::warning(subject, what, fix),
             };
@@ -201,19 +201,20 @@ async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Findin
         Ok(Ok((answered, snapshot, rows))) => {
             let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
             let file = database_file(config);
-            let readable = file.and_then(file::readable_by_others);
+            let readable = file.and_then(static_checks::readable_by_others);
             findings.extend(readable.map(|what| Finding::warning(subject.clone(), what, FIX_PERMISSIONS)));
-            findings
-                .extend(file.and_then(file::write_problem).map(|why| Finding::error(subject, why, FIX_NOT_WRITABLE)));
+            findings.extend(
+                file.and_then(static_checks::write_problem).map(|why| Finding::error(subject, why, FIX_NOT_WRITABLE)),
+            );
             findings.extend(static_checks::check_snapshot(&snapshot, config));
             findings.extend(rows.iter().flat_map(static_checks::check_raw_row));
             for provider in snapshot.providers.iter().filter_map(|row| row.as_ref().ok()) {
-                let unusable = not_callable(provider, config, services);
+                let unusable = not_callable(provider, config);
                 findings.extend(
                     unusable
                         .map(|(subject, problem)| Finding::error(subject, problem, static_checks::FIX_NOT_CALLABLE)),
                 );
-                findings.extend(unreadable_secrets(provider, config, services, Finding::error).await);
+                findings.extend(missing_secrets(provider, config, Finding::error).await);
             }
             (findings, Some(snapshot))
         }
@@ -228,14 +229,110 @@ fn database_file(config: &Config) -> Option<&Path> {
     }
 }
 
-async fn run_probe(probe: &dyn Probe) -> Vec<Finding> {
-    match tokio::time::timeout(PROBE_TIMEOUT, probe.run()).await {
-        Ok(findings) => findings,
-        Err(_) => vec![no_response(probe.subject())],
-    }
-}
-
 pub(super) fn no_response(subject: String) -> Finding {
     let what = format!("did not answer within {} s", PROBE_TIMEOUT.as_secs());
     Finding::error(subject, what, "Check that it runs and that the network allows the connection")
+}
+
+/// Width of the column of levels, with the blanks behind it.
+const LEVEL_WIDTH: usize = 9;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FindingLevel {
+    Ok,
+    /// Works, with a cost or a risk that the operator should accept on purpose.
+    Warning,
+    /// Does not work, or breaks a guarantee.
+    Error,
+}
+
+impl FindingLevel {
+    fn code(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What `check` found, and the fix of a problem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub level: FindingLevel,
+    /// `database postgres://…`, `provider acme`, `configuration queue.url`.
+    pub subject: String,
+    pub what: String,
+    /// The fix; `None` when there is nothing to fix.
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    pub fn ok(subject: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { level: FindingLevel::Ok, subject: subject.into(), what: what.into(), fix: None }
+    }
+
+    pub fn warning(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { level: FindingLevel::Warning, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
+    }
+
+    pub fn error(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { level: FindingLevel::Error, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
+    }
+}
+
+/// Shows findings as data.
+pub fn print_findings(findings: &[Finding], json: bool, console: &mut Console) -> Result<(), CommandError> {
+    if json {
+        console.json(&findings)?;
+        return Ok(());
+    }
+    match console.shape() {
+        TableShape::Plain => {
+            let rows: Vec<Vec<String>> = findings.iter().map(cells).collect();
+            console.table(&["", "what", "finding", "fix"], &rows)?;
+        }
+        shape @ TableShape::Terminal { .. } => {
+            let width = width(shape);
+            findings.iter().try_for_each(|finding| console.lines(&entry(finding, width)))?;
+        }
+    }
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    console.message(&format!("errors: {}, warnings: {}", count(FindingLevel::Error), count(FindingLevel::Warning)))?;
+    Ok(())
+}
+
+/// One entry of the list: the finding, and its fix below it.
+fn entry(finding: &Finding, width: Option<usize>) -> String {
+    let level = format!("{:<LEVEL_WIDTH$}", finding.level.code());
+    let what = wrap_words(&level, &format!("{}: {}", finding.subject, finding.what), width);
+    let fix = finding.fix.iter().map(|fix| wrap_words(&format!("{:LEVEL_WIDTH$}fix: ", ""), fix, width));
+    [what].into_iter().chain(fix).collect::<Vec<_>>().join("\n")
+}
+
+fn cells(finding: &Finding) -> Vec<String> {
+    let fix = finding.fix.clone().unwrap_or_default();
+    vec![finding.level.code().to_owned(), finding.subject.clone(), finding.what.clone(), fix]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminal_shows_each_fix_below_its_finding() {
+        let finding = Finding::warning(
+            "provider stripe",
+            "limit per-account does not count a message without account",
+            "Set require = [\"account\"] to reject such a message",
+        );
+        assert_eq!(
+            entry(&finding, Some(60)),
+            "warning  provider stripe: limit per-account does not count\n         a message without account\n         \
+             fix: Set require = [\"account\"] to reject such a\n              message"
+        );
+        let fine = Finding::ok("queue amqp://localhost/%2f", "answers");
+        assert_eq!(entry(&fine, None), "ok       queue amqp://localhost/%2f: answers");
+    }
 }

@@ -15,9 +15,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::connect::Services;
 use super::input::job_count;
+use super::provider::parse_rows;
 use super::{CommandError, Console, Exit};
+use crate::app::Services;
 use crate::config::{self, Config};
 use crate::domain::format::count;
 use crate::domain::job::{Job, JobId};
@@ -30,11 +31,9 @@ use crate::queue::{Destination, OutgoingMessage, Properties};
 use crate::worker::supervisor::{self, WorkerStatus};
 use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 
-mod progress;
-mod proof;
+mod report;
 
-use progress::DemoProgress;
-use proof::{Proof, ProviderRecord};
+use report::{DemoProgress, Proof, ProviderRecord};
 
 const PROVIDER: &str = "demo";
 const JOBS: RangeInclusive<u64> = 1..=1_000_000;
@@ -80,7 +79,7 @@ fn parse_jobs(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// When a part cannot start. A broken guarantee is no error, but gives exit code 1.
-pub async fn run(args: &Args, services: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Result<Exit, CommandError> {
     if args.limit.max_requests() == 0 {
         return Err(CommandError::Usage("--limit 0/… is closed: no request would ever be sent".to_owned()));
     }
@@ -101,9 +100,7 @@ pub async fn run(args: &Args, services: &dyn Services, console: &mut Console) ->
     let stop_provider = CancellationToken::new();
     let serving = tokio::spawn(fake.serve(listener, stop_provider.clone()));
 
-    let rows = services
-        .parse_provider_file(&provider_file(args, &url))
-        .map_err(|problems| CommandError::Failed(problems.join("; ")))?;
+    let rows = parse_rows(&provider_file(args, &url)).map_err(|problems| CommandError::Failed(problems.join("; ")))?;
     worker.ledger.apply_settings(&rows, false).await?;
     let name = ProviderName::new(PROVIDER).map_err(|problem| CommandError::Failed(problem.to_string()))?;
     worker.queue.declare(std::slice::from_ref(&name)).await?;
@@ -223,7 +220,7 @@ async fn run_worker(
     while finished < jobs && last_progress.elapsed() < NO_PROGRESS_TIMEOUT && !running.is_finished() {
         tick.tick().await;
         let counts = backends.ledger.state_counts().await?;
-        let now_finished = proof::count_finished(&counts);
+        let now_finished = report::count_finished(&counts);
         if now_finished > finished {
             (finished, last_progress) = (now_finished, Instant::now());
         }

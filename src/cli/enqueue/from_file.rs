@@ -15,14 +15,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 use tokio::io::{AsyncBufRead, BufReader};
 
-use super::super::connect::UndeclaredLanes;
-use super::super::input::{self, Input, InputError};
-use super::lines::{InputLine, LineReader};
-use super::{CheckedMessage, CommandError, Console, Exit, Services, outgoing};
+use super::super::input::{self, Input, InputError, InputLine, LineReader};
+use super::{CommandError, Console, Exit, UndeclaredLanes, check_message, outgoing};
 use crate::config::{CardNumbers, QueueUrl};
 use crate::domain::job::BODY_BYTES_MAX;
 use crate::domain::provider::ProviderName;
-use crate::queue::message::describe_error;
+use crate::queue::message::{Decoded, describe_error};
 use crate::queue::{OutgoingMessage, Queue, QueueError};
 
 /// Concurrent publishes: enough to hide a broker's fsync, few enough to keep in memory (64 KiB each).
@@ -30,18 +28,6 @@ const IN_FLIGHT_MAX: usize = 256;
 /// The same with an embedded queue. All writes wait for one SQLite file, and a write that waits too long fails as
 /// unavailable.
 const IN_FLIGHT_MAX_EMBEDDED: usize = 16;
-
-/// Decodes messages as the worker does.
-pub struct MessageChecker<'a> {
-    pub services: &'a dyn Services,
-    pub card_numbers: CardNumbers,
-}
-
-impl MessageChecker<'_> {
-    pub fn check(&self, body: &[u8], lane: &ProviderName) -> Result<CheckedMessage, String> {
-        self.services.check_message(body, lane, self.card_numbers)
-    }
-}
 
 /// What to publish.
 pub struct FileToPublish<'a> {
@@ -53,6 +39,7 @@ pub struct FileToPublish<'a> {
     pub undeclared: &'a UndeclaredLanes,
     /// The queue that the messages are published to.
     pub queue: &'a QueueUrl,
+    pub card_numbers: CardNumbers,
     pub json: bool,
 }
 
@@ -83,19 +70,14 @@ struct FailedLine {
 }
 
 /// Publishes a file's lines.
-pub async fn run(
-    order: &FileToPublish<'_>,
-    codec: &MessageChecker<'_>,
-    queue: &dyn Queue,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
+pub async fn run(order: &FileToPublish<'_>, queue: &dyn Queue, console: &mut Console) -> Result<Exit, CommandError> {
     let unreadable = |error: InputError| CommandError::Failed(format!("{}: {error}", order.file.display()));
     let Input { reader, size: bytes } = input::open(order.file).await.map_err(unreadable)?;
     let bar = progress_bar(bytes, console.draws_progress);
     // A line may be a little longer than its message: blanks and its end.
     let mut lines = LineReader::new(BufReader::new(reader), BODY_BYTES_MAX + 1_024);
     let mut report = EnqueueReport::default();
-    let published = publish(&mut lines, order, codec, queue, &bar, &mut report, console).await;
+    let published = publish(&mut lines, order, queue, &bar, &mut report, console).await;
     bar.finish_and_clear();
     published?;
     let exit = print_report(&report, order, console)?;
@@ -105,7 +87,6 @@ pub async fn run(
 async fn publish<R: AsyncBufRead + Unpin>(
     lines: &mut LineReader<R>,
     order: &FileToPublish<'_>,
-    codec: &MessageChecker<'_>,
     queue: &dyn Queue,
     bar: &ProgressBar,
     report: &mut EnqueueReport,
@@ -132,7 +113,7 @@ async fn publish<R: AsyncBufRead + Unpin>(
                     report.read_error = Some(error);
                 }
                 Ok(None) => ended = true,
-                Ok(Some(line)) => match prepare(line, order, codec) {
+                Ok(Some(line)) => match prepare(line, order) {
                     Ok(None) => {}
                     Ok(Some(PreparedLine { number, warnings, lane, message })) => {
                         for warning in warnings {
@@ -173,11 +154,7 @@ struct PreparedLine {
 }
 
 /// `None` for an empty line; the error is the line's number and what is wrong with it.
-fn prepare(
-    line: InputLine,
-    order: &FileToPublish<'_>,
-    codec: &MessageChecker<'_>,
-) -> Result<Option<PreparedLine>, (u64, String)> {
+fn prepare(line: InputLine, order: &FileToPublish<'_>) -> Result<Option<PreparedLine>, (u64, String)> {
     let (number, bytes) = match line {
         InputLine::Text { number, bytes } => (number, bytes),
         InputLine::TooLong { number } => {
@@ -189,8 +166,9 @@ fn prepare(
         return Ok(None);
     }
     let lane = lane_of(body, order).map_err(|reason| (number, reason))?;
-    let CheckedMessage { id, warnings } = codec.check(body, &lane).map_err(|reason| (number, reason))?;
-    let message = outgoing(lane.clone(), &id, Bytes::copy_from_slice(body));
+    let checked = check_message(body, &lane, order.card_numbers);
+    let Decoded { job, warnings, .. } = checked.map_err(|reason| (number, reason))?;
+    let message = outgoing(lane.clone(), &job.id, Bytes::copy_from_slice(body));
     Ok(Some(PreparedLine { number, warnings, lane, message }))
 }
 

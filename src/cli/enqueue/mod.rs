@@ -3,6 +3,7 @@
 //! It decodes each message as the worker does, and publishes only valid ones. It does not publish to a queue that is
 //! declared differently, because that queue could lose messages.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bytes::Bytes;
@@ -10,16 +11,17 @@ use serde::Serialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::connect::{CheckedMessage, Services, declare_lanes};
-use super::provider::{names, parse_name, unknown_provider};
+use super::provider::{parse_name, unknown_provider};
 use super::{CommandError, Console, Exit};
+use crate::app::Services;
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Destination, OutgoingMessage, Properties, QueueError};
+use crate::queue::message::{CardNumbers, DecodeError, Decoded, decode};
+use crate::queue::{Destination, OutgoingMessage, Properties, Queue, QueueError};
+use crate::worker::resend::provider_names;
 
 mod from_file;
-pub(super) mod lines;
 
 /// One job from flags, or many from a file.
 #[derive(Debug, clap::Args)]
@@ -106,12 +108,12 @@ struct JobMessage<'a> {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let lane = args.provider.as_deref().map(parse_name).transpose()?;
     let ledger = services.ledger(config).await?;
-    let known = names(&ledger).await?;
+    let known = provider_names(&ledger).await?;
     if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
         return Err(unknown_provider(lane.as_str()));
     }
@@ -123,7 +125,6 @@ pub async fn run(
         }
         (_, error) => error.into(),
     })?;
-    let codec = from_file::MessageChecker { services, card_numbers: config.worker.card_numbers };
     if let Some(file) = &args.file {
         let order = from_file::FileToPublish {
             file,
@@ -131,25 +132,37 @@ pub async fn run(
             known_providers: &known,
             undeclared: &undeclared,
             queue: &config.queue.url,
+            card_numbers: config.worker.card_numbers,
             json: args.json,
         };
-        return from_file::run(&order, &codec, queue.as_ref(), console).await;
+        return from_file::run(&order, queue.as_ref(), console).await;
     }
     let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {
         return Err(CommandError::Usage("give --provider, --amount and --currency, or --file".to_owned()));
     };
     let body = body(args, &lane, amount, currency)?;
-    let CheckedMessage { id, warnings } = codec.check(&body, &lane).map_err(CommandError::Usage)?;
+    let Decoded { job, warnings, .. } =
+        check_message(&body, &lane, config.worker.card_numbers).map_err(CommandError::Usage)?;
     for warning in warnings {
         console.message(&format!("warning: {warning}"))?;
     }
-    queue.publish(outgoing(lane.clone(), &id, body)).await?;
+    queue.publish(outgoing(lane.clone(), &job.id, body)).await?;
     if args.json {
-        console.json(&json!({ "id": id.as_str(), "provider": lane.as_str() }))?;
+        console.json(&json!({ "id": job.id.as_str(), "provider": lane.as_str() }))?;
     } else {
-        console.line(id.as_str())?;
+        console.line(job.id.as_str())?;
     }
     Ok(Exit::Success)
+}
+
+/// Decodes a message as the worker does; the error is for the terminal and holds no value of the message.
+fn check_message(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Result<Decoded, String> {
+    decode(body, lane, card_numbers).map_err(|error| match error {
+        DecodeError::Invalid { invalid, .. } => invalid.to_string(),
+        DecodeError::NewerVersion(version) => {
+            format!("v is {version}: this program supports version 1; leave the field out")
+        }
+    })
 }
 
 /// Parses the amount. The likeliest mistake is an amount with a decimal point, so the error explains that.
@@ -192,4 +205,38 @@ fn outgoing(lane: ProviderName, id: &JobId, body: Bytes) -> OutgoingMessage {
         ..Properties::default()
     };
     OutgoingMessage { destination: Destination::Lane(lane), body, properties }
+}
+
+/// Providers whose queues the broker refuses to declare, and why: most likely another program declared them
+/// differently.
+pub type UndeclaredLanes = BTreeMap<ProviderName, String>;
+
+/// Declares the queues of all these providers. If the broker refuses, declares each `wanted` provider on its own, so
+/// that a problem with one provider does not stop the others.
+///
+/// # Errors
+/// When RabbitMQ is unreachable, or refuses the queues of every wanted provider.
+pub async fn declare_lanes(
+    queue: &dyn Queue,
+    names: &[ProviderName],
+    wanted: &[ProviderName],
+) -> Result<UndeclaredLanes, QueueError> {
+    match queue.declare(names).await {
+        Ok(()) => return Ok(UndeclaredLanes::new()),
+        Err(QueueError::Refused(_)) => {}
+        Err(error) => return Err(error),
+    }
+    let mut undeclared = UndeclaredLanes::new();
+    for name in wanted {
+        match queue.declare(std::slice::from_ref(name)).await {
+            Ok(()) => {}
+            // All wanted providers are refused.
+            Err(refusal @ QueueError::Refused(_)) if undeclared.len() + 1 == wanted.len() => return Err(refusal),
+            Err(QueueError::Refused(why)) => {
+                undeclared.insert(name.clone(), why);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(undeclared)
 }

@@ -1,17 +1,93 @@
-//! A runner for one operation on many payments, a bounded number at a time, and its report.
+//! A runner for one operation on many payments, a bounded number at a time: their ids, and its report.
 //!
-//! An id that is refused does not stop it. A failed backend stops it, because the next id would fail too.
+//! The ids come from an argument, a file or the ledger's dead jobs. A file is read line by line and the ledger page by
+//! page, so memory stays bounded. An id that is refused does not stop the runner. A failed backend stops it, because
+//! the next id would fail too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde::Serialize;
+use tokio::io::{AsyncBufRead, BufReader};
 
-use super::super::{CommandError, Console, Exit};
-use super::ids::{IdEntry, IdSource};
+use crate::cli::input::{InputLine, LineReader};
+use crate::cli::jobs::{IdArgs, parse_id};
+use crate::cli::{CommandError, Console, Exit, input};
 use crate::domain::job::JobId;
-use crate::ledger::operator::{JobResolution, ResolutionError};
+use crate::ledger::database::Database;
+use crate::ledger::operator::{JobFilter, JobPage, JobResolution, LIST_MAX, ResolutionError};
 use crate::worker::resend::ResendError;
+
+/// Longest line with an id, in bytes; longer lines are invalid.
+const LINE_BYTES_MAX: usize = 1_024;
+
+/// One id, with its line number if it came from a file.
+pub struct IdEntry {
+    pub line: Option<u64>,
+    pub id: Result<JobId, String>,
+}
+
+type FileLines = LineReader<Box<dyn AsyncBufRead + Send + Unpin>>;
+
+pub enum IdSource<'a> {
+    Argument(Option<JobId>),
+    File { lines: Box<FileLines>, name: String },
+    Ledger { ledger: &'a Database, filter: JobFilter, page: VecDeque<IdEntry>, after: Option<JobId>, has_more: bool },
+}
+
+impl IdSource<'_> {
+    /// Opens the source that the arguments name.
+    pub async fn from_args(ids: &IdArgs) -> Result<Self, CommandError> {
+        let Some(path) = &ids.file else { return Ok(Self::Argument(ids.id.clone())) };
+        let name = path.display().to_string();
+        let opened = input::open(path).await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
+        let reader: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(BufReader::new(opened.reader));
+        Ok(Self::File { lines: Box::new(LineReader::new(reader, LINE_BYTES_MAX)), name })
+    }
+
+    /// The next id; `None` at the end. Cancel-safe: no id is lost when the future is dropped.
+    ///
+    /// # Errors
+    /// When the file or the ledger cannot be read.
+    pub async fn next(&mut self) -> Result<Option<IdEntry>, CommandError> {
+        match self {
+            Self::Argument(id) => Ok(id.take().map(|id| IdEntry { line: None, id: Ok(id) })),
+            Self::File { lines, name } => loop {
+                let line = lines.next().await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
+                match line.map(parse_id_line) {
+                    Some(None) => {}
+                    Some(entry) => return Ok(entry),
+                    None => return Ok(None),
+                }
+            },
+            Self::Ledger { ledger, filter, page, after, has_more: more } => {
+                if page.is_empty() && *more {
+                    let JobPage { jobs, unreadable, next } = ledger.list_jobs(filter, after.as_ref(), LIST_MAX).await?;
+                    *after = next
+                        .map(JobId::new)
+                        .transpose()
+                        .map_err(|problem| CommandError::Failed(problem.to_string()))?;
+                    *more = after.is_some();
+                    let ids = jobs.into_iter().map(|job| JobId::new(job.id).map_err(|problem| problem.to_string()));
+                    let unreadable = unreadable.into_iter().map(|row| Err(row.to_string()));
+                    *page = ids.chain(unreadable).map(|id| IdEntry { line: None, id }).collect();
+                }
+                Ok(page.pop_front())
+            }
+        }
+    }
+}
+
+/// `None` for an empty line. An invalid line is not quoted: it may contain anything.
+fn parse_id_line(line: InputLine) -> Option<IdEntry> {
+    let (number, text) = match line {
+        InputLine::Text { number, bytes } => (number, String::from_utf8_lossy(&bytes).trim().to_owned()),
+        // Not an id, and its text was not kept.
+        InputLine::TooLong { number } => (number, "too long a line".to_owned()),
+    };
+    (!text.is_empty())
+        .then(|| IdEntry { line: Some(number), id: parse_id(&text).map_err(|why| format!("an id {why}")) })
+}
 
 /// Concurrent payments: enough to hide the time of a commit, few enough to leave connections to the workers.
 const IN_FLIGHT_MAX: usize = 8;
@@ -55,6 +131,13 @@ impl From<ResendError> for JobActionResult {
             (_, false) => Self::Refused(reason),
         }
     }
+}
+
+/// One payment of the batch, with its line number if it came from a file.
+struct JobActed {
+    line: Option<u64>,
+    id: JobId,
+    result: JobActionResult,
 }
 
 #[derive(Debug, Serialize)]
@@ -114,15 +197,15 @@ impl BulkReport {
         loop {
             tokio::select! {
                 biased;
-                Some((line, id, outcome)) = in_flight.next(), if !in_flight.is_empty() => {
-                    self.record(line, &id, outcome, console)?;
+                Some(acted) = in_flight.next(), if !in_flight.is_empty() => {
+                    self.record(acted, console)?;
                     ended |= self.stopped;
                 }
                 entry = source.next(), if !ended && in_flight.len() < IN_FLIGHT_MAX => match entry? {
                     None => ended = true,
                     Some(IdEntry { line, id: Ok(id) }) => {
                         let acting = act(id.clone());
-                        in_flight.push(async move { (line, id, acting.await) });
+                        in_flight.push(async move { JobActed { line, id, result: acting.await } });
                     }
                     Some(IdEntry { line, id: Err(reason) }) => self.record_refusal(line, None, reason, console)?,
                 },
@@ -131,14 +214,9 @@ impl BulkReport {
         }
     }
 
-    fn record(
-        &mut self,
-        line: Option<u64>,
-        id: &JobId,
-        outcome: JobActionResult,
-        console: &mut Console,
-    ) -> Result<(), CommandError> {
-        match outcome {
+    fn record(&mut self, acted: JobActed, console: &mut Console) -> Result<(), CommandError> {
+        let JobActed { line, id, result } = acted;
+        match result {
             JobActionResult::Done => {
                 if !self.json {
                     console.line(&format!("{id}: {} → {}", self.from, self.to))?;
@@ -148,7 +226,7 @@ impl BulkReport {
             JobActionResult::WouldChange(provider) => {
                 *self.would_change.get_or_insert_default().entry(provider).or_default() += 1;
             }
-            JobActionResult::Refused(reason) => self.record_refusal(line, Some(id), reason, console)?,
+            JobActionResult::Refused(reason) => self.record_refusal(line, Some(&id), reason, console)?,
             JobActionResult::Unpublished { reason, aborts_batch } => {
                 self.stopped |= aborts_batch;
                 console.message(&format!("{id}: {reason}"))?;
@@ -157,7 +235,7 @@ impl BulkReport {
             JobActionResult::Skipped => {}
             JobActionResult::Aborted(reason) => {
                 self.stopped = true;
-                self.record_refusal(line, Some(id), reason, console)?;
+                self.record_refusal(line, Some(&id), reason, console)?;
             }
         }
         Ok(())

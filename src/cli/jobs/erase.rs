@@ -5,9 +5,9 @@
 
 use serde::Serialize;
 
-use super::super::connect::Services;
 use super::super::{CommandError, Console, Exit};
 use super::{actor, parse_id};
+use crate::app::Services;
 use crate::config::Config;
 use crate::domain::format::count;
 use crate::domain::job::Identifier;
@@ -53,7 +53,7 @@ struct ErasureReport<'a> {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let ledger = services.ledger(config).await?;

@@ -2,9 +2,9 @@
 //!
 //! Without a running process it explains from the ledger and from a shared Redis, and says so on stderr.
 
-use super::super::connect::Services;
 use super::super::console::{width, wrap_words};
 use super::super::{CommandError, Console, Exit, ops_client};
+use crate::app::Services;
 use crate::config::{Config, LimiterUrl};
 use crate::domain::format::count;
 use crate::domain::job::JobId;
@@ -30,7 +30,7 @@ pub struct Args {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let id = &args.id;
@@ -58,7 +58,7 @@ pub async fn run(
 async fn explain_without_process(
     id: &JobId,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
 ) -> Result<ExplainResponse, CommandError> {
     let ledger = services.ledger(config).await?;
     let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);

@@ -7,22 +7,18 @@ use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
 
-use super::connect::Services;
 use super::{CommandError, Console, Exit};
+use crate::app::Services;
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::names::InvalidName;
 use crate::ledger::operator::{Actor, STATES};
 
-pub(super) mod bulk;
-mod cancel;
+pub mod bulk;
+pub mod decide;
 mod erase;
 mod explain;
-pub(super) mod ids;
-pub(super) mod list;
-pub(super) mod resend;
-mod resolve;
-pub(super) mod show;
+pub mod show;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -43,11 +39,11 @@ enum Action {
     /// Show why a payment is in its state: the checks it passed, the one it waits for, and the estimated start.
     Explain(explain::Args),
     /// List payments, page by page in the order of their ids (with `--provider` alone: of their idempotency keys).
-    List(list::Args),
+    List(show::ListArgs),
     /// Resolve a payment in `review`: record its outcome, or send it again.
-    Resolve(resolve::Args),
+    Resolve(decide::ResolveArgs),
     /// Cancel payments that are `waiting`; a request in flight is not stopped.
-    Cancel(cancel::Args),
+    Cancel(decide::CancelArgs),
     /// Erase the personal data of one account's finished payments. Ids and hashes stay.
     Erase(erase::Args),
 }
@@ -93,15 +89,15 @@ impl ValueEnum for StateArg {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
-        Action::Show { id, json } => show::run(id, None, *json, config, services, console).await,
+        Action::Show { id, json } => show::show(id, None, *json, config, services, console).await,
         Action::Explain(args) => explain::run(args, config, services, console).await,
-        Action::List(args) => list::run(args, config, services, console).await,
-        Action::Resolve(args) => resolve::run(args, config, services, console).await,
-        Action::Cancel(args) => cancel::run(args, config, services, console).await,
+        Action::List(args) => show::list(args, config, services, console).await,
+        Action::Resolve(args) => decide::resolve(args, config, services, console).await,
+        Action::Cancel(args) => decide::cancel(args, config, services, console).await,
         Action::Erase(args) => erase::run(args, config, services, console).await,
     }
 }
@@ -113,7 +109,7 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, InvalidName> {
 /// The user of this command, for the audit.
 pub(super) fn actor(because: Option<&str>) -> Actor {
     Actor {
-        os_user: super::os_user::user_at_host(),
+        os_user: super::os::user_at_host(),
         program: None,
         reason: because.filter(|because| !because.trim().is_empty()).map(str::to_owned),
     }

@@ -2,33 +2,61 @@
 //!
 //! A file with an invalid row is rejected. The error lists every problem of the file.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::parse_name;
-use crate::cli::connect::Services;
+use crate::app::outbound_policy;
 use crate::cli::input::{self, PROVIDER_FILE_BYTES_MAX};
 use crate::cli::{CommandError, Exit};
 use crate::config::Config;
-use crate::domain::provider::ProviderName;
+use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::database::Database;
-use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::provider_row::{ParsedProviderFile, ProviderRow, mark_unmentioned_pauses, read_provider_file};
+use crate::provider::http::HttpProvider;
 
-pub(super) async fn read_file(file: &Path) -> Result<String, CommandError> {
+pub async fn read_file(file: &Path) -> Result<String, CommandError> {
     input::read_text(file, PROVIDER_FILE_BYTES_MAX).await
 }
 
-/// The rows of a file, if every row is valid.
-pub fn checked_rows(text: &str, file: &Path, services: &dyn Services) -> Result<Vec<ProviderRow>, CommandError> {
-    let rows = services.parse_provider_file(text).map_err(|problems| invalid_file(file, &problems))?;
-    let mut problems = Vec::new();
-    let mut names = BTreeSet::new();
-    for row in &rows {
-        if !names.insert(row.name.as_str()) {
-            problems.push(format!("provider `{}`: is in the file twice", row.name));
+/// Parses a provider file; each error names its place in the file.
+pub fn parse_rows(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
+    let ParsedProviderFile { mut rows, mut problems } = read_provider_file(text);
+    if !problems.is_empty() {
+        // The problems of the readable rows are reported in the same run.
+        for provider in rows.iter().filter_map(|row| row.validate(0).ok()) {
+            let found = provider_problems(&provider).into_iter();
+            problems.extend(found.map(|problem| format!("provider `{}`: {problem}", provider.name)));
         }
-        let found =
-            services.validate(row).map_or_else(|bad| bad.problems, |provider| services.provider_problems(&provider));
+        return Err(problems);
+    }
+    mark_unmentioned_pauses(text, &mut rows);
+    Ok(rows)
+}
+
+/// Problems of a valid row that no worker could use, one line each; the outbound policy is not checked here.
+fn provider_problems(provider: &Provider) -> Vec<String> {
+    HttpProvider::problems(provider).iter().map(ToString::to_string).collect()
+}
+
+/// Whether a worker of this configuration could call the provider; the error holds no secret.
+pub fn check_callable(provider: &Provider, config: &Config) -> Result<(), String> {
+    let outbound = outbound_policy(config).map_err(|error| error.to_string())?;
+    HttpProvider::new(provider, &outbound).map(drop).map_err(|error| error.to_string())
+}
+
+/// Secrets of a usable provider that this process cannot read; each names header and source, none holds a value.
+pub async fn unreadable_secrets(provider: &Provider, config: &Config) -> Vec<String> {
+    let Ok(outbound) = outbound_policy(config) else { return Vec::new() };
+    let Ok(usable) = HttpProvider::new(provider, &outbound) else { return Vec::new() };
+    usable.unreadable_secrets().await.iter().map(ToString::to_string).collect()
+}
+
+/// The rows of a file, if every row is valid.
+pub fn checked_rows(text: &str, file: &Path) -> Result<Vec<ProviderRow>, CommandError> {
+    let rows = parse_rows(text).map_err(|problems| invalid_file(file, &problems))?;
+    let mut problems = Vec::new();
+    for row in &rows {
+        let found = row.validate(0).map_or_else(|bad| bad.problems, |provider| provider_problems(&provider));
         let found = row.literal_credentials().into_iter().chain(row.redaction_problems()).chain(found);
         problems.extend(found.map(|problem| format!("provider `{}`: {problem}", row.name)));
     }
@@ -39,10 +67,7 @@ pub fn checked_rows(text: &str, file: &Path, services: &dyn Services) -> Result<
 }
 
 /// Paused providers for which the file does not set `paused`.
-pub(super) async fn unmentioned_pauses(
-    rows: &[ProviderRow],
-    ledger: &Database,
-) -> Result<Vec<ProviderName>, CommandError> {
+pub async fn unmentioned_pauses(rows: &[ProviderRow], ledger: &Database) -> Result<Vec<ProviderName>, CommandError> {
     let mut paused = Vec::new();
     for row in rows.iter().filter(|row| row.pause_unmentioned) {
         let name = parse_name(&row.name)?;
@@ -54,14 +79,14 @@ pub(super) async fn unmentioned_pauses(
 }
 
 /// Warnings that may not apply where the workers run: the outbound policy, and unreadable secrets.
-pub(super) async fn warnings(rows: &[ProviderRow], config: &Config, services: &dyn Services) -> Vec<String> {
+pub async fn warnings(rows: &[ProviderRow], config: &Config) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {
-        let Some(provider) = services.validate(row).ok().filter(|provider| provider.enabled) else { continue };
-        let unreachable = services.check_callable(&provider, config).err();
+        let Some(provider) = row.validate(0).ok().filter(|provider| provider.enabled) else { continue };
+        let unreachable = check_callable(&provider, config).err();
         let unreachable =
             unreachable.map(|problem| format!("{problem}; a worker with this configuration has no lane for it"));
-        let unreadable = services.unreadable_secrets(&provider, config).await.into_iter();
+        let unreadable = unreadable_secrets(&provider, config).await.into_iter();
         let unreadable =
             unreadable.map(|secret| format!("not readable here: {secret}; the workers must be able to read it"));
         let all = unreachable.into_iter().chain(unreadable);

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 
 use super::Args;
 use super::changes::SimulationSetup;
-use crate::cli::connect::Services;
+use crate::app::Services;
 use crate::cli::input::job_count;
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandError, Exit, input};
@@ -67,7 +67,7 @@ pub(super) async fn gather(
     args: &Args,
     setup: &SimulationSetup,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     rng: &mut StdRng,
 ) -> Result<GatheredArrivals, CommandError> {
     let requested = &args.arrivals;

@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use super::Args;
 use crate::cli::CommandError;
-use crate::cli::connect::Services;
 use crate::domain::limit::Rate;
 use crate::domain::time::parse_duration;
 use crate::files;
@@ -146,11 +145,11 @@ impl SimulationSetup {
     }
 
     /// The simulation model of the rows, as a worker would build the lane.
-    pub fn model(&self, start: Timestamp, services: &dyn Services) -> Result<Model, String> {
+    pub fn model(&self, start: Timestamp) -> Result<Model, String> {
         let mut known = LoadedSettings { version: 1, ..LoadedSettings::default() };
         let mut simulated = None;
         for (index, row) in self.rows.iter().enumerate() {
-            match services.validate(row) {
+            match row.validate(0) {
                 Ok(provider) => {
                     let provider = Arc::new(provider);
                     if index == self.provider_index {

@@ -10,9 +10,10 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 
-use super::connect::Services;
 use super::input::{self, PROVIDER_FILE_BYTES_MAX};
+use super::provider::parse_rows;
 use super::{CommandError, Console, Exit};
+use crate::app::Services;
 use crate::config::Config;
 use crate::domain::format::count;
 use crate::ledger::provider_row::ProviderRow;
@@ -21,8 +22,7 @@ use crate::simulation::{JobArrivals, Model, SimulationResult, simulate};
 
 mod arrivals;
 mod changes;
-mod plot;
-mod print;
+mod output;
 
 use changes::SimulationSetup;
 
@@ -101,7 +101,7 @@ struct VariantRun {
 pub async fn run(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let began = Instant::now();
@@ -121,14 +121,14 @@ pub async fn run(
         return Err(CommandError::Usage("no job arrives: nothing to simulate".to_owned()));
     }
     let start = args.start.or(gathered.recorded_from).unwrap_or_else(Timestamp::now);
-    let columns = run_variants(args, &setup, &gathered.arrivals, start, services)?;
+    let columns = run_variants(args, &setup, &gathered.arrivals, start)?;
     if let Some(path) = &args.plot {
-        plot::write(path, &columns, start)?;
+        output::write_plot(path, &columns, start)?;
     }
     if args.json {
-        console.json(&print::to_json(args, &columns, start))?;
+        console.json(&output::to_json(args, &columns, start))?;
     } else {
-        print::print_table(&columns, start, console)?;
+        output::print_table(&columns, start, console)?;
         let jobs = count((columns.len() * gathered.arrivals.jobs().len()) as u64, "job");
         console.flush()?;
         console.message(&format!("{jobs} simulated in {:.1} s", began.elapsed().as_secs_f64()))?;
@@ -141,7 +141,6 @@ fn run_variants(
     setup: &SimulationSetup,
     arrivals: &JobArrivals,
     start: Timestamp,
-    services: &dyn Services,
 ) -> Result<Vec<VariantRun>, CommandError> {
     let mut planned = vec![("as it is".to_owned(), Vec::new())];
     if !args.changes.is_empty() {
@@ -158,7 +157,7 @@ fn run_variants(
             setup.apply_change(change).map_err(usage_error)?;
         }
         let changed = !changes.is_empty() || !args.changes.is_empty();
-        let model = setup.model(start, services).map_err(|problem| {
+        let model = setup.model(start).map_err(|problem| {
             let text = format!("{name}: {problem}");
             // The mistake is in the command line, or in the unchanged row.
             if changed { CommandError::Usage(text) } else { CommandError::Configuration(text) }
@@ -174,7 +173,7 @@ fn run_variants(
 async fn load_rows(
     args: &Args,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
 ) -> Result<(Vec<ProviderRow>, usize), CommandError> {
     let rows = match &args.providers {
         Some(path) => {
@@ -183,7 +182,7 @@ async fn load_rows(
                 let lines = problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect();
                 CommandError::Problems { exit: Exit::BadConfiguration, lines }
             };
-            services.parse_provider_file(&text).map_err(file_error)?
+            parse_rows(&text).map_err(file_error)?
         }
         None => services.ledger(config).await?.readable_rows(None).await?,
     };

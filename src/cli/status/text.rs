@@ -12,7 +12,7 @@ use crate::fleet::overview::{LimitOverview, ProviderOverview};
 use crate::fleet::pace::{ClearTimeOverview, MissingSource};
 use crate::fleet::{Overview, ProviderState};
 
-use super::table::{TableColumn, render_lines};
+use super::{TableColumn, render_lines};
 
 /// Titles for a pipe, one per column.
 const HEADER: [&str; 11] =

@@ -11,10 +11,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{OperatorContext, actor, parse_job_id};
-use crate::domain::job::JobId;
-use crate::ledger::decision_input;
 use crate::ledger::operator::{Actor, JobResolution};
 use crate::ops::OpsState;
+use crate::ops::change::{JobDecision, ResolutionKind};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::{ApiBody, ApiError, ErrorBody, JsonResponse, validate_reason};
 use crate::worker::resend::{ResendError, Resender, provider_names};
@@ -29,18 +28,6 @@ pub struct Resolution {
     reference: Option<String>,
     /// For the audit; also in the job's reason and its outcome event. At most 500 characters.
     because: Option<String>,
-}
-
-/// The kind of a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ResolutionKind {
-    /// The payment was charged.
-    Succeeded,
-    /// The payment was not charged; do not retry.
-    Declined,
-    /// The payment is confirmed not charged: charge again with the same key and the same request, within the limits.
-    Resend,
 }
 
 /// The reason for a change.
@@ -84,12 +71,8 @@ pub async fn resolve(
     ApiBody(asked): ApiBody<Resolution>,
 ) -> Result<Response, ApiError> {
     let Resolution { kind, reference, because: why } = asked;
-    let resolution = match kind {
-        ResolutionKind::Succeeded => JobResolution::Succeeded { reference: None },
-        ResolutionKind::Declined => JobResolution::Declined,
-        ResolutionKind::Resend => JobResolution::Resend,
-    };
-    let resolution = decision_input::with_provider_reference(resolution, reference, ops.operator_context.card_numbers)
+    let resolution = kind
+        .resolution(reference, ops.operator_context.card_numbers)
         .map_err(|why| ApiError::bad_request(format!("`reference`: {why}")))?;
     apply_resolution(&ops.operator_context, id, resolution, actor(&caller, validate_reason(why)?)).await
 }
@@ -170,41 +153,33 @@ pub async fn discard(
         .await
 }
 
+/// Changes nothing while the broker is unavailable. If the ledger has the change and the broker has no message, the
+/// sweeper of this process will publish it.
 async fn apply_resolution(
     context: &OperatorContext,
     id: String,
     resolution: JobResolution,
-    by: Actor,
+    actor: Actor,
 ) -> Result<Response, ApiError> {
     let id = parse_job_id(id)?;
     let (state, mut done) = (resolution.resulting_state().to_owned(), resolution.past_participle().to_owned());
-    let mut status = StatusCode::OK;
-    if resolution.needs_resend() {
-        if let Some(missing) = resend(context, &id, resolution, by).await? {
-            (status, done) = (StatusCode::ACCEPTED, missing);
-        }
-    } else {
-        context.ledger.resolve_job(&id, &resolution, None, &by).await?;
-    }
-    Ok((status, JsonResponse(ActionResult { id: id.to_string(), state, done })).into_response())
-}
-
-/// Changes nothing while the broker is unavailable. Returns what is missing if the ledger has the change and the broker
-/// has no message: the sweeper of this process will publish it.
-async fn resend(
-    context: &OperatorContext,
-    id: &JobId,
-    resolution: JobResolution,
-    by: Actor,
-) -> Result<Option<String>, ApiError> {
     let OperatorContext { ledger, queue, card_numbers } = context;
-    let providers = provider_names(ledger).await?;
-    queue.ping().await?;
-    let queue = queue.as_ref();
-    let sender = Resender { ledger, queue, providers: &providers, card_numbers: *card_numbers, resolution, actor: by };
-    match sender.send(id).await {
-        Ok(()) => Ok(None),
-        Err(unpublished @ ResendError::Unpublished(_)) => Ok(Some(unpublished.to_string())),
-        Err(error) => Err(error.into()),
-    }
+    let (queue, card_numbers) = (queue.as_ref(), *card_numbers);
+    let mut providers = Vec::new();
+    let decision = if resolution.needs_resend() {
+        providers.extend(provider_names(ledger).await?);
+        queue.ping().await?;
+        JobDecision::Resend(Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor })
+    } else {
+        JobDecision::Record { ledger, resolution, actor }
+    };
+    let status = match decision.apply(&id).await {
+        Ok(()) => StatusCode::OK,
+        Err(missing @ ResendError::Unpublished(_)) => {
+            done = missing.to_string();
+            StatusCode::ACCEPTED
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok((status, JsonResponse(ActionResult { id: id.to_string(), state, done })).into_response())
 }

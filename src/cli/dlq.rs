@@ -1,18 +1,20 @@
-//! The `dlq replay` command: sends dead payments again: one, those of a provider, or all.
+//! The `dlq` command: lists, shows, replays and discards payments whose retries are exhausted and that are confirmed
+//! not charged.
 //!
-//! At a terminal it asks before it replays all payments of all providers, unless `--yes` is given. It goes through the
-//! ids once, so it replays no payment twice in one run.
+//! It handles `dead` jobs only. The sweeper handles messages that the broker itself dead-lettered. At a terminal,
+//! `replay` asks before it replays all payments of all providers, unless `--yes` is given. It goes through the ids once,
+//! so it replays no payment twice in one run.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::super::connect::Services;
-use super::super::jobs::bulk::BulkReport;
-use super::super::jobs::ids::IdSource;
-use super::super::jobs::resend::{self, ResendArgs, ResendRequest};
-use super::super::jobs::{actor, list, parse_id};
-use super::super::provider::parse_name;
-use super::super::{CommandError, Console, Exit};
-use super::DEAD;
+use clap::Subcommand;
+
+use crate::app::Services;
+use crate::cli::jobs::bulk::{BulkReport, IdSource};
+use crate::cli::jobs::decide::{DecisionRequest, ResendArgs, decide};
+use crate::cli::jobs::{actor, parse_id, show};
+use crate::cli::provider::parse_name;
+use crate::cli::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
@@ -20,8 +22,69 @@ use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::operator::{JobFilter, JobResolution};
 
+const DEAD: &str = "dead";
+
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List dead payments, page by page in the order of their ids.
+    List(show::PageArgs),
+    /// Show one dead payment: its requests, its events, and manual changes.
+    Show {
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
+        id: JobId,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Try dead payments again, one or all: same key, same request, attempts reset, within the limits.
+    Replay(ReplayArgs),
+    /// End a dead payment for good: it becomes `cancelled`.
+    Discard {
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
+        id: JobId,
+        /// Required: a discarded payment cannot be restored.
+        #[arg(long, required = true)]
+        yes: bool,
+        /// Why, for the audit; also in the job's reason and its outcome event.
+        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
+        because: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a backend fails, or the one payment does not exist. An id that is refused is reported and gives exit code 1.
+pub async fn run(
+    args: &Args,
+    config: &Config,
+    services: &Services,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    match &args.action {
+        Action::List(page) => show::print_page(Some(DEAD), page, config, services, console).await,
+        Action::Show { id, json } => show::show(id, Some(DEAD), *json, config, services, console).await,
+        Action::Replay(args) => replay(args, config, services, console).await,
+        Action::Discard { id, because, json, .. } => {
+            let (resolution, actor) = (JobResolution::Discard, actor(because.as_deref()));
+            let request = DecisionRequest { resolution, actor, args: None, json: *json };
+            let source = IdSource::Argument(Some(id.clone()));
+            decide(request, source, config, services, console).await
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ReplayArgs {
     /// One payment; without it and without --provider, all dead payments, after a confirmation.
     #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
@@ -42,10 +105,10 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub async fn run(
-    args: &Args,
+pub async fn replay(
+    args: &ReplayArgs,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let ledger = &services.ledger(config).await?;
@@ -77,8 +140,9 @@ pub async fn run(
         }
     };
     let by = actor(args.because.as_deref());
-    let request = ResendRequest { resolution: JobResolution::Replay, actor: by, args: &args.resend, json: args.json };
-    resend::run(request, source, ledger, config, services, console).await
+    let (resolution, args, json) = (JobResolution::Replay, Some(&args.resend), args.json);
+    let request = DecisionRequest { resolution, actor: by, args, json };
+    decide(request, source, config, services, console).await
 }
 
 /// Dead payments, by provider.
@@ -90,19 +154,19 @@ async fn count_dead(ledger: &Database, provider: Option<&ProviderName>) -> Resul
 
 /// Reports that there is nothing to replay: a success, unless the provider does not exist.
 async fn report_no_dead_jobs(
-    args: &Args,
+    args: &ReplayArgs,
     provider: Option<&ProviderName>,
     config: &Config,
-    services: &dyn Services,
+    services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    list::check_provider_exists(provider, config, services).await?;
+    show::check_provider_exists(provider, config, services).await?;
     console.message("no dead payments: nothing to replay")?;
     print_empty_report(args, console)?;
     Ok(Exit::Success)
 }
 
-fn print_empty_report(args: &Args, console: &mut Console) -> Result<(), CommandError> {
+fn print_empty_report(args: &ReplayArgs, console: &mut Console) -> Result<(), CommandError> {
     if args.json {
         console.json(&BulkReport::new(&JobResolution::Replay, args.resend.dry_run, true))?;
     }

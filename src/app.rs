@@ -1,0 +1,369 @@
+//! The composition root: it builds ledger, queue, limiter and providers from the configuration, each at its first use.
+//!
+//! It has no business logic: it opens, wires and closes. Commands and `main` use it; it knows nothing of them.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use secrecy::SecretString;
+use tokio::sync::OnceCell;
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
+use crate::domain::provider::Provider;
+use crate::ledger::LedgerError;
+use crate::ledger::database::{AdvisoryRunLock, Database, SchemaState};
+use crate::limiter::embedded::EmbeddedLimiter;
+use crate::limiter::leader_election::LeadershipTiming;
+use crate::limiter::leadership::LeaderGuardedLimiter;
+use crate::limiter::redis::client::RedisLimiter;
+use crate::limiter::single_process::{SessionLock, SingleProcessLimiter};
+use crate::limiter::{Limiter, LimiterError, RemoteLimiter};
+use crate::provider::http::{HttpProvider, OutboundPolicy};
+use crate::provider::{FreezeError, PaymentProvider, ProviderFactory};
+use crate::queue::embedded::EmbeddedQueue;
+use crate::queue::rabbitmq::{RabbitMq, RabbitSettings as BrokerSettings};
+use crate::queue::{Queue, QueueError};
+use crate::worker;
+use crate::worker::settings_sync::POLL_INTERVAL;
+
+/// Longest time to close the backends. A backend that does not answer must not delay the exit.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
+
+/// What to do when the file of an embedded database does not exist.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissingDatabase {
+    #[default]
+    Create,
+    /// Report it: the command probably runs in the wrong directory.
+    Fail,
+    /// Use an empty database in memory, for a dry run.
+    InMemory,
+}
+
+/// Why a backend was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The file of an embedded database does not exist.
+    #[error("there is no database {}", .path.display())]
+    DatabaseMissing { path: PathBuf },
+    #[error(
+        "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set limiter.url to \
+         Redis and queue.url to RabbitMQ for more than one worker"
+    )]
+    AnotherRun,
+    #[error("queue.url: the embedded queue needs a SQLite database")]
+    QueueNeedsSqlite,
+    #[error("outbound.allow: {}", .0.join("; "))]
+    OutboundAllow(Vec<String>),
+    #[error("the lock of the embedded backends, {}: {source}", .path.display())]
+    Lock { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error(transparent)]
+    Limiter(#[from] LimiterError),
+    #[error(transparent)]
+    Thread(#[from] JoinError),
+}
+
+/// Keeps out a second embedded `run`; `None` for backends that several processes can share.
+pub type RunLock = Option<Box<dyn std::any::Any + Send + Sync>>;
+
+/// The backends of one process, each opened at its first use and shared within the process.
+#[derive(Default)]
+pub struct Services {
+    /// What to do if the database's file is missing. An existing SQLite file is migrated only with
+    /// [`MissingDatabase::Create`].
+    missing_database: MissingDatabase,
+    database: OnceCell<Database>,
+    queue: OnceCell<OpenQueue>,
+    limiter: OnceCell<Arc<dyn Limiter>>,
+}
+
+enum OpenQueue {
+    Embedded(Arc<EmbeddedQueue>),
+    Broker(Arc<dyn Queue>),
+}
+
+impl OpenQueue {
+    fn as_queue(&self) -> Arc<dyn Queue> {
+        match self {
+            Self::Embedded(queue) => queue.clone(),
+            Self::Broker(queue) => queue.clone(),
+        }
+    }
+}
+
+impl Services {
+    pub fn new(missing_database: MissingDatabase) -> Self {
+        Self { missing_database, ..Self::default() }
+    }
+
+    /// Uses this queue instead of the configured one.
+    pub fn with_queue(self, queue: Arc<dyn Queue>) -> Self {
+        Self { queue: OnceCell::new_with(Some(OpenQueue::Broker(queue))), ..self }
+    }
+
+    /// Brings the schema up to date; returns whether it was outdated.
+    pub async fn migrate(&self, config: &Config) -> Result<bool, ServiceError> {
+        let database = open_database(config).await?;
+        let behind = database.schema_state().await? == SchemaState::NotMigrated;
+        database.migrate().await?;
+        database.close().await;
+        Ok(behind)
+    }
+
+    /// The ledger's database. An embedded one is migrated by the commands that may create it.
+    pub async fn ledger(&self, config: &Config) -> Result<Database, ServiceError> {
+        let open = || async {
+            let is_missing = missing_file(&config.database.url);
+            if let (Some(path), MissingDatabase::Fail) = (is_missing, self.missing_database) {
+                return Err(ServiceError::DatabaseMissing { path: path.to_owned() });
+            }
+            if is_missing.is_some() && self.missing_database == MissingDatabase::InMemory {
+                let in_memory = Database::open("sqlite::memory:", 1)?;
+                in_memory.migrate().await?;
+                return Ok(in_memory);
+            }
+            let database = open_database(config).await?;
+            // Commands that only open a file do not migrate it. A database in memory is always new.
+            let migrates = match config.database.url {
+                DatabaseUrl::Sqlite { path: Some(_), .. } => self.missing_database == MissingDatabase::Create,
+                DatabaseUrl::Sqlite { path: None, .. } => true,
+                DatabaseUrl::Postgres(_) => false,
+            };
+            if migrates {
+                database.migrate().await?;
+            }
+            if database.schema_state().await? == SchemaState::NotMigrated {
+                return Err(LedgerError::NotMigrated.into());
+            }
+            Ok(database)
+        };
+        Ok(self.database.get_or_try_init(open).await?.clone())
+    }
+
+    pub async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, ServiceError> {
+        Ok(self.open_queue(config).await?.as_queue())
+    }
+
+    async fn open_queue(&self, config: &Config) -> Result<&OpenQueue, ServiceError> {
+        let open = || async {
+            match &config.queue.url {
+                QueueUrl::Amqp(url) => {
+                    let (url, prefix) = (SecretString::from(url.expose()), config.queue.prefix.clone());
+                    let settings = spawn_blocking(move || BrokerSettings::new(&url, &prefix)).await??;
+                    let settings = settings.with_authorities(&config.authorities);
+                    Ok(OpenQueue::Broker(Arc::new(RabbitMq::connect(settings))))
+                }
+                QueueUrl::Embedded => {
+                    let pool = self.ledger(config).await?.sqlite_pool().ok_or(ServiceError::QueueNeedsSqlite)?;
+                    Ok(OpenQueue::Embedded(Arc::new(EmbeddedQueue::new(pool))))
+                }
+            }
+        };
+        self.queue.get_or_try_init(open).await
+    }
+
+    pub async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, ServiceError> {
+        let open = || async {
+            match &config.limiter.url {
+                LimiterUrl::Embedded => Ok(Arc::new(EmbeddedLimiter::new()) as Arc<dyn Limiter>),
+                LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => {
+                    Ok::<_, ServiceError>(Arc::new(redis_limiter(config)?) as Arc<dyn Limiter>)
+                }
+            }
+        };
+        Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
+    }
+
+    /// Fails when another `run` uses the same embedded limiter or queue. Connects to nothing but the database.
+    pub async fn check_no_other_run(&self, config: &Config) -> Result<(), ServiceError> {
+        if is_embedded(config) {
+            acquire_process_lock(config, &self.ledger(config).await?).await?;
+        }
+        Ok(())
+    }
+
+    /// The backends of a worker, after every check for its start. The worker may run while the lock is held.
+    pub async fn worker_backends(&self, config: &Config) -> Result<(worker::Backends, RunLock), ServiceError> {
+        let ledger = self.ledger(config).await?;
+        let lock =
+            if is_embedded(config) { acquire_process_lock(config, &ledger).await? } else { ProcessLock::InMemory };
+        let queue = self.open_queue(config).await?;
+        if let OpenQueue::Embedded(queue) = queue {
+            let messages = queue.recover().await?;
+            tracing::debug!(messages, "messages of an earlier run are available again");
+        }
+        let providers = Arc::new(HttpProviders(outbound_policy(config)?));
+        let limiter = self.worker_limiter(config, &ledger, lock.session()).await?;
+        Ok((worker::Backends { queue: queue.as_queue(), ledger, limiter, providers }, lock.into_run_lock()))
+    }
+
+    /// The limiter of a worker. With Redis or PostgreSQL, the leader row in the database names the limiter leader.
+    async fn worker_limiter(
+        &self,
+        config: &Config,
+        database: &Database,
+        session: Option<&Arc<DatabaseSessionLock>>,
+    ) -> Result<Arc<dyn Limiter>, ServiceError> {
+        let store: Arc<dyn RemoteLimiter> = match (&config.limiter.url, session) {
+            (LimiterUrl::Embedded, None) => return self.limiter(config).await,
+            (LimiterUrl::Embedded, Some(session)) => {
+                let run_id = format!("embedded-{}", Uuid::now_v7().simple());
+                Arc::new(SingleProcessLimiter::new(run_id, Arc::<DatabaseSessionLock>::clone(session)))
+            }
+            _ => Arc::new(redis_limiter(config)?),
+        };
+        let rows = Arc::new(database.clone());
+        Ok(Arc::new(LeaderGuardedLimiter::new(store, rows, LeadershipTiming::with_poll_interval(POLL_INTERVAL))))
+    }
+
+    /// Finishes running work and closes the open backends.
+    pub async fn close(&self) {
+        let close = async {
+            if let Some(OpenQueue::Embedded(queue)) = self.queue.get() {
+                queue.close().await;
+            }
+            if let Some(database) = self.database.get() {
+                database.close().await;
+            }
+        };
+        if timeout(CLOSE_MAX, close).await.is_err() {
+            tracing::debug!("a backend could not be closed in time; its leases expire");
+        }
+    }
+}
+
+/// The lock of an embedded limiter or queue, which serve one process: two limiters would each grant the whole limit.
+enum ProcessLock {
+    /// No other process can reach the database.
+    InMemory,
+    File(File),
+    Session(Arc<DatabaseSessionLock>),
+}
+
+/// Whether the limiter or the queue is embedded.
+fn is_embedded(config: &Config) -> bool {
+    matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded)
+}
+
+async fn acquire_process_lock(config: &Config, database: &Database) -> Result<ProcessLock, ServiceError> {
+    match &config.database.url {
+        DatabaseUrl::Postgres(_) => {
+            let run = database.try_run_lock().await?.ok_or(ServiceError::AnotherRun)?;
+            Ok(ProcessLock::Session(Arc::new(DatabaseSessionLock(run))))
+        }
+        DatabaseUrl::Sqlite { path: None, .. } => Ok(ProcessLock::InMemory),
+        DatabaseUrl::Sqlite { path: Some(path), .. } => {
+            let failed = |source| ServiceError::Lock { path: path.clone(), source };
+            // The resolved path: through a link, a second worker would lock another file.
+            let mut name = path.canonicalize().map_err(failed)?.into_os_string();
+            name.push(".lock");
+            let file =
+                File::options().create(true).truncate(false).write(true).mode(0o600).open(&name).map_err(failed)?;
+            match file.try_lock() {
+                Ok(()) => Ok(ProcessLock::File(file)),
+                Err(TryLockError::WouldBlock) => Err(ServiceError::AnotherRun),
+                Err(TryLockError::Error(error)) => Err(failed(error)),
+            }
+        }
+    }
+}
+
+impl ProcessLock {
+    fn session(&self) -> Option<&Arc<DatabaseSessionLock>> {
+        match self {
+            Self::Session(session) => Some(session),
+            Self::InMemory | Self::File(_) => None,
+        }
+    }
+
+    fn into_run_lock(self) -> RunLock {
+        match self {
+            Self::InMemory => None,
+            Self::File(file) => Some(Box::new(file)),
+            Self::Session(session) => Some(Box::new(session)),
+        }
+    }
+}
+
+/// The run lock, held by a session of the database.
+struct DatabaseSessionLock(AdvisoryRunLock);
+
+#[async_trait]
+impl SessionLock for DatabaseSessionLock {
+    async fn check_held(&self) -> Result<(), String> {
+        match self.0.is_held().await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(ServiceError::AnotherRun.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// The file of an embedded database, if it is missing.
+fn missing_file(url: &DatabaseUrl) -> Option<&Path> {
+    match url {
+        DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => Some(path),
+        _ => None,
+    }
+}
+
+/// Opens the configured database on another thread: a hanging mount must not block the tasks of this thread.
+pub async fn open_database(config: &Config) -> Result<Database, ServiceError> {
+    let Config { database, authorities, .. } = config.clone();
+    let open = move || Database::open_with_authorities(database.url.expose(), database.max_connections, &authorities);
+    Ok(spawn_blocking(open).await??)
+}
+
+/// A limiter on the Redis or Redis Cluster that `limiter.url` names.
+pub fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
+    let prefix = &config.limiter.prefix;
+    let limiter = match &config.limiter.url {
+        LimiterUrl::Redis(url) => RedisLimiter::new(url.expose(), prefix),
+        cluster => RedisLimiter::cluster(cluster.nodes().iter().map(SecretUrl::expose), prefix),
+    };
+    limiter?.with_plaintext_hosts(&config.plaintext_hosts).with_authorities(&config.authorities)
+}
+
+/// The hosts and secrets that provider rows may use.
+pub fn outbound_policy(config: &Config) -> Result<OutboundPolicy, ServiceError> {
+    let policy = OutboundPolicy::parse(&config.outbound_allow).map_err(ServiceError::OutboundAllow)?;
+    Ok(policy.with_authorities(&config.authorities).with_secret_grants(&config.outbound_secrets, &config.config_files))
+}
+
+/// Provider rows over HTTP, within the outbound policy.
+struct HttpProviders(OutboundPolicy);
+
+impl ProviderFactory for HttpProviders {
+    fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError> {
+        Ok(Arc::new(HttpProvider::new(provider, &self.0)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn stuck_backend_does_not_block_exit() {
+        let config = crate::config::load(None, [], &["database.url=sqlite::memory:".to_owned()]).unwrap();
+        let services = Services::default();
+        let pool = services.ledger(&config).await.unwrap().sqlite_pool().unwrap();
+        let busy = pool.acquire().await.unwrap();
+        // Without the timeout it would wait for the connection, which is never returned.
+        timeout(Duration::from_secs(60), services.close()).await.unwrap();
+        assert!(pool.is_closed(), "it was tried");
+        drop(busy);
+    }
+}

@@ -1,0 +1,224 @@
+//! An operator's decisions on many payments: `jobs resolve`, `jobs cancel`, `dlq replay` and `dlq discard`.
+//!
+//! `resolve` accepts no other state than `review`: only there is an operator's decision needed. `cancel` refuses a
+//! payment that is in flight or may have been charged, and cancels one that a worker only holds. A resend runs at a
+//! steady rate. It does not start while RabbitMQ is unreachable, so that the ledger stays unchanged.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::app::Services;
+use crate::cli::enqueue::declare_lanes;
+use crate::cli::jobs::bulk::{BulkReport, IdSource, JobActionResult};
+use crate::cli::jobs::show::check_provider_exists;
+use crate::cli::jobs::{IdArgs, actor};
+use crate::cli::provider::parse_name;
+use crate::cli::{CommandError, Console, Exit};
+use crate::config::{Config, QueueUrl};
+use crate::domain::job::JobId;
+use crate::domain::provider::ProviderName;
+use crate::ledger::decision_input;
+use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
+use crate::ops::change::{JobDecision, ResolutionKind};
+use crate::queue::SearchResult;
+use crate::worker::resend::{ResendError, Resender, provider_names};
+
+#[derive(Debug, clap::Args)]
+pub struct ResolveArgs {
+    #[command(flatten)]
+    ids: IdArgs,
+    /// What the provider's records say about the payment.
+    #[arg(long = "as", value_name = "FINDING")]
+    kind: ResolutionKind,
+    /// With `--as succeeded`: the provider's reference for the charge.
+    #[arg(long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
+    reference: Option<String>,
+    /// Why, for the audit; also in the job's reason and its outcome event.
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
+    because: Option<String>,
+    #[command(flatten)]
+    resend: ResendArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub async fn resolve(
+    args: &ResolveArgs,
+    config: &Config,
+    services: &Services,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let resolution = args
+        .kind
+        .resolution(args.reference.clone(), config.worker.card_numbers)
+        .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
+    let actor = actor(args.because.as_deref());
+    let source = IdSource::from_args(&args.ids).await?;
+    let request = DecisionRequest { resolution, actor, args: Some(&args.resend), json: args.json };
+    decide(request, source, config, services, console).await
+}
+
+/// Its message may be in a broker's queue, which cannot be searched.
+const UNKNOWN_JOB: &str = "the ledger has no such job; if its message may still arrive, add --provider NAME to cancel the \
+                             payment before that";
+
+#[derive(Debug, clap::Args)]
+pub struct CancelArgs {
+    #[command(flatten)]
+    ids: IdArgs,
+    /// Their provider. With it, an id that the ledger does not know is cancelled too: if its message arrives later, it
+    /// is acknowledged and nothing is sent.
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+    /// Why, for the audit; also in the job's reason and its outcome event.
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
+    because: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `jobs cancel`. A payment that the ledger does not know is cancelled before its message arrives. For that the
+/// provider must be named, or the embedded queue must contain the message.
+///
+/// # Errors
+/// When the database fails or the file cannot be read.
+pub async fn cancel(
+    args: &CancelArgs,
+    config: &Config,
+    services: &Services,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let by = actor(args.because.as_deref());
+    let provider = args.provider.as_deref().map(parse_name).transpose()?;
+    check_provider_exists(provider.as_ref(), config, services).await?;
+    let ledger = services.ledger(config).await?;
+    let mut source = IdSource::from_args(&args.ids).await?;
+    let decision = JobDecision::Record { ledger: &ledger, resolution: JobResolution::Cancel, actor: by.clone() };
+    let cancel = |id: JobId| {
+        let (ledger, by, provider, decision) = (&ledger, &by, &provider, &decision);
+        async move {
+            let provider = match provider {
+                Some(provider) => Some(provider.clone()),
+                None => match decision.apply(&id).await {
+                    Ok(()) => return JobActionResult::Done,
+                    Err(ResendError::Refused(ResolutionRefusal::NoSuchJob)) => {
+                        find_in_queue(&id, config, services).await
+                    }
+                    Err(error) => return error.into(),
+                },
+            };
+            match provider {
+                Some(provider) => JobActionResult::from(ledger.precancel(&id, &provider, by).await),
+                None => JobActionResult::Refused(UNKNOWN_JOB.to_owned()),
+            }
+        }
+    };
+    BulkReport::new(&JobResolution::Cancel, false, args.json).run_on_all(&mut source, cancel, console).await
+}
+
+/// The provider whose embedded queue contains the job's message. A broker's queue cannot be searched.
+async fn find_in_queue(id: &JobId, config: &Config, services: &Services) -> Option<ProviderName> {
+    if config.queue.url != QueueUrl::Embedded {
+        return None;
+    }
+    let queue = services.queue(config).await.ok()?;
+    match queue.find(id).await {
+        Ok(SearchResult::Found(found)) => Some(found.lane),
+        Ok(SearchResult::NotFound | SearchResult::Unsupported) | Err(_) => None,
+    }
+}
+
+/// The rate, and whether it is a dry run.
+#[derive(Debug, clap::Args)]
+pub struct ResendArgs {
+    /// Payments to send again per second.
+    #[arg(long, default_value = "50", value_name = "PER_SECOND", value_parser = parse_resend_rate)]
+    rate: NonZeroU32,
+    /// Show how many payments would be changed, and change nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+fn parse_resend_rate(text: &str) -> Result<NonZeroU32, String> {
+    text.parse().map_err(|_| "write a whole number of payments per second, 1 or more".to_owned())
+}
+
+/// The resolution, its actor, and how it is applied.
+pub struct DecisionRequest<'a> {
+    pub resolution: JobResolution,
+    pub actor: Actor,
+    /// Without it, a decision that sends nothing again is applied.
+    pub args: Option<&'a ResendArgs>,
+    pub json: bool,
+}
+
+/// Applies a decision to every payment of the source.
+///
+/// # Errors
+/// When a backend is unreachable before anything was changed, or the output is closed.
+pub async fn decide(
+    request: DecisionRequest<'_>,
+    mut source: IdSource<'_>,
+    config: &Config,
+    services: &Services,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let DecisionRequest { resolution, actor, args, json } = request;
+    let dry_run = args.is_some_and(|args| args.dry_run);
+    let ledger = &services.ledger(config).await?;
+    let report = BulkReport::new(&resolution, dry_run, json);
+    let (queue, providers);
+    let (decision, ticks) = match args.filter(|_| resolution.needs_resend()) {
+        None => (JobDecision::Record { ledger, resolution, actor }, None),
+        Some(args) => {
+            providers = provider_names(ledger).await?;
+            queue = services.queue(config).await?;
+            if dry_run {
+                queue.ping().await?;
+            } else {
+                // Safe: the ledger has these payments, and the sweeper republishes lost messages.
+                for (name, why) in declare_lanes(queue.as_ref(), &providers, &providers).await? {
+                    console.message(&format!("warning: {name}: {why}"))?;
+                }
+            }
+            let (queue, card_numbers) = (queue.as_ref(), config.worker.card_numbers);
+            let resender = Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor };
+            (JobDecision::Resend(resender), Some(Mutex::new(send_interval(args.rate))))
+        }
+    };
+    let ended = AtomicBool::new(false);
+    let decide = |id: JobId| {
+        let (decision, ticks, ended) = (&decision, &ticks, &ended);
+        async move {
+            if dry_run {
+                let preview = decision.preview(&id).await;
+                return preview
+                    .map_or_else(JobActionResult::from, |provider| JobActionResult::WouldChange(provider.to_string()));
+            }
+            if let Some(ticks) = ticks {
+                ticks.lock().await.tick().await;
+            }
+            if ended.load(Ordering::Relaxed) {
+                return JobActionResult::Skipped;
+            }
+            let outcome = decision.apply(&id).await.map_or_else(JobActionResult::from, |()| JobActionResult::Done);
+            ended.fetch_or(outcome.aborts_batch(), Ordering::Relaxed);
+            outcome
+        }
+    };
+    report.run_on_all(&mut source, decide, console).await
+}
+
+/// A steady interval: a late tick delays the next ones instead of a burst.
+fn send_interval(rate: NonZeroU32) -> Interval {
+    let mut ticks = interval(Duration::from_secs(1) / rate.get());
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
