@@ -403,7 +403,7 @@ mod tests {
         pauses.pause_intake(Duration::from_secs(9), PauseCause::Limit, Wait::for_limit("per-minute"));
         let until = Instant::now() + Duration::from_secs(12);
         let block = Some((BlockReason::StoreUnavailable("gone".to_owned()), until));
-        let gate = GateView { waiting: 3, block, limited_at: None };
+        let gate = GateView { waiting: 3, block, ..GateView::default() };
         let report =
             lane_report(&LaneFigures { sent_total: 7, active: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
         assert_eq!((report.sent_total, report.active, report.gate_waiting), (7, 2, 3));

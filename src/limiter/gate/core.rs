@@ -137,6 +137,7 @@ pub(crate) struct GateCore<T> {
     kind_blocks: BlocksByKind,
     /// When a limit blocked the queue last.
     limited_at: Option<Instant>,
+    unavailable_at: Option<Instant>,
     /// When the waiters for slots in flight are requested next, unless a permit is released before.
     release_check_at: Instant,
     call_at: Instant,
@@ -171,6 +172,7 @@ impl<T: Ticket> GateCore<T> {
             stalled_since: None,
             kind_blocks: BlocksByKind::default(),
             limited_at: None,
+            unavailable_at: None,
             release_check_at: now,
             call_at: now,
             replied_at: now,
@@ -271,6 +273,9 @@ impl<T: Ticket> GateCore<T> {
     pub fn advance(&mut self, now: Instant) {
         self.queue.sweep_cancelled(now);
         self.queue.refuse_without_worker_slot(now);
+        if let Some(block) = self.first_block().filter(|block| !matches!(block.reason, BlockReason::Limit(_))) {
+            self.unavailable_at = Some(block.until.min(now));
+        }
         self.block.take_if(|block| block.until <= now);
         self.kind_blocks.retain(|_, block| block.until > now);
         if self.block.is_some() || !self.kind_blocks.is_empty() {
@@ -303,7 +308,7 @@ impl<T: Ticket> GateCore<T> {
 
     pub fn view(&self) -> GateView {
         let block = self.first_block().map(|block| (block.reason.clone(), block.until));
-        GateView { waiting: self.queue.len(), block, limited_at: self.limited_at }
+        GateView { waiting: self.queue.len(), block, limited_at: self.limited_at, unavailable_at: self.unavailable_at }
     }
 
     /// Whether the gate wants something of the limiter that it has not got.

@@ -154,6 +154,8 @@ pub struct GateView {
     pub block: Option<(BlockReason, Instant)>,
     /// When a limit blocked the queue last, now included.
     pub limited_at: Option<Instant>,
+    /// When something else blocked the queue last, now included: a cold limiter, or one that cannot be reached.
+    pub unavailable_at: Option<Instant>,
 }
 
 /// A job's position in the queue, and what it waits for.
@@ -283,11 +285,6 @@ impl Gate {
     /// Whether the queue is not blocked. Then the next call to the store usually brings a permit.
     pub fn is_open(&self) -> bool {
         self.view.borrow().block.is_none()
-    }
-
-    /// Whether a limit blocks the queue, or did so since then.
-    pub fn was_at_limit_since(&self, since: Instant) -> bool {
-        self.view.borrow().limited_at.is_some_and(|at| at >= since)
     }
 
     pub fn view(&self) -> watch::Receiver<GateView> {

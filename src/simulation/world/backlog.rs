@@ -120,7 +120,7 @@ impl Simulation<'_> {
     pub fn begin_wait(&mut self, now_us: u64, job: JobIndex) {
         let state = &mut self.record.jobs[job];
         let waits = &mut self.processes[state.process].dispatcher.waits;
-        state.wait = Some((waits.begin(&job, self.clock.instant(now_us)), now_us));
+        state.wait = Some(waits.begin(&job, self.clock.instant(now_us)));
     }
 
     /// A job's wait at the gate has ended; a claimed one leaves room for the next.
@@ -128,10 +128,10 @@ impl Simulation<'_> {
         let flow = self.flow_of(job);
         let state = &mut self.record.jobs[job];
         let process = &mut self.processes[state.process];
-        if let Some((wait, began_us)) = state.wait.take() {
+        if let Some(wait) = state.wait.take() {
             if let Some(granted_at_us) = granted_at_us {
-                let is_by_limit = process.gate.was_at_limit_since(self.clock.instant(began_us));
-                process.dispatcher.waits.record_grant(wait, is_by_limit, self.clock.instant(granted_at_us));
+                let granted_at = self.clock.instant(granted_at_us);
+                process.dispatcher.waits.record_grant(wait, process.gate.times(), granted_at);
             }
             process.dispatcher.waits.end(wait);
         }

@@ -47,7 +47,7 @@ pub struct SimulatedJob {
     /// It counts among the claimed jobs that wait for their permits.
     is_ahead: bool,
     /// Its wait at the gate, and since when.
-    wait: Option<(OngoingWait, u64)>,
+    wait: Option<OngoingWait>,
     wake_us: u64,
     attempts: u32,
     requests: u32,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::claimed_ahead::{AheadBounds, ClaimedAhead};
 use super::known_flows::{KnownFlows, SeenFlow};
-use super::permit_waits::PermitWaits;
+use super::permit_waits::{GateTimes, PermitWaits};
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{Flow, FlowClass};
 use crate::domain::provider::JobOrder;
@@ -105,14 +105,9 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
     }
 
     /// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger.
-    /// `startable_soon`: jobs that its limits let it start soon; `is_blocked`: its gate is, by a limit.
-    pub fn is_limited(
-        &self,
-        now: Instant,
-        startable_soon: impl FnOnce() -> u32,
-        is_blocked: impl FnOnce() -> bool,
-    ) -> bool {
-        self.has_more || self.waits.are_long(now, startable_soon, is_blocked)
+    /// `startable_soon`: jobs that its limits let it start soon.
+    pub fn is_limited(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: GateTimes) -> bool {
+        self.has_more || self.waits.are_long(now, startable_soon, gate)
     }
 
     /// A new job has entered the backlog. Returns whether the driver is to be woken.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::Instant;
 
 use super::LaneBacklog;
-use super::permit_waits::OngoingWait;
+use super::permit_waits::{GateTimes, OngoingWait};
 use crate::domain::job::{FlowKey, JobId};
 
 /// Counts one claimed job until its permit is granted, or until it is dropped.
@@ -76,9 +76,9 @@ impl Drop for Admission<'_> {
 }
 
 impl ChargeWait<'_> {
-    /// The job has its permit; `is_by_limit`: a limit has blocked the gate since it came.
-    pub fn record_grant(&self, is_by_limit: bool) {
-        self.backlog.core.lock().waits.record_grant(self.wait, is_by_limit, Instant::now());
+    /// The job has its permit.
+    pub fn record_grant(&self, gate: GateTimes) {
+        self.backlog.core.lock().waits.record_grant(self.wait, gate, Instant::now());
     }
 }
 

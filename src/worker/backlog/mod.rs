@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 use self::claimed_ahead::startable_soon;
 use self::core::DispatchCore;
 pub use self::guards::AheadGuard;
+use self::permit_waits::GateTimes;
 use super::lane::LaneContext;
 use super::lane_control::LanePause;
 use super::retry::{RetryEnded, retry_while_unavailable};
@@ -25,7 +26,6 @@ use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::BacklogRecord;
-use crate::limiter::gate::BlockReason;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 
@@ -97,12 +97,8 @@ fn is_limited(lane: &LaneContext) -> bool {
         return false;
     }
     let startable = || startable_soon(&lane.settings.borrow().provider);
-    let is_blocked = || {
-        let view = lane.gate.view();
-        let reason = view.borrow().block.as_ref().map(|(reason, _)| reason.clone());
-        matches!(reason, Some(BlockReason::Limit(_)))
-    };
-    let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, is_blocked);
+    let gate = GateTimes::of(&lane.gate.view().borrow());
+    let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, gate);
     is_held_back || lane.control.is_at_limit()
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::claimed_ahead::AHEAD_MIN;
+use crate::limiter::gate::{BlockReason, GateView};
 
 /// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
 pub const LIMITED_AFTER: Duration = Duration::from_millis(250);
@@ -37,6 +38,33 @@ struct Grant {
 impl Grant {
     fn shows_a_limited_lane(self, now: Instant) -> bool {
         self.is_by_limit && self.waited > LIMITED_AFTER && now.saturating_duration_since(self.at) < self.waited
+    }
+}
+
+/// When the gate was blocked, and whether it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GateTimes {
+    /// A limit blocks it now.
+    pub is_at_limit: bool,
+    /// When a limit blocked it last.
+    pub limited_at: Option<Instant>,
+    /// When something else blocked it last. A wait until then shows no limited lane: a worker that starts with a full
+    /// queue has a cold limiter, and all that it holds by then waits.
+    pub unavailable_at: Option<Instant>,
+}
+
+impl GateTimes {
+    pub fn of(view: &GateView) -> Self {
+        Self {
+            is_at_limit: matches!(view.block, Some((BlockReason::Limit(_), _))),
+            limited_at: view.limited_at,
+            unavailable_at: view.unavailable_at,
+        }
+    }
+
+    /// Time that counts of a wait until now.
+    fn time_since(self, began: Instant, now: Instant) -> Duration {
+        now.saturating_duration_since(self.unavailable_at.map_or(began, |at| at.max(began)))
     }
 }
 
@@ -71,9 +99,10 @@ impl<J: Eq + Hash> PermitWaits<J> {
         OngoingWait { number, began: now }
     }
 
-    /// The job has its permit; `is_by_limit`: a limit has blocked the gate since it came.
-    pub fn record_grant(&mut self, wait: OngoingWait, is_by_limit: bool, now: Instant) {
-        let waited = now.saturating_duration_since(wait.began);
+    /// The job has its permit.
+    pub fn record_grant(&mut self, wait: OngoingWait, gate: GateTimes, now: Instant) {
+        let waited = gate.time_since(wait.began, now);
+        let is_by_limit = gate.limited_at.is_some_and(|at| at >= wait.began);
         self.last_grant = Some(Grant { at: now, waited, is_by_limit });
     }
 
@@ -83,22 +112,16 @@ impl<J: Eq + Hash> PermitWaits<J> {
 
     /// Whether a job waits for longer than a free lane would let it, or surely will: more wait than the lane starts soon,
     /// or the last grant shows it.
-    /// `is_blocked`: the gate is, by a limit.
-    pub fn are_long(
-        &self,
-        now: Instant,
-        startable_soon: impl FnOnce() -> u32,
-        is_blocked: impl FnOnce() -> bool,
-    ) -> bool {
+    pub fn are_long(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: GateTimes) -> bool {
         let pending = self.admitted.len() + self.waiting.len();
         if pending >= AHEAD_MIN as usize && pending >= startable_soon() as usize
             || self.last_grant.is_some_and(|grant| grant.shows_a_limited_lane(now))
         {
             return true;
         }
-        let is_long = |began: &Instant| now.saturating_duration_since(*began) > LIMITED_AFTER;
+        let is_long = |began: &Instant| gate.time_since(*began, now) > LIMITED_AFTER;
         let last_was_long = || self.last_grant.is_some_and(|grant| grant.waited > LIMITED_AFTER);
-        self.waiting.first_key_value().is_some_and(|(_, began)| is_long(began)) && (last_was_long() || is_blocked())
+        self.waiting.first_key_value().is_some_and(|(_, began)| is_long(began)) && (last_was_long() || gate.is_at_limit)
     }
 }
 
@@ -110,11 +133,12 @@ mod tests {
     struct Waits {
         waits: PermitWaits<u32>,
         now: Instant,
+        unavailable_at: Option<Instant>,
     }
 
     impl Waits {
         fn new() -> Self {
-            Self { waits: PermitWaits::default(), now: Instant::now() }
+            Self { waits: PermitWaits::default(), now: Instant::now(), unavailable_at: None }
         }
 
         fn begin(&mut self, job: u32) -> OngoingWait {
@@ -122,12 +146,15 @@ mod tests {
         }
 
         fn grant(&mut self, wait: OngoingWait, is_by_limit: bool) {
-            self.waits.record_grant(wait, is_by_limit, self.now);
+            let limited_at = is_by_limit.then_some(self.now);
+            let gate = GateTimes { limited_at, unavailable_at: self.unavailable_at, ..GateTimes::default() };
+            self.waits.record_grant(wait, gate, self.now);
             self.waits.end(wait);
         }
 
-        fn are_long(&self, startable_soon: u32, is_blocked: bool) -> bool {
-            self.waits.are_long(self.now, || startable_soon, || is_blocked)
+        fn are_long(&self, startable_soon: u32, is_at_limit: bool) -> bool {
+            let gate = GateTimes { is_at_limit, unavailable_at: self.unavailable_at, ..GateTimes::default() };
+            self.waits.are_long(self.now, || startable_soon, gate)
         }
     }
 
@@ -189,5 +216,24 @@ mod tests {
         assert!(rig.are_long(100, false));
         rig.now += LIMITED_AFTER;
         assert!(!rig.are_long(100, false));
+    }
+
+    /// A worker that starts with a full queue holds as many jobs as it takes at once, until its limiter is warm.
+    #[test]
+    fn wait_for_a_cold_limiter_is_no_limited_lane() {
+        for is_cold in [true, false] {
+            let mut rig = Waits::new();
+            let (first, _second) = (rig.begin(0), rig.begin(1));
+            rig.now += LIMITED_AFTER * 4;
+            rig.unavailable_at = is_cold.then_some(rig.now);
+            rig.grant(first, false);
+            assert_eq!(rig.are_long(100, false), !is_cold);
+            // From then on, the wait for a worker slot counts.
+            rig.now += LIMITED_AFTER * 2;
+            let third = rig.begin(2);
+            rig.now += LIMITED_AFTER * 2;
+            rig.grant(third, false);
+            assert!(rig.are_long(100, false));
+        }
     }
 }

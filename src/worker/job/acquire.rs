@@ -25,6 +25,7 @@ use crate::limiter::gate::{
 };
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
+use crate::worker::backlog::permit_waits::GateTimes;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::lane::max_local_wait;
 use crate::worker::meter::RefusalLabels;
@@ -100,7 +101,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
             grant = &mut acquired => return match grant {
                 AcquireResult::Granted(permit) => {
                     if let Some(wait) = charge_wait.as_ref().filter(|_| !permit.waited_for_account) {
-                        wait.record_grant(lane.gate.was_at_limit_since(asked_at));
+                        wait.record_grant(GateTimes::of(&lane.gate.view().borrow()));
                     }
                     let usable_at = permit.start_at.max(Instant::now());
                     lane.meter.record_grant(usable_at.saturating_duration_since(asked_at));

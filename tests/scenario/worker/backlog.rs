@@ -243,6 +243,18 @@ async fn slow_lane_empties_its_queue() {
     all_are_accounted_for(&bench).await;
 }
 
+/// A worker that starts with a full queue waits until its limiter is warm. That alone is no reason to record the queue.
+#[tokio::test]
+async fn free_lane_keeps_its_queue_in_the_broker() {
+    let lane = ProviderRow { workers: 8, bucket_capacity: 16, ..strict_on_lane(100_000, 1_000) };
+    let mut bench = Bench::prepared(&[lane]).await;
+    pay_many(&bench, "merchant", 200).await;
+    bench.run();
+    bench.until_sent("acme", 200).await;
+    assert_eq!(bench.count("SELECT count(*) FROM flows").await, 0, "no flow was ever recorded");
+    all_are_accounted_for(&bench).await;
+}
+
 /// The bench with a lane at its limit, whose queue was full when the worker started.
 async fn flooded(limits: ProviderRow, jobs: usize) -> Bench {
     let mut bench = Bench::prepared(&[limits]).await;

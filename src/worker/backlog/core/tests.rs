@@ -282,7 +282,7 @@ fn lane_with_more_jobs_than_room_is_limited() {
     // Each flow takes its part of the room.
     (0..BOUNDS.all).for_each(|_| rig.record(0, FLOW));
     rig.settle();
-    let is_limited = |rig: &Rig| rig.processes[0].core.is_limited(now, || 100, || false);
+    let is_limited = |rig: &Rig| rig.processes[0].core.is_limited(now, || 100, GateTimes::default());
     assert!(!is_limited(&rig), "the claim took as many as one flow may have");
     (0..ACCOUNTS).for_each(|account| (0..4).for_each(|_| rig.record(0, Flow { account: Some(account), ..FLOW })));
     rig.pass(SMALL_CLAIM_PAUSE);
