@@ -4,15 +4,14 @@
 //! from settings of the session, or on SQLite from a row. The audit row of a job is completed after the change there.
 
 use super::dialect::{Dialect, Template};
-use super::engine::{Args, Step, Value};
-use super::result::{SqlRow, corrupt, read_or_log};
+use super::engine::{Args, Step, Value, args};
+use super::result::{FromRow, SqlRow, from_row, read_or_log};
 use super::storable;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
-use crate::ledger::operator::{Actor, DatabaseTime};
-use crate::ledger::provider_row::Object;
+use crate::ledger::operator::Actor;
 use crate::ledger::settings::{AuditRow, AuditedChange};
 
 /// Sets author and reason for the triggers.
@@ -57,7 +56,7 @@ impl Database {
     pub(super) fn job_change_by(&self, by: &Actor, id: &JobId, change: Vec<Step>) -> Vec<Step> {
         let mut all = self.job_changes_by(by, change);
         if self.dialect() == Dialect::Sqlite {
-            let args: Args = actor_args(by).into_iter().chain([id.as_str().into()]).collect();
+            let args: Args = actor_args(by).into_iter().chain(args![id]).collect();
             all.push(self.must_affect(&COMPLETE_JOB_AUDIT, args));
         }
         all
@@ -70,8 +69,8 @@ impl Database {
         provider: Option<&ProviderName>,
         at_most: u32,
     ) -> Result<Vec<AuditedChange>, LedgerError> {
-        let rows = self.query(&READ, [provider.map(ProviderName::as_str).into(), at_most.into()]).await?;
-        Ok(read_or_log(&rows, "settings_audit", "row_key", |row| audit_row(row).map(AuditedChange::from)))
+        let rows = self.query(&READ, args![provider, at_most]).await?;
+        Ok(read_or_log(&rows, "settings_audit", "row_key"))
     }
 }
 
@@ -79,23 +78,13 @@ impl Database {
 pub const LEADING_STEPS: usize = 1;
 
 pub fn actor_args(by: &Actor) -> [Value; 3] {
-    [storable(&by.os_user).into(), by.reason.as_deref().map(storable).into(), by.program.into()]
+    args![storable(&by.os_user), by.reason.as_deref().map(storable), by.program]
 }
 
-fn audit_row(row: &SqlRow) -> Result<AuditRow, LedgerError> {
-    let object = |column: &str| -> Result<Option<Object>, LedgerError> {
-        let Some(text) = row.opt_text(column)? else { return Ok(None) };
-        serde_json::from_str(&text).map(Some).map_err(|_| corrupt(column, "is not a JSON object"))
-    };
-    Ok(AuditRow {
-        at: DatabaseTime(row.instant("at_ms")?.0),
-        who: row.text("who")?,
-        os_user: row.opt_text("os_user")?,
-        program: row.opt_text("program")?,
-        because: row.opt_text("because")?,
-        table: row.text("table_name")?,
-        key: row.text("row_key")?,
-        old: object("old_row")?,
-        new: object("new_row")?,
-    })
+from_row!(row => AuditRow { at, who, os_user, program, because, table_name, row_key, old_row, new_row });
+
+impl FromRow for AuditedChange {
+    fn from_row(row: &SqlRow) -> Result<Self, LedgerError> {
+        AuditRow::from_row(row).map(Self::from)
+    }
 }

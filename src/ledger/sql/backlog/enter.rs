@@ -13,9 +13,9 @@ use crate::faults::Bug;
 use crate::ledger::backlog::{BacklogRecord, BacklogReturn};
 use crate::ledger::database::Database;
 use crate::ledger::sql::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
-use crate::ledger::sql::claim::{KEY_HOLDER, key_conflict, record_args, recorded_conflict};
+use crate::ledger::sql::claim::{Recorded, record_args};
 use crate::ledger::sql::dialect::{JobWriteText, Returning, Template, WriteTemplate};
-use crate::ledger::sql::engine::{Args, Value};
+use crate::ledger::sql::engine::{Args, Value, args};
 use crate::ledger::sql::fenced_write;
 use crate::ledger::sql::lease::{WaitParameters, wait_args};
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
@@ -76,19 +76,15 @@ static RETURN_JOB: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 impl Database {
     /// What the ledger knows of the job; `None` when it could be recorded by now.
     async fn known_job(&self, job: &Job, hash: ContentHash) -> Result<Option<BacklogRecord>, LedgerError> {
-        let rows = self.query(&LOOK, [job.id.as_str().into()]).await?;
-        let Some(row) = rows.first() else {
-            let key = job.effective_key().as_str();
-            let holders = self.query(&KEY_HOLDER, [job.provider.as_str().into(), key.into()]).await?;
-            return Ok(holders.first().map(|_| BacklogRecord::Conflict(key_conflict())));
+        let row = match self.recorded_row(&LOOK, job, hash).await? {
+            Recorded::Row(row) => row,
+            Recorded::Conflict(conflict) => return Ok(Some(BacklogRecord::Conflict(conflict))),
+            Recorded::Nothing => return Ok(None),
         };
-        if let Some(conflict) = recorded_conflict(row, job, hash)? {
-            return Ok(Some(BacklogRecord::Conflict(conflict)));
-        }
-        if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
+        if !matches!(row.get::<String>("state")?.as_str(), "waiting" | "sending" | "unknown") {
             return Ok(Some(BacklogRecord::Finished));
         }
-        Ok(Some(if row.bool("returns")? { BacklogRecord::InBacklog } else { BacklogRecord::Open }))
+        Ok(Some(if row.get("returns")? { BacklogRecord::InBacklog } else { BacklogRecord::Open }))
     }
 
     /// Records a new job straight into the backlog, without a lease; the write may wait this long for others to be
@@ -121,19 +117,10 @@ impl Database {
         how: &BacklogReturn<'_>,
     ) -> Result<FencedWrite, LedgerError> {
         let [wait, reason, limit] = block_args(how.block.as_ref());
-        let [detail, code, refused_by] =
-            how.reason.map_or([Value::Text(None), Value::Text(None), Value::Text(None)], wait_args);
-        let args: [Value; 9] = [
-            lease.id.as_str().into(),
-            lease.fence.into(),
-            detail,
-            wait,
-            reason,
-            limit,
-            how.came_from_backlog.into(),
-            code,
-            refused_by,
-        ];
+        let [detail, code, refused_by] = how.reason.map_or_else(|| [const { Value::Text(None) }; 3], wait_args);
+        let came_from_backlog = how.came_from_backlog.into();
+        let [id, fence] = args![&lease.id, lease.fence];
+        let args = [id, fence, detail, wait, reason, limit, came_from_backlog, code, refused_by];
         Ok(fenced_write(self.write(&RETURN_JOB, args, Duration::ZERO).await?.is_some()))
     }
 }

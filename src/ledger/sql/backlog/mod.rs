@@ -6,13 +6,12 @@
 use std::time::Duration;
 
 use super::dialect::{Dialect, Template};
-use super::engine::{Args, Value};
-use super::result::{SqlRow, corrupt};
+use super::engine::{Args, Value, args};
+use super::result::{FromRow, SqlRow, read};
 use super::storable;
 use crate::domain::fair_order::FairClaim;
-use crate::domain::job::{FlowClass, Identifier};
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BlockedFlow, BlockedReason, FlowBlock, FlowStatus};
+use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BlockedFlow, FlowBlock, FlowStatus};
 use crate::ledger::database::Database;
 
 mod claim;
@@ -105,36 +104,25 @@ impl Database {
     }
 }
 
-/// A flow's columns, as [`flow_status`] reads them.
+/// The columns of a [`FlowStatus`].
 pub const FLOW_COLUMNS: &str = "flows.class, flows.account, flows.waiting, {until:flows.blocked_until} AS blocked_ms, \
      flows.blocked_reason, flows.blocked_limit";
 
-fn flow_class(row: &SqlRow, column: &str) -> Result<FlowClass, LedgerError> {
-    let number = u8::try_from(row.int(column)?).ok();
-    number.and_then(FlowClass::from_number).ok_or_else(|| corrupt(column, "is not 0 to 10"))
-}
-
-pub fn flow_status(row: &SqlRow) -> Result<FlowStatus, LedgerError> {
-    let account = Some(row.text("account")?).filter(|account| !account.is_empty());
-    let account =
-        account.map(Identifier::new).transpose().map_err(|problem| corrupt("account", &problem.to_string()))?;
-    let blocked = match row.opt_ms("blocked_ms")? {
-        Some(left) => {
-            let reason = BlockedReason::from_code(&row.text("blocked_reason")?);
-            let reason = reason.ok_or_else(|| corrupt("blocked_reason", "has no known value"))?;
-            Some(BlockedFlow { left, reason, limit: row.opt_text("blocked_limit")? })
-        }
-        None => None,
-    };
-    Ok(FlowStatus { class: flow_class(row, "class")?, account, waiting: unsigned(row, "waiting")?, blocked })
-}
-
-pub fn unsigned(row: &SqlRow, column: &str) -> Result<u64, LedgerError> {
-    u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"))
-}
-
-fn count_of(rows: &[SqlRow]) -> u32 {
-    u32::try_from(rows.len()).unwrap_or(u32::MAX)
+impl FromRow for FlowStatus {
+    fn from_row(row: &SqlRow) -> Result<Self, LedgerError> {
+        let account = row.get::<String>("account")?;
+        let blocked = match row.get("blocked")? {
+            Some(left) => {
+                Some(BlockedFlow { left, reason: row.get("blocked_reason")?, limit: row.get("blocked_limit")? })
+            }
+            None => None,
+        };
+        Ok(read!(row => FlowStatus {
+            class, waiting;
+            account: if account.is_empty() { None } else { Some(row.get("account")?) },
+            blocked: blocked
+        }))
+    }
 }
 
 /// A limit's name, made storable.
@@ -144,10 +132,9 @@ fn limit_name(name: &str) -> String {
 
 /// The milliseconds, the code and the limit of a block, or NULLs.
 fn block_args(block: Option<&FlowBlock>) -> [Value; 3] {
-    let wait = block.map(|block| block.wait.min(FlowBlock::WAIT_MAX));
-    [
-        wait.map_or(Value::Int(None), Value::from),
-        block.map(|block| block.reason.code()).into(),
-        block.and_then(|block| block.limit.as_deref()).map(limit_name).into(),
+    args![
+        block.map(|block| block.wait.min(FlowBlock::WAIT_MAX)),
+        block.map(|block| block.reason.code()),
+        block.and_then(|block| block.limit.as_deref()).map(limit_name)
     ]
 }
