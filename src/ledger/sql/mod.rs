@@ -11,7 +11,6 @@ use super::{FencedWrite, LedgerError};
 
 mod apply;
 mod attempt;
-mod audit;
 mod backlog;
 pub mod batcher;
 mod claim;

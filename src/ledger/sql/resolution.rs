@@ -13,11 +13,11 @@
 //! event is not published. Id, idempotency key and hash stay: the same message is recognised forever. Requests keep the
 //! account for as long as a limit may count them.
 
-use super::audit::actor_args;
 use super::dialect::{Dialect, Template};
 use super::engine::{Args, Step, Value, args};
 use super::fleet::LANES;
 use super::result::{FromRow, read};
+use super::settings::actor_args;
 use super::upkeep::{LIMIT_WINDOW_MAX, OPEN, RECORDED};
 use super::{no_row, storable, texts};
 use crate::domain::job::{ContentHash, Identifier, JobId};
