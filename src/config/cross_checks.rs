@@ -9,7 +9,7 @@ use secrecy::ExposeSecret as _;
 
 use crate::config::address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl, scheme_and_host};
 use crate::config::layers::{LayeredValue, Layers, SECRET_KEYS, variable_name};
-use crate::config::validated::{OpsConfig, ProblemCollector};
+use crate::config::validated::{KeyValidator, OpsConfig};
 use crate::config::{ConfigProblem, Origin};
 use crate::domain::format::count;
 use crate::domain::names::ENV_FILE_SUFFIX;
@@ -36,7 +36,7 @@ impl ParsedKeys<'_> {
 }
 
 /// Adds one problem per unsafe combination.
-pub fn check_all(parts: &ParsedKeys<'_>, problems: &mut ProblemCollector) {
+pub fn check_all(parts: &ParsedKeys<'_>, problems: &mut KeyValidator<'_>) {
     if let (Some(QueueUrl::Embedded), Some(DatabaseUrl::Postgres(_))) = (parts.queue, parts.database) {
         let what = "the embedded queue is in a SQLite database, and database.url is PostgreSQL";
         problems.add("queue.url", what, "Set queue.url to a broker (amqps://…), or database.url to sqlite://PATH");
@@ -49,7 +49,7 @@ pub fn check_all(parts: &ParsedKeys<'_>, problems: &mut ProblemCollector) {
 }
 
 /// Adds a problem if other machines can reach the ops server without a token, or with a short one.
-fn check_ops(ops: &OpsConfig, problems: &mut ProblemCollector) {
+fn check_ops(ops: &OpsConfig, problems: &mut KeyValidator<'_>) {
     let Some(listen) = ops.listen.filter(|listen| !listen.ip().is_loopback()) else { return };
     let Some(token) = &ops.token else {
         let what = format!("{listen} is reachable from other machines, and ops.token is not set");
@@ -71,7 +71,7 @@ fn check_ops(ops: &OpsConfig, problems: &mut ProblemCollector) {
 }
 
 /// Adds a problem for each host of the database whose connection would be plain text or unverified.
-pub fn check_database_tls(parts: &ParsedKeys<'_>, problems: &mut ProblemCollector) {
+pub fn check_database_tls(parts: &ParsedKeys<'_>, problems: &mut KeyValidator<'_>) {
     if let Some(database) = parts.database.filter(|database| !database.is_verified()) {
         for host in database.hosts().iter().filter(|host| !parts.allows_plaintext(host)) {
             let fix = plaintext_fix(host, "Add ?sslmode=verify-full");
@@ -80,7 +80,7 @@ pub fn check_database_tls(parts: &ParsedKeys<'_>, problems: &mut ProblemCollecto
     }
 }
 
-fn check_plaintext(parts: &ParsedKeys<'_>, problems: &mut ProblemCollector) {
+fn check_plaintext(parts: &ParsedKeys<'_>, problems: &mut KeyValidator<'_>) {
     if let Some(QueueUrl::Amqp(url)) = parts.queue
         && let Some((scheme, host)) = scheme_and_host(url)
         && scheme == "amqp"

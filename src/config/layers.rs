@@ -306,17 +306,4 @@ impl Layers {
         let key = if is_known || is_plain_word(key) { key } else { "(a key that is not shown)" };
         self.problems.push(ConfigProblem { key: key.to_owned(), origin, message, fix });
     }
-
-    /// The values after all layers as one TOML document, for serde.
-    pub fn document(&self) -> toml::Table {
-        let mut document = toml::Table::new();
-        for (key, entry) in &self.entries {
-            let Some((section, name)) = key.split_once('.') else { continue };
-            let section = document.entry(section).or_insert_with(|| Value::Table(toml::Table::new()));
-            if let Value::Table(section) = section {
-                section.insert(name.to_owned(), entry.value.clone());
-            }
-        }
-        document
-    }
 }

@@ -22,7 +22,7 @@ pub use validated::{
 };
 
 use layers::{FILE_VARIABLE, Keys, Layers};
-use validated::{ProblemCollector, RawConfig};
+use validated::KeyValidator;
 
 /// The purpose of a configuration, which decides the cross-checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +68,12 @@ pub fn load_for(
     layers.add_environment(&variables);
     layers.check_system_certificates(&variables);
     layers.add_flags(sets);
-    let raw: RawConfig =
-        layers.document().try_into().map_err(|e: toml::de::Error| broken_defaults(e.message().to_owned()))?;
-    let mut found = ProblemCollector::default();
-    let config = validated::validate(&raw, purpose, &mut found);
+    let mut keys = KeyValidator::new(&layers.entries);
+    let config = validated::validate(purpose, &mut keys);
+    let found = keys.problems;
     let mut problems = std::mem::take(&mut layers.problems);
     problems.extend(cross_checks::secrets_in_flags(&layers));
-    for (key, problem) in found.0 {
+    for (key, problem) in found {
         let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());
         problems.push(ConfigProblem { key: key.to_owned(), origin, message: problem.message, fix: problem.fix });
     }

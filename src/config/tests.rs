@@ -44,9 +44,12 @@ fn the_defaults_are_those_of_the_contract() {
 
 #[test]
 fn default_file_and_code_have_equal_keys() {
-    let written: RawConfig = toml::from_str(DEFAULTS).unwrap();
-    let in_code = toml::Table::try_from(&written).unwrap();
-    assert_eq!(in_code, DEFAULTS.parse::<toml::Table>().unwrap());
+    // A key that the code reads and the defaults lack is a problem of each load.
+    load_with(&[], &[]).unwrap();
+    let code = include_str!("validated.rs");
+    for (key, _) in Keys::embedded().unwrap().iter() {
+        assert!(code.contains(&format!("\"{key}\"")), "the code does not read `{key}`");
+    }
     let lines: Vec<&str> = DEFAULTS.lines().collect();
     for (number, line) in lines.iter().enumerate().filter(|(_, line)| line.contains(" = ") && !line.starts_with('#')) {
         assert!(lines[number - 1].starts_with('#'), "`{line}` has no comment");

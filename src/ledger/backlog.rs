@@ -15,35 +15,28 @@ use super::operator::DatabaseTime;
 use crate::domain::disposition::Resend;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{ContentHash, FlowClass, Identifier, InvalidMessage, Job};
+use crate::domain::names::named_enum;
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{Wait, WaitReason};
 
-/// Why a flow is blocked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BlockedReason {
-    /// A limit of the account has no free slot.
-    Limit,
-    /// A row of `account_overrides` blocks the account.
-    AccountBlocked,
-    /// The provider refuses address, method or credential of the account's requests.
-    Misconfigured,
-    /// It rejected several payments of the account in a row.
-    RejectedStreak,
+named_enum! {
+    /// Why a flow is blocked.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum BlockedReason {
+        /// A limit of the account has no free slot.
+        Limit = "limit",
+        /// A row of `account_overrides` blocks the account.
+        AccountBlocked = "account_blocked",
+        /// The provider refuses address, method or credential of the account's requests.
+        Misconfigured = "misconfigured",
+        /// It rejected several payments of the account in a row.
+        RejectedStreak = "rejected_streak",
+    }
+    /// Stable code of column `blocked_reason`.
+    pub fn code(self);
 }
 
 impl BlockedReason {
-    pub const ALL: [Self; 4] = [Self::Limit, Self::AccountBlocked, Self::Misconfigured, Self::RejectedStreak];
-
-    /// Stable code of column `blocked_reason`.
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Limit => "limit",
-            Self::AccountBlocked => "account_blocked",
-            Self::Misconfigured => "misconfigured",
-            Self::RejectedStreak => "rejected_streak",
-        }
-    }
-
     pub fn from_code(code: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.code() == code)
     }

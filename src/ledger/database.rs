@@ -20,7 +20,6 @@ use super::sql::batcher::Batchers;
 use super::sql::connections::Connections;
 use super::sql::engine::{Engine, run_to_completion};
 use super::sql::postgres::PostgresEngine;
-use super::sql::result::from_postgres;
 use super::sql::session::with_statement_timeout;
 use super::sql::slots::ConnectionPurpose;
 use super::sql::sqlite;
@@ -66,7 +65,7 @@ impl AdvisoryRunLock {
             if let Some(connection) = session.as_mut()
                 && timeout(PING_MAX, connection.ping()).await.is_ok_and(|answer| answer.is_ok())
             {
-                return Ok(true);
+                return Ok::<_, sqlx::Error>(true);
             }
             *session = None;
             *session = lock_in_session(&pool).await?;
@@ -160,18 +159,12 @@ impl Database {
         run_to_completion(async move {
             match pool {
                 DatabasePool::Postgres(pool) => {
-                    let classify = |error: sqlx::Error| from_postgres(&error);
-                    let mut session = pool.lend(ConnectionPurpose::General).await.map_err(classify)?;
-                    let connection = session.connection().map_err(classify)?;
-                    let state =
-                        with_statement_timeout(async { Ok(schema_state(connection, &POSTGRES, from_postgres).await) })
-                            .await;
-                    session.end(state).map_err(classify)?
+                    let mut session = pool.lend(ConnectionPurpose::General).await?;
+                    let connection = session.connection()?;
+                    let state = with_statement_timeout(async { Ok(schema_state(connection, &POSTGRES).await) }).await;
+                    session.end(state)?
                 }
-                DatabasePool::Sqlite(pool) => {
-                    let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::from_sqlite(&error))?;
-                    schema_state(&mut *connection, &SQLITE, sqlite::from_sqlite).await
-                }
+                DatabasePool::Sqlite(pool) => schema_state(&mut *sqlite::acquire(&pool).await?, &SQLITE).await,
             }
         })
         .await
@@ -182,10 +175,9 @@ impl Database {
         let DatabasePool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();
         run_to_completion(async move {
-            let classify = |error: sqlx::Error| from_postgres(&error);
-            let mut session = pool.lend(ConnectionPurpose::General).await.map_err(classify)?;
-            let limits = with_statement_timeout(connection_limits(session.connection().map_err(classify)?)).await;
-            session.end(limits).map(Some).map_err(classify)
+            let mut session = pool.lend(ConnectionPurpose::General).await?;
+            let limits = with_statement_timeout(connection_limits(session.connection()?)).await;
+            session.end(limits).map(Some)
         })
         .await
     }
@@ -197,7 +189,9 @@ impl Database {
         let pool = pool.clone();
         run_to_completion(async move {
             let session = lock_in_session(&pool).await?;
-            Ok(session.map(|session| AdvisoryRunLock { pool, session: Arc::new(Mutex::new(Some(session))) }))
+            Ok::<_, sqlx::Error>(
+                session.map(|session| AdvisoryRunLock { pool, session: Arc::new(Mutex::new(Some(session))) }),
+            )
         })
         .await
     }
@@ -212,11 +206,10 @@ impl Database {
 }
 
 /// A separate session that holds the lock; `None` when another session holds it.
-async fn lock_in_session(pool: &Connections) -> Result<Option<PgConnection>, LedgerError> {
-    let classify = |error: sqlx::Error| from_postgres(&error);
-    let mut connection = pool.open_dedicated().await.map_err(classify)?;
+async fn lock_in_session(pool: &Connections) -> Result<Option<PgConnection>, sqlx::Error> {
+    let mut connection = pool.open_dedicated().await?;
     let ours = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(RUN_LOCK_KEY).fetch_one(&mut connection);
-    let ours: bool = with_statement_timeout(ours).await.map_err(classify)?;
+    let ours: bool = with_statement_timeout(ours).await?;
     Ok(ours.then_some(connection))
 }
 

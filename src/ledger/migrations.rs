@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr as _, SqlitePool}
 use super::LedgerError;
 use super::database::{RUN_LOCK_KEY, SchemaState};
 use super::sql::connections::Connections;
-use super::sql::result::{from_postgres, lock_not_available};
+use super::sql::result::lock_not_available;
 use super::sql::sqlite;
 
 /// The names and texts of one directory's files.
@@ -97,17 +97,14 @@ const CONCURRENT_INDEX_TIMEOUT: Duration = Duration::from_secs(300);
 /// An advisory lock lets one process migrate at a time; the others then find nothing left to do. The lock's connection
 /// is shared with no other use, neither here nor behind a pooler. So the lock ends with the connection at the latest.
 pub async fn migrate_postgres(pool: &Connections, migrator: &Migrator) -> Result<(), LedgerError> {
-    let classify = |error: sqlx::Error| from_postgres(&error);
-    let mut connection = pool.open_dedicated().await.map_err(classify)?;
+    let mut connection = pool.open_dedicated().await?;
     let result = migrate_connection(&mut connection, migrator).await;
-    connection.close().await.map_err(classify)?;
+    connection.close().await?;
     result
 }
 
 async fn migrate_connection(connection: &mut PgConnection, migrator: &Migrator) -> Result<(), LedgerError> {
-    let classify = |error: sqlx::Error| from_postgres(&error);
-    let encoding: String =
-        sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(classify)?;
+    let encoding: String = sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await?;
     if encoding != "UTF8" {
         return Err(LedgerError::StatementFailed(format!(
             "the database's encoding is {encoding}: create it with ENCODING 'UTF8'"
@@ -123,15 +120,14 @@ async fn migrate_connection(connection: &mut PgConnection, migrator: &Migrator) 
             let text = "the migration lost its advisory lock: see pg_locks, then run `sluicegate migrate` again";
             Err(LedgerError::Unavailable(text.to_owned()))
         }
-        (Ok(()), Err(error)) => Err(classify(error)),
+        (Ok(()), Err(error)) => Err(error.into()),
         (Err(error), _) => Err(error),
     }
 }
 
 async fn migrate_locked(connection: &mut PgConnection, migrator: &Migrator) -> Result<(), LedgerError> {
-    let classify = |error: sqlx::Error| from_postgres(&error);
     // The pool's statement timeout is for payments, and a migration may take long.
-    sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await.map_err(classify)?;
+    sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await?;
     let mut tries = 1;
     loop {
         match try_migrations(connection, migrator).await {
@@ -144,7 +140,7 @@ async fn migrate_locked(connection: &mut PgConnection, migrator: &Migrator) -> R
                 tokio::time::sleep(TABLE_LOCK_PAUSE).await;
                 tries += 1;
             }
-            result => return result.map_err(|error| migration_failed(error, from_postgres)),
+            result => return result.map_err(migration_failed),
         }
     }
 }
@@ -155,7 +151,7 @@ async fn wait_for_migrate_lock(connection: &mut PgConnection) -> Result<(), Ledg
     let ours = "SELECT pg_try_advisory_lock($1)";
     for _ in 0..MIGRATE_LOCK_TRIES {
         let ours: Result<bool, _> = sqlx::query_scalar(ours).bind(MIGRATE_LOCK).fetch_one(&mut *connection).await;
-        if ours.map_err(|error| from_postgres(&error))? {
+        if ours? {
             return Ok(());
         }
         tokio::time::sleep(MIGRATE_LOCK_POLL).await;
@@ -197,20 +193,16 @@ async fn drop_invalid_index(connection: &mut PgConnection, index: &str) -> Resul
 
 /// SQLite's migrator takes no lock. So the whole run is one transaction that holds the write lock from its start.
 pub async fn migrate_sqlite(pool: &SqlitePool, migrator: &Migrator) -> Result<(), LedgerError> {
-    let classify = |error: sqlx::Error| sqlite::from_sqlite(&error);
-    let mut connection = sqlite::acquire(pool).await.map_err(classify)?;
-    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
-    migrator
-        .run_direct(None, &mut *transaction, false)
-        .await
-        .map_err(|error| migration_failed(error, sqlite::from_sqlite))?;
-    transaction.commit().await.map_err(classify)
+    let mut connection = sqlite::acquire(pool).await?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+    migrator.run_direct(None, &mut *transaction, false).await.map_err(migration_failed)?;
+    Ok(transaction.commit().await?)
 }
 
-fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerError) -> LedgerError {
+fn migration_failed(error: MigrateError) -> LedgerError {
     match error {
-        MigrateError::Execute(error) => meaning(&error),
-        MigrateError::ExecuteMigration(error, version) => match meaning(&error) {
+        MigrateError::Execute(error) => error.into(),
+        MigrateError::ExecuteMigration(error, version) => match LedgerError::from(&error) {
             LedgerError::Unavailable(text) if lock_not_available(&error) => LedgerError::Unavailable(format!(
                 "migration {version}: {text}: a table has been in use for minutes. See pg_stat_activity for its user, \
                  then run `sluicegate migrate` again"
@@ -229,15 +221,11 @@ fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerErro
 ///
 /// # Errors
 /// When the database cannot be asked, or a migration was changed after it was applied.
-pub async fn schema_state<C: Migrate>(
-    connection: &mut C,
-    migrator: &Migrator,
-    meaning: fn(&sqlx::Error) -> LedgerError,
-) -> Result<SchemaState, LedgerError> {
+pub async fn schema_state<C: Migrate>(connection: &mut C, migrator: &Migrator) -> Result<SchemaState, LedgerError> {
     let applied = match connection.list_applied_migrations(MIGRATIONS_TABLE).await {
         Ok(applied) => applied,
         Err(error) => {
-            return match migration_failed(error, meaning) {
+            return match migration_failed(error) {
                 LedgerError::NotMigrated => Ok(SchemaState::NotMigrated),
                 other => Err(other),
             };
@@ -248,7 +236,7 @@ pub async fn schema_state<C: Migrate>(
             None => return Ok(SchemaState::NotMigrated),
             Some(applied) if applied.checksum != migration.checksum => {
                 let error = MigrateError::VersionMismatch(migration.version);
-                return Err(migration_failed(error, meaning));
+                return Err(migration_failed(error));
             }
             Some(_) => {}
         }

@@ -130,15 +130,16 @@ pub struct AuditRow {
     pub os_user: Option<String>,
     pub program: Option<String>,
     pub because: Option<String>,
-    pub table: String,
-    pub key: String,
-    pub old: Option<Map<String, Value>>,
-    pub new: Option<Map<String, Value>>,
+    pub table_name: String,
+    pub row_key: String,
+    pub old_row: Option<Map<String, Value>>,
+    pub new_row: Option<Map<String, Value>>,
 }
 
 impl From<AuditRow> for AuditedChange {
     fn from(written: AuditRow) -> Self {
-        let AuditRow { at, who, os_user, program, because, table, key, mut old, mut new } = written;
+        let AuditRow { at, who, os_user, program, because, table_name: table, row_key: key, .. } = written;
+        let (mut old, mut new) = (written.old_row, written.new_row);
         let what = describe_change(&table, &key, old.as_ref(), new.as_ref());
         if let (Some(old), Some(new)) = (&mut old, &mut new) {
             let same: BTreeSet<String> =
@@ -250,10 +251,10 @@ mod tests {
             os_user,
             program: None,
             because: None,
-            table,
-            key,
-            old: row(old),
-            new: row(new),
+            table_name: table,
+            row_key: key,
+            old_row: row(old),
+            new_row: row(new),
         }
         .into()
     }

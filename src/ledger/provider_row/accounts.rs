@@ -16,38 +16,40 @@ use crate::domain::limit::{AccountRule, Algorithm, Limit, LimitOverride, MAX_REQ
 const WEIGHT_MAX: i64 = 1_000;
 
 impl RowValidator {
-    pub fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
+    pub fn accounts<'a>(&mut self, rows: &'a [AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
         let mut keys = BTreeSet::new();
-        let mut rules = Vec::new();
-        for row in rows {
-            let mut check = Self::default();
-            if !keys.insert((&row.account, &row.limit_name)) {
-                check.problem("has two rows for the same limits: write them as one".to_owned());
-            }
-            rules.extend(check.account(row, limits));
-            self.0.extend(check.0.into_iter().map(|problem| format!("account `{}`: {problem}", row.account)));
-        }
-        rules
+        let mut rule = |row: &'a AccountRow| {
+            let is_new = keys.insert((&row.account, &row.limit_name));
+            self.at(&format!("account `{}`", row.account), |check| {
+                if !is_new {
+                    check.problem("has two rows for the same limits: write them as one");
+                }
+                check.account(row, limits)
+            })
+        };
+        rows.iter().filter_map(&mut rule).collect()
     }
 
     fn account(&mut self, row: &AccountRow, limits: &[LimitRow]) -> Option<AccountRule> {
         if Identifier::new(row.account.clone()).is_err() {
-            self.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned());
+            self.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -");
         }
         self.weight(row);
-        let named = row.rule.as_deref();
-        if let Some(rule) = named {
-            self.one_of("rule", rule, &[("exempt", ()), ("blocked", ()), ("refuse", ()), ("limit", ())])?;
-        }
-        let own = self.own_numbers(row);
-        let rule = match named? {
-            "exempt" => Some(Rule::Exempt),
-            "blocked" => Some(Rule::Blocked),
-            "refuse" => Some(Rule::Refuse),
-            _ => own.map(Rule::Limit),
+        let rules = [
+            ("exempt", Some(Rule::Exempt)),
+            ("blocked", Some(Rule::Blocked)),
+            ("refuse", Some(Rule::Refuse)),
+            ("limit", None),
+        ];
+        let Some(rule) = &row.rule else {
+            self.own_numbers(row);
+            return None;
         };
+        let rule = self.one_of("rule", rule, &rules)?;
+        let own = self.own_numbers(row);
         self.check_affected_limits(row, limits, own);
-        Some(AccountRule { account: row.account.clone(), limit: row.limit_name.clone(), rule: rule? })
+        let rule = rule.or(own.map(Rule::Limit))?;
+        Some(AccountRule { account: row.account.clone(), limit: row.limit_name.clone(), rule })
     }
 
     fn weight(&mut self, row: &AccountRow) {
@@ -60,8 +62,7 @@ impl RowValidator {
         }
         if row.rule.is_none() && row.weight == 1 {
             self.problem(
-                "has no rule, and its weight is 1: it changes nothing; give it a rule or a weight, or leave it out"
-                    .to_owned(),
+                "has no rule, and its weight is 1: it changes nothing; give it a rule or a weight, or leave it out",
             );
         }
     }
@@ -71,7 +72,7 @@ impl RowValidator {
         let rule = row.rule.as_deref().unwrap_or_default();
         let burst = row.burst.map(|burst| self.number("burst", burst, 1..=MAX_REQUESTS.into()));
         if burst.is_some() && rule != "limit" {
-            self.problem("burst goes with rule `limit` only".to_owned());
+            self.problem("burst goes with rule `limit` only");
         }
         match (rule, row.max_requests, row.window_ms) {
             ("limit", Some(max_requests), Some(window_ms)) => {
@@ -81,14 +82,12 @@ impl RowValidator {
                 self.in_flight(max_requests).map(|rate| LimitOverride { rate, burst })
             }
             ("limit", ..) => {
-                self.problem(
-                    "rule `limit` needs max_requests, and window_ms except for a limit of `concurrency`".to_owned(),
-                );
+                self.problem("rule `limit` needs max_requests, and window_ms except for a limit of `concurrency`");
                 None
             }
             (_, None, None) => None,
             _ => {
-                self.problem("max_requests and window_ms go with rule `limit` only".to_owned());
+                self.problem("max_requests and window_ms go with rule `limit` only");
                 None
             }
         }

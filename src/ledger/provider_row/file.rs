@@ -42,9 +42,9 @@ pub fn read_provider_file(text: &str) -> ParsedProviderFile {
         return ParsedProviderFile { rows: Vec::new(), problems };
     };
     let lines = TableLines::parse(text);
-    let mut problems = Vec::new();
-    let mut place = TableContext { at: "the file".to_owned(), lines: &lines, suspects: BTreeSet::new() };
-    let tables = tables(&mut file, "provider", &mut place, &mut problems);
+    let mut place = TableContext::new("the file".to_owned(), &lines);
+    let tables = tables(&mut file, "provider", &mut place);
+    let mut problems = place.problems;
     let stray = file.keys().map(|key| {
         format!("line {}: `{key}` is unknown: a provider file holds [[provider]] tables only", lines.line_of_key(key))
     });
@@ -54,11 +54,12 @@ pub fn read_provider_file(text: &str) -> ParsedProviderFile {
     for (index, table) in tables.into_iter().enumerate() {
         let at = text_of_key(&table, "name")
             .map_or_else(|| format!("provider number {}", index + 1), |name| format!("provider `{name}`"));
-        let mut place = TableContext { at, lines: lines.below("provider", index), suspects: BTreeSet::new() };
-        let row = provider(table, &mut place, &mut problems);
+        let mut place = TableContext::new(at, lines.below("provider", index));
+        let row = provider(table, &mut place);
         if !row.name.is_empty() && !names.insert(row.name.clone()) {
-            problems.push(place.problem("name", "is listed twice"));
+            place.problem("name", "is listed twice");
         }
+        problems.append(&mut place.problems);
         if let Err(bad) = row.validate(0) {
             let own = bad.problems.iter().filter(|problem| !place.is_suspect(problem));
             problems.extend(own.map(|problem| place.locate_problem(&row, problem)));
@@ -75,11 +76,16 @@ struct TableContext<'a> {
     lines: &'a TableLines,
     /// Keys that could not be read. A problem about one of them would only concern the default in its place.
     suspects: BTreeSet<String>,
+    problems: Vec<String>,
 }
 
-impl TableContext<'_> {
-    fn problem(&self, key: &str, what: &str) -> String {
-        format!("line {}: {}: {what}", self.lines.line_of_key(key), self.at)
+impl<'a> TableContext<'a> {
+    fn new(at: String, lines: &'a TableLines) -> Self {
+        Self { at, lines, suspects: BTreeSet::new(), problems: Vec::new() }
+    }
+
+    fn problem(&mut self, key: &str, what: &str) {
+        self.problems.push(format!("line {}: {}: {what}", self.lines.line_of_key(key), self.at));
     }
 
     fn is_suspect(&self, problem: &str) -> bool {
@@ -112,12 +118,12 @@ fn text_of_key<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key).and_then(Value::as_str)
 }
 
-fn provider(mut table: Table, place: &mut TableContext<'_>, problems: &mut Vec<String>) -> ProviderRow {
-    let limits = tables(&mut table, "limit", place, problems);
-    let accounts = tables(&mut table, "account", place, problems);
-    let mut row: ProviderRow = read_keys(table, place, problems);
-    row.limits = read_subtables::<LimitRow>(limits, ("limit", "name"), place, problems);
-    row.accounts = read_subtables::<AccountRow>(accounts, ("account", "account"), place, problems);
+fn provider(mut table: Table, place: &mut TableContext<'_>) -> ProviderRow {
+    let limits = tables(&mut table, "limit", place);
+    let accounts = tables(&mut table, "account", place);
+    let mut row: ProviderRow = read_keys(table, place);
+    row.limits = read_subtables::<LimitRow>(limits, ("limit", "name"), place);
+    row.accounts = read_subtables::<AccountRow>(accounts, ("account", "account"), place);
     row
 }
 
@@ -126,7 +132,6 @@ fn read_subtables<T: DeserializeOwned + Default>(
     tables: Vec<Table>,
     kind: (&str, &str),
     place: &mut TableContext<'_>,
-    problems: &mut Vec<String>,
 ) -> Vec<T> {
     let (key, name_key) = kind;
     let mut rows = Vec::with_capacity(tables.len());
@@ -135,21 +140,22 @@ fn read_subtables<T: DeserializeOwned + Default>(
             Some(name) => format!("{}, {key} `{name}`", place.at),
             None => format!("{}, {key} number {}", place.at, index + 1),
         };
-        let mut own = TableContext { at, lines: place.lines.below(key, index), suspects: BTreeSet::new() };
-        rows.push(read_keys(table, &mut own, problems));
+        let mut own = TableContext::new(at, place.lines.below(key, index));
+        rows.push(read_keys(table, &mut own));
         place.suspects.append(&mut own.suspects);
+        place.problems.append(&mut own.problems);
     }
     rows
 }
 
 /// Removes an array of tables from `parent` and returns it.
-fn tables(parent: &mut Table, key: &str, place: &mut TableContext<'_>, problems: &mut Vec<String>) -> Vec<Table> {
+fn tables(parent: &mut Table, key: &str, place: &mut TableContext<'_>) -> Vec<Table> {
     let array = match parent.remove(key) {
         None => return Vec::new(),
         Some(Value::Array(array)) => array,
         Some(_) => {
             let what = format!("`{key}` must be an array of tables: write [[{key}]] with double brackets");
-            problems.push(place.problem(key, &what));
+            place.problem(key, &what);
             place.suspects.insert(key.to_owned());
             return Vec::new();
         }
@@ -158,22 +164,18 @@ fn tables(parent: &mut Table, key: &str, place: &mut TableContext<'_>, problems:
     for value in array {
         match value {
             Value::Table(table) => tables.push(table),
-            _ => problems.push(place.problem(key, &format!("every `{key}` must be a table"))),
+            _ => place.problem(key, &format!("every `{key}` must be a table")),
         }
     }
     tables
 }
 
 /// Reads a table whose row type has a default for every key: first each key alone, then all valid keys at once.
-fn read_keys<T: DeserializeOwned + Default>(
-    table: Table,
-    place: &mut TableContext<'_>,
-    problems: &mut Vec<String>,
-) -> T {
+fn read_keys<T: DeserializeOwned + Default>(table: Table, place: &mut TableContext<'_>) -> T {
     let mut good = Table::new();
     for (key, value) in table {
         if holds_date(&value) {
-            problems.push(place.problem(&key, &format!("`{key}`: JSON has no dates, put the date in quotes")));
+            place.problem(&key, &format!("`{key}`: JSON has no dates, put the date in quotes"));
             place.suspects.insert(key);
             continue;
         }
@@ -184,7 +186,7 @@ fn read_keys<T: DeserializeOwned + Default>(
             }
             Err(error) => {
                 let meant = similar_key(&key, error.message());
-                problems.push(place.problem(&key, &invalid_key(&key, &value, error.message(), meant.as_deref())));
+                place.problem(&key, &invalid_key(&key, &value, error.message(), meant.as_deref()));
                 place.suspects.extend(meant);
                 place.suspects.insert(key);
             }

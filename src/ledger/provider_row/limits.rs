@@ -24,30 +24,26 @@ impl RowValidator {
     pub fn limits(&mut self, rows: &[LimitRow]) -> Vec<Limit> {
         let mut names = BTreeSet::new();
         let mut limits = Vec::new();
-        let (mut unread, mut found_bad) = (false, 0);
+        let mut all_good = true;
         for row in rows {
             if !names.insert(&row.name) {
                 self.problem(format!("limit `{}`: is listed twice", row.name));
             }
-            let mut check = Self::default();
-            let limit = check.limit(row);
-            unread |= limit.is_none();
-            found_bad += check.0.len();
-            self.0.extend(check.0.into_iter().map(|problem| format!("limit `{}`: {problem}", row.name)));
+            let (limit, is_good) =
+                self.at(&format!("limit `{}`", row.name), |check| (check.limit(row), check.0.is_empty()));
+            all_good &= limit.is_some() && is_good;
             limits.extend(limit.filter(|_| row.enabled));
         }
         if !rows.iter().any(|row| row.enabled) {
             self.problem(
                 "a provider without an enabled limit is closed, not unlimited: add a [[provider.limit]] or a row of \
-                 provider_limits"
-                    .to_owned(),
+                 provider_limits",
             );
-        } else if !unread && found_bad == 0 && !limits.iter().any(Limit::applies_to_every_charge) {
+        } else if all_good && !limits.iter().any(Limit::applies_to_every_charge) {
             self.problem(
                 "no enabled limit holds every charge: a limit that is shadow, of scope account or reference, or for \
                  lookups alone leaves the provider unlimited; add one of scope `provider` that applies to `all` or \
-                 `charge`"
-                    .to_owned(),
+                 `charge`",
             );
         }
         limits
@@ -56,7 +52,9 @@ impl RowValidator {
     pub fn limit(&mut self, row: &LimitRow) -> Option<Limit> {
         let name = self.name("name", &row.name);
         let rate = if row.algorithm == Algorithm::Concurrency.name() {
-            self.check_no_window(row.window_ms);
+            if row.window_ms != MISSING {
+                self.problem(WINDOW_UNSUPPORTED);
+            }
             self.in_flight(row.max_requests)
         } else {
             self.rate(row.max_requests, row.window_ms)
@@ -84,18 +82,10 @@ impl RowValidator {
         Some(limit)
     }
 
-    fn check_no_window(&mut self, window_ms: i64) {
-        if window_ms != MISSING {
-            self.problem(WINDOW_UNSUPPORTED.to_owned());
-        }
-    }
-
     /// The number of requests in flight.
     pub fn in_flight(&mut self, max_requests: i64) -> Option<Rate> {
         if max_requests == MISSING {
-            self.problem(
-                "max_requests is missing: write how many requests may be in flight, or 0 to close the limit".to_owned(),
-            );
+            self.problem("max_requests is missing: write how many requests may be in flight, or 0 to close the limit");
             return None;
         }
         let count = self.number("max_requests", max_requests, 0..=MAX_REQUESTS.into());

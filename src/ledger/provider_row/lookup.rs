@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Object;
-use super::validate::{RowValidator, is_header_name};
+use super::validate::RowValidator;
 use crate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, WhenNotFound};
 use crate::domain::response::{CodeCondition, HeaderCondition, StatusCase, StatusMeaning};
 
@@ -50,17 +50,20 @@ impl RowValidator {
         let endings = [("review", WhenNotFound::Review), ("resend", WhenNotFound::Resend)];
         let not_found = self.one_of("lookup.not_found", row.not_found.as_deref().unwrap_or("review"), &endings);
         if not_found == Some(WhenNotFound::Resend) && retention.is_none() {
-            self.problem(
-                "lookup.not_found is `resend`: a provider that does not deduplicate could charge twice; use review, or set \
-                 idempotency_retention_s if it does"
-                    .to_owned(),
-            );
+            self.problem("lookup.not_found is `resend`: a provider that does not deduplicate could charge twice; use review, or set \
+                 idempotency_retention_s if it does");
         }
         let [accepted, declined, in_progress] = words;
         let url = self.lookup_url(row.url.as_deref());
-        let state = self.pointer("state", row.state).unwrap_or_else(|| "/state".to_owned());
-        let reference = self.pointer("reference", row.reference).unwrap_or_else(|| "/id".to_owned());
-        let (amount, currency) = (self.pointer("amount", row.amount), self.pointer("currency", row.currency));
+        let pointers = [
+            ("state", &row.state),
+            ("reference", &row.reference),
+            ("amount", &row.amount),
+            ("currency", &row.currency),
+        ];
+        for (key, pointer) in pointers {
+            self.pointer(&format!("lookup.{key}"), pointer.as_ref(), &format!("/{key} or /data/{key}"));
+        }
         let echo = self.echo("lookup.echo", row.echo.as_ref());
         let give_up_after: Duration =
             self.seconds("lookup.give_up_after_s", row.give_up_after_s.unwrap_or(GIVE_UP_AFTER_S));
@@ -70,13 +73,13 @@ impl RowValidator {
         Some(LookupConfig {
             url: url?,
             method: method?,
-            state,
+            state: row.state.unwrap_or_else(|| "/state".to_owned()),
             accepted,
             declined,
             in_progress,
-            reference,
-            amount,
-            currency,
+            reference: row.reference.unwrap_or_else(|| "/id".to_owned()),
+            amount: row.amount,
+            currency: row.currency,
             echo,
             not_found: not_found?,
             give_up_after,
@@ -97,7 +100,7 @@ impl RowValidator {
 
     fn lookup_url(&mut self, text: Option<&str>) -> Option<LookupUrl> {
         let Some(text) = text else {
-            self.problem("lookup.url is missing: write the address to ask, with ${job:id} for the payment".to_owned());
+            self.problem("lookup.url is missing: write the address to ask, with ${job:id} for the payment");
             return None;
         };
         match LookupUrl::parse(text) {
@@ -112,20 +115,13 @@ impl RowValidator {
         }
     }
 
-    fn pointer(&mut self, key: &str, pointer: Option<String>) -> Option<String> {
-        if pointer.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
-            self.problem(format!("lookup.{key} is not a JSON pointer: write /{key} or /data/{key}"));
-        }
-        pointer
-    }
-
     /// Checks the lists of words; no word may be in two of them.
     fn check_word_lists(&mut self, lists: [(&str, Option<Vec<String>>, &str); 3]) -> [Vec<String>; 3] {
         let mut seen: Vec<(String, String)> = Vec::new();
         lists.map(|(key, list, default)| {
             let list = list.unwrap_or_else(|| vec![default.to_owned()]);
             if key == "accepted" && list.is_empty() {
-                self.problem("lookup.accepted is empty: name the word for a payment that was made".to_owned());
+                self.problem("lookup.accepted is empty: name the word for a payment that was made");
             }
             for word in &list {
                 if word.trim().is_empty() {
@@ -155,12 +151,10 @@ impl RowValidator {
                 self.problem(format!("statuses: `{status}` is not an HTTP status between 100 and 599"));
                 continue;
             };
-            let mut check = Self::default();
-            let cases = match meaning {
+            let cases = self.at(&format!("statuses: {status}"), |check| match meaning {
                 Value::Array(cases) => check.cases(cases),
                 name => check.meaning("the meaning", name).into_iter().map(StatusCase::always).collect(),
-            };
-            self.0.extend(check.0.into_iter().map(|problem| format!("statuses: {status}: {problem}")));
+            });
             meant.insert(number, cases);
         }
         meant
@@ -168,7 +162,7 @@ impl RowValidator {
 
     fn cases(&mut self, cases: &[Value]) -> Vec<StatusCase> {
         if cases.is_empty() {
-            self.problem("the list has no case: write a meaning, or leave the status out".to_owned());
+            self.problem("the list has no case: write a meaning, or leave the status out");
         }
         let mut meant: Vec<StatusCase> = Vec::new();
         for (index, case) in cases.iter().enumerate() {
@@ -176,12 +170,10 @@ impl RowValidator {
                 self.problem(format!("case {} is never reached: case {index} matches every response", index + 1));
                 break;
             }
-            let mut check = Self::default();
-            match case.as_object() {
+            self.at(&format!("case {}", index + 1), |check| match case.as_object() {
                 Some(case) => meant.extend(check.case(case)),
                 None => check.problem(format!("must be a table of {KEYS}")),
-            }
-            self.0.extend(check.0.into_iter().map(|problem| format!("case {}: {problem}", index + 1)));
+            });
         }
         meant
     }
@@ -191,18 +183,14 @@ impl RowValidator {
             self.problem(format!("`{key}` is unknown: a case has {KEYS}"));
         }
         let [header, value, code, at] = ["header", "value", "code", "at"].map(|key| self.text(case, key));
-        if header.as_ref().is_some_and(|name| !is_header_name(name)) {
-            self.problem("`header` is not a header name".to_owned());
-        }
+        self.header_name("`header`", header.as_ref());
         if value.is_some() && !case.contains_key("header") {
-            self.problem("`value` is a header's value: name the header".to_owned());
+            self.problem("`value` is a header's value: name the header");
         }
         if at.is_some() && !case.contains_key("code") {
-            self.problem("`at` is the place of a code: name the code".to_owned());
+            self.problem("`at` is the place of a code: name the code");
         }
-        if at.as_ref().is_some_and(|at| !at.starts_with('/')) {
-            self.problem("`at` is not a JSON pointer: write /code or /error/code".to_owned());
-        }
+        self.pointer("`at`", at.as_ref(), "/code or /error/code");
         let means = match case.get("means") {
             Some(name) => self.meaning("`means`", name),
             None => {

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::Object;
-use super::validate::{RowValidator, is_header_name};
+use super::validate::RowValidator;
 use crate::domain::expansion::TEMPLATE_BYTES_MAX;
 use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, RequestShape};
@@ -45,14 +45,10 @@ impl RowValidator {
         if let Some(method) = &row.method {
             self.one_of("request.method", method, &[("POST", ()), ("PUT", ()), ("PATCH", ())]);
         }
-        if row.key_header.as_ref().is_some_and(|name| !is_header_name(name)) {
-            self.problem("request.key_header is not a header name".to_owned());
-        }
+        self.header_name("request.key_header", row.key_header.as_ref());
         let body = row.body.as_deref().unwrap_or("json");
         let form_encoded = self.one_of("request.body", body, &[("json", false), ("form", true)]);
-        if row.reference.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
-            self.problem("request.reference is not a JSON pointer: write /id or /data/id".to_owned());
-        }
+        self.pointer("request.reference", row.reference.as_ref(), "/id or /data/id");
         let template = row.template.map(|template| serde_json::Value::Object(template).to_string());
         if template.as_ref().is_some_and(|template| template.len() > TEMPLATE_BYTES_MAX) {
             self.problem(format!("request.template is longer than {TEMPLATE_BYTES_MAX} bytes as JSON"));
@@ -79,27 +75,17 @@ impl RowValidator {
                 None
             }
         };
-        let place = match (row.header, row.at) {
-            (Some(header), None) if is_header_name(&header) => ResponseLocation::Header(header),
-            (None, Some(at)) if at.starts_with('/') => ResponseLocation::Body(at),
-            (Some(_), None) => {
-                self.problem("request.wait.header is not a header name".to_owned());
-                return None;
-            }
-            (None, Some(_)) => {
-                self.problem(
-                    "request.wait.at is not a JSON pointer: write /retry_after or /error/retry_after".to_owned(),
-                );
-                return None;
-            }
+        self.header_name("request.wait.header", row.header.as_ref());
+        self.pointer("request.wait.at", row.at.as_ref(), "/retry_after or /error/retry_after");
+        let location = match (row.header, row.at) {
+            (Some(header), None) => ResponseLocation::Header(header),
+            (None, Some(at)) => ResponseLocation::Body(at),
             _ => {
-                self.problem(
-                    "request.wait needs `header` or `at`, and not both: where the response has the wait".to_owned(),
-                );
+                self.problem("request.wait needs `header` or `at`, and not both: where the response has the wait");
                 return None;
             }
         };
-        Some(WaitField { location: place, unit: unit? })
+        Some(WaitField { location, unit: unit? })
     }
 }
 
@@ -171,53 +157,38 @@ impl RowValidator {
         if places.is_empty() {
             self.problem(format!("{key} has no location: write a JSON pointer such as /metadata/id"));
         }
-        let mut validated = Vec::new();
-        for place in places {
-            match place {
-                EchoLocationRow::Pointer(pointer) if pointer.starts_with('/') => {
-                    validated.push(ResponseLocation::Body(pointer))
-                }
-                EchoLocationRow::Pointer(_) => {
-                    self.problem(format!(
-                        "{key} is not a JSON pointer: write /metadata/id, or {{ header = \"Name\" }}"
-                    ));
-                }
-                EchoLocationRow::Header(EchoHeaderRow { header }) if is_header_name(&header) => {
-                    validated.push(ResponseLocation::Header(header));
-                }
-                EchoLocationRow::Header(_) => self.problem(format!("{key}.header is not a header name")),
+        let location = |place| match place {
+            EchoLocationRow::Pointer(pointer) => {
+                let examples = "/metadata/id, or { header = \"Name\" }";
+                self.pointer(key, Some(&pointer), examples);
+                ResponseLocation::Body(pointer)
             }
-        }
-        validated
+            EchoLocationRow::Header(EchoHeaderRow { header }) => {
+                self.header_name(&format!("{key}.header"), Some(&header));
+                ResponseLocation::Header(header)
+            }
+        };
+        places.into_iter().map(location).collect()
     }
 
-    /// On a shared connection a decline that repeats nothing may be a copy of another payment's.
-    pub fn check_echo_exceptions(&mut self, provider: &Provider) {
-        let lookup = provider.lookup.as_ref().map(|lookup| &lookup.echo);
+    /// On a shared connection a decline that repeats nothing may be a copy of another payment's. And payments without a
+    /// reference could not be told apart by it.
+    pub fn check_echoes(&mut self, provider: &Provider) {
         let shares_lookups = provider.reuse_connections.unwrap_or(true);
-        for (column, echo, is_shared) in [
-            ("request", Some(&provider.request.echo), provider.reuses_connections()),
-            ("lookup", lookup, shares_lookups),
-        ] {
-            if is_shared && echo.is_some_and(|echo| !echo.exempt_statuses.is_empty()) {
-                self.problem(format!(
-                    "{column}.echo.except: on a shared connection such a response may belong to another payment; set \
-                     reuse_connections = false, or remove `except`"
-                ));
-            }
-        }
-    }
-
-    /// Payments without a reference could not be told apart.
-    pub fn check_echo_reference(&mut self, provider: &Provider) {
-        let echoes = [("request", Some(&provider.request.echo)), ("lookup", provider.lookup.as_ref().map(|l| &l.echo))];
-        for (column, echo) in echoes {
-            let has_reference =
-                echo.is_some_and(|echo| echo.fields.iter().any(|echoed| echoed.field == EchoField::Reference));
+        let request = ("request", &provider.request.echo, provider.reuses_connections());
+        let lookup = provider.lookup.as_ref().map(|lookup| ("lookup", &lookup.echo, shares_lookups));
+        for (column, echo, is_shared) in [request].into_iter().chain(lookup) {
+            let has_reference = echo.fields.iter().any(|echoed| echoed.field == EchoField::Reference);
             if has_reference && !provider.require.contains(&JobField::Reference) {
                 self.problem(format!(
                     "{column}.echo.reference: a payment without a reference could not be told from another one; add \
                      \"reference\" to `require`, or compare the id"
+                ));
+            }
+            if is_shared && !echo.exempt_statuses.is_empty() {
+                self.problem(format!(
+                    "{column}.echo.except: on a shared connection such a response may belong to another payment; set \
+                     reuse_connections = false, or remove `except`"
                 ));
             }
         }

@@ -23,6 +23,12 @@ use crate::domain::sensitive::secret::{looks_secret, names_credential};
 const REFERENCES: [&str; 3] = ["${env:", "${file:", "${job:account}"];
 
 impl ProviderRow {
+    /// The addresses of charges and of look-ups, with their columns.
+    fn addresses(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);
+        [("url", self.url.as_str())].into_iter().chain(lookup.map(|url| ("lookup.url", url)))
+    }
+
     /// One problem for each header and parameter that carries a credential without a reference. Names the place, never
     /// the value.
     pub fn literal_credentials(&self) -> Vec<String> {
@@ -35,11 +41,8 @@ impl ProviderRow {
                 format!("headers: the value of `{name}` is a credential in the row itself: {fix}")
             })
         });
-        let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);
-        let urls = [("url", Some(self.url.as_str())), ("lookup.url", lookup)];
-        let parameters = urls.into_iter().flat_map(|(column, url)| {
-            let found = url.into_iter().flat_map(credential_parameters);
-            found.map(move |name| {
+        let parameters = self.addresses().flat_map(|(column, url)| {
+            credential_parameters(url).into_iter().map(move |name| {
                 let fix = "send it in `headers` by ${env:NAME} or ${file:PATH}, and replace it at its issuer";
                 format!("{column}: the parameter `{name}` is a credential in the row itself: {fix}")
             })
@@ -71,7 +74,7 @@ impl RowValidator {
         if looks_secret(&row.url) {
             self.problem(format!("url {problem}"));
         }
-        for (column, object) in [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)] {
+        for (column, object) in row.json_columns() {
             if object.as_ref().is_some_and(|object| object.values().any(holds_secret)) {
                 self.problem(format!("{column} {problem}"));
             }
@@ -121,9 +124,7 @@ impl RedactedRow {
 impl ProviderRow {
     /// One problem for each address that was copied from redacted output.
     pub fn redaction_problems(&self) -> Vec<String> {
-        let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);
-        let urls = [("url", Some(self.url.as_str())), ("lookup.url", lookup)];
-        let shown = urls.into_iter().filter(|(_, url)| url.is_some_and(has_redaction));
+        let shown = self.addresses().filter(|(_, url)| has_redaction(url));
         let problem = |(column, _)| {
             format!(
                 "{column} holds `…`, which stands for a value that is not shown: write the value; `provider show NAME --reveal` prints it"

@@ -33,8 +33,7 @@ impl ProviderRow {
         let provider = self.validate_with(version, &mut check);
         if let Some(provider) = &provider {
             check.reserve(provider);
-            check.check_echo_reference(provider);
-            check.check_echo_exceptions(provider);
+            check.check_echoes(provider);
         }
         match provider {
             Some(provider) if check.0.is_empty() => Ok(provider),
@@ -121,6 +120,13 @@ impl ProviderRow {
     }
 }
 
+impl ProviderRow {
+    /// The optional columns that hold an object.
+    pub(super) fn json_columns(&self) -> [(&'static str, &Option<Object>); 3] {
+        [("request", &self.request), ("lookup", &self.lookup), ("statuses", &self.statuses)]
+    }
+}
+
 /// Collects problems during validation.
 #[derive(Default)]
 pub struct RowValidator(pub Vec<String>);
@@ -134,15 +140,38 @@ impl RowValidator {
     }
 
     fn no_nul(&mut self, row: &ProviderRow) {
-        for (column, object) in [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)] {
+        for (column, object) in row.json_columns() {
             if object.as_ref().is_some_and(holds_nul) {
                 self.problem(format!("{column} holds U+0000, which SQL cannot store"));
             }
         }
     }
 
-    pub fn problem(&mut self, problem: String) {
-        self.0.push(problem);
+    pub fn problem(&mut self, problem: impl Into<String>) {
+        self.0.push(problem.into());
+    }
+
+    /// Runs checks whose problems begin with this place.
+    pub fn at<T>(&mut self, place: &str, checks: impl FnOnce(&mut Self) -> T) -> T {
+        let mut own = Self::default();
+        let value = checks(&mut own);
+        self.0.extend(own.0.into_iter().map(|problem| format!("{place}: {problem}")));
+        value
+    }
+
+    /// A problem unless it is a JSON pointer.
+    pub fn pointer(&mut self, place: &str, pointer: Option<&String>, examples: &str) {
+        if pointer.is_some_and(|pointer| !pointer.starts_with('/')) {
+            self.problem(format!("{place} is not a JSON pointer: write {examples}"));
+        }
+    }
+
+    /// A problem unless it is a header's name: a `token` of RFC 9110, section 5.6.2.
+    pub fn header_name(&mut self, place: &str, name: Option<&String>) {
+        let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        if name.is_some_and(|name| name.is_empty() || !name.bytes().all(is_token)) {
+            self.problem(format!("{place} is not a header name"));
+        }
     }
 
     pub fn name(&mut self, column: &str, text: &str) -> Option<ProviderName> {
@@ -209,7 +238,7 @@ impl RowValidator {
             Some(share_of) => self.number("share_of", share_of, 1..=10_000),
             None => {
                 if store_down == "share" {
-                    self.problem("share_of is missing: store_down `share` divides the limits by it".to_owned());
+                    self.problem("share_of is missing: store_down `share` divides the limits by it");
                 }
                 1
             }
@@ -257,7 +286,7 @@ impl RowValidator {
 
     fn leak(&mut self, leak_per_second: Option<f64>) -> Option<f64> {
         if leak_per_second.is_some_and(|leak| !(leak > 0.0 && leak <= 1_000_000.0)) {
-            self.problem("leak_per_second must be above 0 and at most 1000000".to_owned());
+            self.problem("leak_per_second must be above 0 and at most 1000000");
         }
         leak_per_second
     }
@@ -278,9 +307,7 @@ impl RowValidator {
             self.problem(format!("headers have {bytes} bytes: at most {HEADERS_BYTES_MAX} are sent"));
         }
         for (name, value) in headers {
-            if !is_header_name(name) {
-                self.problem(format!("headers: `{name}` is not a header name"));
-            }
+            self.header_name(&format!("headers: `{name}`"), Some(name));
             match value.as_str() {
                 Some(value) if !value.chars().any(char::is_control) => {
                     meant.insert(name.clone(), value.to_owned());
@@ -325,9 +352,4 @@ fn holds_nul(object: &Object) -> bool {
 
 fn whole_ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// A `token` of RFC 9110, section 5.6.2.
-pub fn is_header_name(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
 }

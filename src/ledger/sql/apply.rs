@@ -2,54 +2,17 @@
 //!
 //! Invalid rows are rejected before anything is written. Values of JSON columns are left out of the descriptions.
 
-use std::sync::Arc;
-
 use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::dialect::Template;
-use super::engine::{Args, Step, Value};
+use super::engine::{Args, Step, Value, args};
 use crate::domain::printable::describe_url_change;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::SettingsChange;
 
-/// In the order of [`provider_args`].
-const PROVIDER_COLUMNS: [&str; 32] = [
-    "name",
-    "kind",
-    "quota",
-    "enabled",
-    "paused",
-    "url",
-    "mode",
-    "slot_release",
-    "transit_jitter_ms",
-    "pacing",
-    "reserve_percent",
-    "store_down",
-    "share_of",
-    "timeout_ms",
-    "send_budget_ms",
-    "connection_max_age_ms",
-    "reuse_connections",
-    "workers",
-    "bucket_capacity",
-    "leak_per_second",
-    "max_wait_ms",
-    "max_attempts",
-    "max_age_s",
-    "backoff_base_ms",
-    "backoff_max_ms",
-    "idempotency_retention_s",
-    "headers",
-    "request",
-    "lookup",
-    "statuses",
-    "require",
-    "\"order\"",
-];
 const JSON_COLUMNS: [&str; 5] = ["headers", "request", "lookup", "statuses", "require"];
 
 /// Statements of one apply, in an order that foreign keys allow, with the changes' descriptions.
@@ -83,22 +46,23 @@ static GUARD: Template = Template::by_dialect(
     "UPDATE settings_version SET version = version WHERE version = $1",
 );
 
-/// The argument of each of [`PROVIDER_COLUMNS`].
-fn provider_places() -> impl Iterator<Item = (&'static str, String)> {
-    PROVIDER_COLUMNS.into_iter().zip(1..).map(|(column, number)| {
-        let is_json = JSON_COLUMNS.contains(&column);
-        (column, if is_json { format!("{{json:${number}}}") } else { format!("${number}") })
-    })
+/// The columns of a provider, each with its argument.
+fn provider_places() -> Vec<(&'static str, String)> {
+    let place = |((column, _), number): ((&'static str, Value), u32)| match JSON_COLUMNS.contains(&column) {
+        true => (column, format!("{{json:${number}}}")),
+        false => (column, format!("${number}")),
+    };
+    provider_columns(&ProviderRow::default()).into_iter().zip(1..).map(place).collect()
 }
 
 static INSERT_PROVIDER: Template = Template::made(|_| {
-    let places: Vec<String> = provider_places().map(|(_, place)| place).collect();
-    format!("INSERT INTO providers ({}) VALUES ({})", PROVIDER_COLUMNS.join(", "), places.join(", "))
+    let (columns, places): (Vec<_>, Vec<_>) = provider_places().into_iter().unzip();
+    format!("INSERT INTO providers ({}) VALUES ({})", columns.join(", "), places.join(", "))
 });
 
 static UPDATE_PROVIDER: Template = Template::made(|_| {
-    let sets: Vec<String> = provider_places().skip(1).map(|(column, place)| format!("{column} = {place}")).collect();
-    format!("UPDATE providers SET {} WHERE name = $1", sets.join(", "))
+    let sets = provider_places().into_iter().skip(1).map(|(column, place)| format!("{column} = {place}"));
+    format!("UPDATE providers SET {} WHERE name = $1", sets.collect::<Vec<_>>().join(", "))
 });
 
 static INSERT_LIMIT: Template = Template::new(
@@ -134,7 +98,7 @@ impl Database {
     /// A first step that rolls the transaction back when settings are no longer at `version`. It locks the version's
     /// row, so settings cannot change until the transaction ends.
     pub(super) fn unless_changed_since(&self, version: i64) -> Step {
-        self.must_affect(&GUARD, [version.into()])
+        self.must_affect(&GUARD, args![version])
     }
 
     /// The changes, and the statements that make them.
@@ -179,7 +143,7 @@ impl Database {
     fn limits_difference(&self, plan: &mut ApplyPlan, provider: &str, old: &[LimitRow], new: &[LimitRow]) {
         for gone in old.iter().filter(|old| !new.iter().any(|new| new.name == old.name)) {
             plan.record(provider, format!("limit {} removed", gone.name));
-            plan.limits.push(self.must_affect(&DELETE_LIMIT, [provider.into(), gone.name.as_str().into()]));
+            plan.limits.push(self.must_affect(&DELETE_LIMIT, args![provider, &gone.name]));
         }
         for new in new {
             match old.iter().find(|old| old.name == new.name) {
@@ -206,7 +170,7 @@ impl Database {
         let same = |a: &AccountRow, b: &AccountRow| a.account == b.account && a.limit_name == b.limit_name;
         for gone in old.iter().filter(|old| !new.iter().any(|new| same(old, new))) {
             plan.record(provider, format!("{} removed", rule_of(gone)));
-            let args = [provider.into(), gone.account.as_str().into(), gone.limit_name.as_deref().into()];
+            let args = args![provider, &gone.account, gone.limit_name.as_deref()];
             plan.drop_accounts.push(self.must_affect(&DELETE_ACCOUNT, args));
         }
         for new in new {
@@ -263,69 +227,39 @@ fn describe_value(value: Option<&Json>) -> String {
     }
 }
 
+/// The columns of a row of `providers`, with their values.
+fn provider_columns(row: &ProviderRow) -> Vec<(&'static str, Value)> {
+    macro_rules! columns {
+        ($($field:ident),+ $(,)?) => { vec![$((stringify!($field), Value::from(row.$field.clone()))),+] };
+    }
+    let json = |object: &Object| Json::Object(object.clone()).to_string();
+    let mut columns = columns! {
+        name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, reserve_percent,
+        store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, reuse_connections, workers,
+        bucket_capacity, leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
+        idempotency_retention_s,
+    };
+    columns.push(("headers", json(&row.headers).into()));
+    let optional = [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)];
+    columns.extend(optional.map(|(column, object)| (column, object.as_ref().map(json).into())));
+    columns.push(("require", Json::Array(row.require.clone()).to_string().into()));
+    columns.push(("\"order\"", (&row.order).into()));
+    columns
+}
+
 fn provider_args(row: &ProviderRow) -> Args {
-    let json = |object: Option<&Object>| Value::Text(object.map(|object| Json::Object(object.clone()).to_string()));
-    Arc::from([
-        row.name.as_str().into(),
-        row.kind.as_str().into(),
-        row.quota.as_deref().into(),
-        row.enabled.into(),
-        row.paused.into(),
-        row.url.as_str().into(),
-        row.mode.as_str().into(),
-        row.slot_release.as_str().into(),
-        row.transit_jitter_ms.into(),
-        row.pacing.as_str().into(),
-        row.reserve_percent.into(),
-        row.store_down.as_str().into(),
-        row.share_of.into(),
-        row.timeout_ms.into(),
-        row.send_budget_ms.into(),
-        row.connection_max_age_ms.into(),
-        row.reuse_connections.into(),
-        row.workers.into(),
-        row.bucket_capacity.into(),
-        row.leak_per_second.into(),
-        row.max_wait_ms.into(),
-        row.max_attempts.into(),
-        row.max_age_s.into(),
-        row.backoff_base_ms.into(),
-        row.backoff_max_ms.into(),
-        row.idempotency_retention_s.into(),
-        json(Some(&row.headers)),
-        json(row.request.as_ref()),
-        json(row.lookup.as_ref()),
-        json(row.statuses.as_ref()),
-        Value::Text(Some(Json::Array(row.require.clone()).to_string())),
-        row.order.as_str().into(),
-    ])
+    provider_columns(row).into_iter().map(|(_, value)| value).collect()
 }
 
 fn limit_args(provider: &str, row: &LimitRow) -> Args {
-    Arc::from([
-        provider.into(),
-        row.name.as_str().into(),
-        row.algorithm.as_str().into(),
-        row.max_requests.into(),
-        row.given_window_ms().into(),
-        row.offset_ms.into(),
-        row.burst.into(),
-        row.scope.as_str().into(),
-        row.applies_to.as_str().into(),
-        row.shadow.into(),
-        row.enabled.into(),
-    ])
+    let LimitRow { name, algorithm, max_requests, window_ms: _, offset_ms, burst, scope, applies_to, shadow, enabled } =
+        row;
+    let (window_ms, offset_ms) = (row.given_window_ms(), *offset_ms);
+    args![provider, name, algorithm, *max_requests, window_ms, offset_ms, *burst, scope, applies_to, *shadow, *enabled]
+        .into()
 }
 
 fn account_args(provider: &str, row: &AccountRow) -> Args {
-    Arc::from([
-        provider.into(),
-        row.account.as_str().into(),
-        row.limit_name.as_deref().into(),
-        row.rule.as_deref().into(),
-        row.max_requests.into(),
-        row.window_ms.into(),
-        row.burst.into(),
-        row.weight.into(),
-    ])
+    let (limit, rule) = (row.limit_name.as_deref(), row.rule.as_deref());
+    args![provider, &row.account, limit, rule, row.max_requests, row.window_ms, row.burst, row.weight].into()
 }

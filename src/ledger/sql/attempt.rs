@@ -10,13 +10,12 @@
 use std::time::Duration;
 
 use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
-use super::engine::Value;
-use super::lease::{RETURN_PLAN_COLUMNS, WaitParameters, delayed_copy_update, return_plan, wait_args};
-use super::outbox::{EVENT_COLUMNS, event, final_state};
-use super::result::SqlRow;
+use super::engine::{Args, Value, args};
+use super::lease::{RETURN_PLAN_COLUMNS, WaitParameters, delayed_copy_update, next_args};
+use super::outbox::EVENT_COLUMNS;
+use super::result::{FromRow, SqlRow};
 use super::{fenced_write, storable};
 use crate::domain::outcome::{FinalState, NOT_SENT};
-use crate::domain::time::copy_step;
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::database::Database;
 use crate::ledger::{
@@ -166,21 +165,11 @@ impl Database {
         request: &FrozenRequest,
         max_batch_delay: Duration,
     ) -> Result<BeginResult, LedgerError> {
-        let args: [Value; 9] = [
-            lease.id.as_str().into(),
-            lease.fence.into(),
-            request.method.as_str().into(),
-            request.url.as_str().into(),
-            request.idempotency_key.as_str().into(),
-            request.content_type.as_str().into(),
-            request.body.as_slice().into(),
-            request.account.as_deref().into(),
-            request.credential_fingerprint.as_str().into(),
-        ];
+        let args: Args = args![&lease.id, lease.fence].into_iter().chain(request_args(request)).collect();
         if let Some(row) = self.write(&BEGIN, args, max_batch_delay).await? {
-            return Ok(BeginResult::Attempt(row.count("last_attempt")?));
+            return Ok(BeginResult::Attempt(row.get("last_attempt")?));
         }
-        if self.query(&HELD_LEASE, [lease.id.as_str().into(), lease.fence.into()]).await?.is_empty() {
+        if self.query(&HELD_LEASE, args![&lease.id, lease.fence]).await?.is_empty() {
             return Ok(BeginResult::Stale);
         }
         Err(LedgerError::StatementFailed("the request differs from the frozen request of the first attempt".to_owned()))
@@ -206,48 +195,36 @@ impl Database {
         next: &JobState,
         BatchOptions { lease, max_batch_delay }: BatchOptions,
     ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError> {
-        let mut args: Vec<Value> = vec![
-            token.id.as_str().into(),
-            token.fence.into(),
-            end.number.into(),
-            end.outcome.into(),
-            end.status.map(i64::from).into(),
-            storable(&end.detail).into(),
-            end.counts.into(),
-            (end.outcome == NOT_SENT && !matches!(next, JobState::Unknown { .. })).into(),
-        ];
-        let write = match next {
-            JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
-                let [detail, code, limit] = wait_args(reason);
-                let unknown = matches!(next, JobState::Unknown { .. });
-                args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &WAIT
-            }
-            JobState::Final { state, reason, reference } => {
-                let reference = reference.as_deref().map(storable);
-                args.extend([state.name().into(), reference.into(), storable(reason).into(), lease.into()]);
-                &FINALIZE
-            }
-        };
-        let written = self.write(write, args, max_batch_delay).await?;
+        let unsent = end.outcome == NOT_SENT && !matches!(next, JobState::Unknown { .. });
+        let (status, is_final) = (end.status.map(i64::from), next.wait().is_none());
+        let end =
+            args![&token.id, token.fence, end.number, end.outcome, status, storable(&end.detail), end.counts, unsent];
+        let args = end.into_iter().chain(next_args(next)).chain(is_final.then(|| lease.into()));
+        let args: Args = args.collect();
+        let written = self.write(if is_final { &FINALIZE } else { &WAIT }, args, max_batch_delay).await?;
         let Some(row) = written else { return Ok((FencedWrite::Stale, None, None)) };
         log_shared_charge(token, next, Some(&row))?;
-        match next {
-            JobState::Final { .. } => Ok((FencedWrite::Applied, Some(event(&row)?), None)),
-            JobState::Waiting { .. } | JobState::Unknown { .. } => {
-                Ok((FencedWrite::Applied, None, Some(return_plan(&row)?)))
-            }
+        if is_final {
+            return Ok((FencedWrite::Applied, Some(OutcomeEvent::from_row(&row)?), None));
         }
+        Ok((FencedWrite::Applied, None, Some(ReturnPlan::from_row(&row)?)))
     }
+}
+
+/// `$3` to `$9` of a statement that freezes a request.
+pub fn request_args(request: &FrozenRequest) -> [Value; 7] {
+    let FrozenRequest { method, url, idempotency_key, content_type, body, account, credential_fingerprint } = request;
+    let (body, account) = (body.as_slice(), account.as_deref());
+    args![method, url, idempotency_key, content_type, body, account, credential_fingerprint]
 }
 
 /// Logs an error for the operator when two payments have the same charge.
 pub fn log_shared_charge(lease: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
     let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. });
     let Some(row) = row.filter(|_| wanted) else { return Ok(()) };
-    if row.text("state")? == FinalState::Review.name() {
+    if row.get::<String>("state")? == FinalState::Review.name() {
         tracing::error!(
-            job = %lease.id, reason = row.opt_text("reason")?,
+            job = %lease.id, reason = row.get::<Option<String>>("reason")?,
             "two payments have the same charge; the second one is in review"
         );
     }
@@ -306,8 +283,8 @@ static FINALIZE_BY_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 impl Database {
     /// Commits that a look-up of an `unknown` job begins, before the first byte is sent. The job stays `unknown`.
     pub async fn begin_lookup(&self, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
-        match self.execute(&BEGIN_LOOKUP, [lease.id.as_str().into(), lease.fence.into()]).await? {
-            Some(row) => Ok(BeginResult::Attempt(row.count("last_attempt")?)),
+        match self.execute(&BEGIN_LOOKUP, args![&lease.id, lease.fence]).await? {
+            Some(row) => Ok(BeginResult::Attempt(row.get("last_attempt")?)),
             None => Ok(BeginResult::Stale),
         }
     }
@@ -321,33 +298,16 @@ impl Database {
         end: &LookupEnd,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
-        let mut args: Vec<Value> = vec![
-            lease.id.as_str().into(),
-            lease.fence.into(),
-            end.number.into(),
-            end.outcome.into(),
-            end.status.map(i64::from).into(),
-            storable(&end.detail).into(),
-            // Never counted.
-            false.into(),
-            end.grants_resend.into(),
-        ];
-        let write = match next {
-            JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
-                let [detail, code, limit] = wait_args(reason);
-                args.extend([(*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &WAIT_AFTER_LOOKUP
-            }
-            JobState::Final { state, reason, reference } => {
-                args.extend([state.name().into(), reference.as_deref().map(storable).into(), storable(reason).into()]);
-                &FINALIZE_BY_LOOKUP
-            }
-        };
-        let row = self.execute(write, args).await?;
+        let (status, is_final) = (end.status.map(i64::from), next.wait().is_none());
+        let (detail, is_counted) = (storable(&end.detail), false);
+        let end = args![&lease.id, lease.fence, end.number, end.outcome, status, detail, is_counted, end.grants_resend];
+        // The job is unknown already.
+        let next_args = next_args(next).into_iter().skip(usize::from(!is_final));
+        let args: Args = end.into_iter().chain(next_args).collect();
+        let row = self.execute(if is_final { &FINALIZE_BY_LOOKUP } else { &WAIT_AFTER_LOOKUP }, args).await?;
         log_shared_charge(lease, next, row.as_ref())?;
-        let is_final = matches!(next, JobState::Final { .. });
-        let state = row.as_ref().filter(|_| is_final).map(final_state).transpose()?;
-        let back = row.as_ref().filter(|_| !is_final).map(return_plan).transpose()?;
+        let state = row.as_ref().filter(|_| is_final).map(|row| row.get("state")).transpose()?;
+        let back = row.as_ref().filter(|_| !is_final).map(ReturnPlan::from_row).transpose()?;
         Ok((fenced_write(row.is_some()), state, back))
     }
 }

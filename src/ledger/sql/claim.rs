@@ -8,15 +8,13 @@
 //! On the fast path, a new job and its first request are recorded in one commit. If the id or the key exists, it writes
 //! nothing, and the caller claims instead. See `docs/decisions/0029-fast-path-for-new-payments.md`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{CLOSE_LEFT_OPEN, OPEN_ATTEMPT, WRITTEN_COLUMNS};
+use super::attempt::{CLOSE_LEFT_OPEN, OPEN_ATTEMPT, WRITTEN_COLUMNS, request_args};
 use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
-use super::engine::{Args, Value};
+use super::engine::{Args, Value, args};
 use super::fenced_write;
-use super::result::{SqlRow, corrupt};
-use crate::domain::disposition::Resend;
+use super::result::{FromRow, SqlRow, from_row, read};
 use crate::domain::job::{ContentHash, InvalidMessage, InvalidReason, Job};
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::copies::{Claimant, DeliveredCopy};
@@ -123,15 +121,29 @@ impl Database {
             Ok(claimed) => claimed,
             // Or the lease would run out, and the next claim would count a worker that was lost.
             Err(error) => {
-                self.query(&ABANDON, [job.id.as_str().into(), row.int("fence")?.into()]).await?;
+                self.query(&ABANDON, args![&job.id, row.get::<i64>("fence")?]).await?;
                 return Err(error);
             }
         };
         if claimed.maybe_charged {
-            let rows = self.query(&UNKNOWN_AGE, [job.id.as_str().into()]).await?;
-            claimed.unknown_age = rows.first().map(|row| row.opt_ms("unknown_age_ms")).transpose()?.flatten();
+            claimed.unknown_age = self.query_row(&UNKNOWN_AGE, args![&job.id]).await?.get("unknown_age")?;
         }
         Ok(Claim::Claimed(Box::new(claimed)))
+    }
+
+    /// The row of a job, with its `provider` and `content_hash`, or the payment that is in its way.
+    pub(super) async fn recorded_row(
+        &self,
+        look: &Template,
+        job: &Job,
+        hash: ContentHash,
+    ) -> Result<Recorded, LedgerError> {
+        if let Some(row) = self.query_one(look, args![&job.id]).await? {
+            return Ok(recorded_conflict(&row, job, hash)?.map_or(Recorded::Row(row), Recorded::Conflict));
+        }
+        let holder = self.query_one(&KEY_HOLDER, args![&job.provider, job.effective_key()]).await?;
+        let detail = "idempotency_key: another payment of this provider uses it; give each payment its own";
+        Ok(holder.map_or(Recorded::Nothing, |_| Recorded::Conflict(conflicting(detail))))
     }
 
     /// Why the job could be neither recorded nor claimed; `None` when it could be by now.
@@ -141,31 +153,28 @@ impl Database {
         hash: ContentHash,
         arrived: DeliveredCopy,
     ) -> Result<Option<Claim>, LedgerError> {
-        let rows = self.query(&LOOK, [job.id.as_str().into()]).await?;
-        let Some(row) = rows.first() else {
-            let key = job.effective_key().as_str();
-            let holders = self.query(&KEY_HOLDER, [job.provider.as_str().into(), key.into()]).await?;
-            return Ok(holders.first().map(|_| Claim::Conflict(key_conflict())));
+        let row = match self.recorded_row(&LOOK, job, hash).await? {
+            Recorded::Row(row) => row,
+            Recorded::Conflict(conflict) => return Ok(Some(Claim::Conflict(conflict))),
+            Recorded::Nothing => return Ok(None),
         };
-        if let Some(conflict) = recorded_conflict(row, job, hash)? {
-            return Ok(Some(Claim::Conflict(conflict)));
-        }
-        if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
+        if !matches!(row.get::<String>("state")?.as_str(), "waiting" | "sending" | "unknown") {
             // The message that stayed in the queue when the job finished without it. It is removed now, so the row
             // forgets it.
-            if !arrived.stays_queued && row.opt_int("left_copy")? == Some(arrived.copy) {
-                self.query(&DONE_WITH, [job.id.as_str().into(), arrived.copy.into()]).await?;
+            if !arrived.stays_queued && row.get::<Option<i64>>("left_copy")? == Some(arrived.copy) {
+                self.query(&DONE_WITH, args![&job.id, arrived.copy]).await?;
             }
             return Ok(Some(Claim::Finished));
         }
         // The ledger alone brings it back.
-        if row.bool("backlog")? {
+        if row.get::<bool>("backlog")? {
             return Ok(Some(Claim::Superseded));
         }
-        let counts = row.int("copy")? <= arrived.copy || row.opt_int("delayed_copy")? == Some(arrived.copy);
-        let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
+        let counts =
+            row.get::<i64>("copy")? <= arrived.copy || row.get::<Option<i64>>("delayed_copy")? == Some(arrived.copy);
+        let lease_left = row.get::<Option<Duration>>("lease_left")?.filter(|left| !left.is_zero());
         // An older copy counts for a job that is due: the newer one may be lost, or far behind.
-        let is_needed = lease_left.is_none() && row.int("is_due")? != 0;
+        let is_needed = lease_left.is_none() && row.get::<i64>("is_due")? != 0;
         if !counts && !arrived.redelivered && !is_needed {
             return Ok(Some(Claim::Superseded));
         }
@@ -194,18 +203,11 @@ impl Database {
     ) -> Result<Claim, LedgerError> {
         let Claimant { owner, delivered: arrived } = claimant;
         let BatchOptions { lease, max_batch_delay } = options;
-        let record: Args = Arc::from(record_args(job, hash, owner, lease));
-        let take: Args = Arc::from([
-            job.id.as_str().into(),
-            job.provider.as_str().into(),
-            hash.0.as_slice().into(),
-            owner.into(),
-            lease.into(),
-            WaitReason::WorkerLost.code().into(),
-            arrived.copy.into(),
-            arrived.redelivered.into(),
-            arrived.stays_queued.into(),
-        ]);
+        let record: Args = record_args(job, hash, owner, lease).into();
+        let DeliveredCopy { copy, redelivered, stays_queued } = arrived;
+        let lost = WaitReason::WorkerLost.code();
+        let take: Args =
+            args![&job.id, &job.provider, hash, owner, lease, lost, copy, redelivered, stays_queued].into();
         for _ in 0..LOOKS_MAX {
             if let Some(row) = self.write(&RECORD, record.clone(), max_batch_delay).await? {
                 return recorded(job, &row);
@@ -222,20 +224,22 @@ impl Database {
     }
 }
 
-/// The statement that finds the payment with an idempotency key.
-pub static KEY_HOLDER: Template = Template::new("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2");
-
-/// The conflict with the payment that [`KEY_HOLDER`] finds.
-pub fn key_conflict() -> InvalidMessage {
-    conflicting("idempotency_key: another payment of this provider uses it; give each payment its own")
+/// What the ledger has in the place of a job that could not be recorded.
+pub enum Recorded {
+    Row(SqlRow),
+    Conflict(InvalidMessage),
+    /// It could be recorded by now.
+    Nothing,
 }
 
+static KEY_HOLDER: Template = Template::new("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2");
+
 /// The conflict with the payment of this id in a row with `provider` and `content_hash`, if there is one.
-pub fn recorded_conflict(row: &SqlRow, job: &Job, hash: ContentHash) -> Result<Option<InvalidMessage>, LedgerError> {
-    if row.text("provider")? != job.provider.as_str() {
+fn recorded_conflict(row: &SqlRow, job: &Job, hash: ContentHash) -> Result<Option<InvalidMessage>, LedgerError> {
+    if row.get::<String>("provider")? != job.provider.as_str() {
         return Ok(Some(conflicting("id: a payment of another provider has it; ids are unique over all providers")));
     }
-    let recorded = row.bytes("content_hash")?;
+    let recorded = row.get::<Vec<u8>>("content_hash")?;
     // Cancelled before its message came: the message is finished, whatever its content.
     if recorded != hash.0 && recorded != ContentHash::UNSEEN.0 {
         return Ok(Some(conflicting("id: recorded before with other content; a changed payment needs a new id")));
@@ -249,70 +253,63 @@ fn conflicting(detail: &str) -> InvalidMessage {
 
 /// `$1` to `$16` of a statement that records a job.
 pub fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> [Value; 16] {
-    [
-        job.id.as_str().into(),
-        job.provider.as_str().into(),
-        job.effective_key().as_str().into(),
-        job.idempotency_key.is_some().into(),
-        hash.0.as_slice().into(),
-        job.amount.into(),
-        job.currency.as_str().into(),
-        job.account.as_ref().map(|account| account.as_str()).into(),
-        job.reference.as_deref().into(),
-        u32::from(job.cost).into(),
-        u32::from(job.priority).into(),
-        job.not_before.map(|instant| instant.0).into(),
-        job.expires_at.map(|instant| instant.0).into(),
-        job.payload.as_deref().into(),
-        owner.into(),
-        lease.into(),
+    let (not_before, expires_at) = (job.not_before.map(|at| at.0), job.expires_at.map(|at| at.0));
+    let (cost, priority) = (u32::from(job.cost), u32::from(job.priority));
+    args![
+        &job.id,
+        &job.provider,
+        job.effective_key(),
+        job.idempotency_key.is_some(),
+        hash,
+        job.amount,
+        &job.currency,
+        job.account.as_ref(),
+        job.reference.as_deref(),
+        cost,
+        priority,
+        not_before,
+        expires_at,
+        job.payload.as_deref(),
+        owner,
+        lease
     ]
 }
 
 fn recorded(job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
     Ok(Claim::Claimed(Box::new(Claimed {
-        wait: row.ms("wait_ms")?,
-        age: row.ms("age_ms")?,
-        expires_in: row.opt_ms("expires_in_ms")?,
-        ..Claimed::new_job(LeaseToken { id: job.id.clone(), fence: row.int("fence")? })
+        wait: row.get("wait")?,
+        age: row.get("age")?,
+        expires_in: row.get("expires_in")?,
+        ..Claimed::new_job(LeaseToken { id: job.id.clone(), fence: row.get("fence")? })
     })))
 }
 
 /// The claimed job without the age of the last unknown outcome.
 pub fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
-    Ok(Claimed {
-        lease: LeaseToken { id: job.id.clone(), fence: row.int("fence")? },
-        attempts: row.count("attempts")?,
-        lost_holders: row.count("lost_holders")?,
-        maybe_charged: row.bool("maybe_charged")?,
-        wait: row.ms("wait_ms")?,
-        age: row.ms("age_ms")?,
-        expires_in: row.opt_ms("expires_in_ms")?,
-        last_attempt: row.count("last_attempt")?,
-        lookups: row.count("lookups")?,
-        resend: Resend::from_name(row.opt_text("resend")?.as_deref())
-            .ok_or_else(|| corrupt("resend", "has no known value"))?,
+    // The age is zero when every attempt so far certainly stayed unsent. Only unknown outcomes use it, and those always
+    // have one.
+    let frozen_request = match row.get::<Option<String>>("frozen_method")? {
+        Some(_) => Some((FrozenRequest::from_row(row)?, row.get::<Option<_>>("sent_age")?.unwrap_or_default())),
+        None => None,
+    };
+    Ok(read!(row => Claimed {
+        attempts, lost_holders, maybe_charged, wait, age, expires_in, last_attempt, lookups, resend, copy;
+        lease: LeaseToken { id: job.id.clone(), fence: row.get("fence")? },
         unknown_age: None,
-        frozen_request: frozen(row)?,
-        copy: row.int("copy")?,
-    })
+        frozen_request: frozen_request,
+    }))
 }
 
-/// The frozen request. Its age is zero when every attempt so far certainly stayed unsent. Only unknown outcomes use the
-/// age, and those always have one.
-fn frozen(row: &SqlRow) -> Result<Option<(FrozenRequest, Duration)>, LedgerError> {
-    let Some(method) = row.opt_text("frozen_method")? else { return Ok(None) };
-    let request = FrozenRequest {
-        method,
-        url: row.text("frozen_url")?,
-        idempotency_key: row.text("frozen_key")?,
-        content_type: row.text("frozen_content_type")?,
-        body: row.bytes("frozen_body")?,
-        account: row.opt_text("frozen_account")?,
-        credential_fingerprint: row.text("frozen_fingerprint")?,
-    };
-    Ok(Some((request, row.opt_ms("sent_age_ms")?.unwrap_or_default())))
-}
+from_row!(row => FrozenRequest {
+    ;
+    method: row.get("frozen_method")?,
+    url: row.get("frozen_url")?,
+    idempotency_key: row.get("frozen_key")?,
+    content_type: row.get("frozen_content_type")?,
+    body: row.get("frozen_body")?,
+    account: row.get("frozen_account")?,
+    credential_fingerprint: row.get("frozen_fingerprint")?,
+});
 
 static RECORD_AND_BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
@@ -334,17 +331,8 @@ impl Database {
     /// [`FencedWrite::Stale`]: the id or the key exists; nothing was written. [`Database::claim`] tells what exists.
     pub async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
         let NewJobAttempt { job, hash, lease, owner, options, request } = first;
-        let request: [Value; 8] = [
-            lease.fence.into(),
-            request.method.as_str().into(),
-            request.url.as_str().into(),
-            request.idempotency_key.as_str().into(),
-            request.content_type.as_str().into(),
-            request.body.as_slice().into(),
-            request.account.as_deref().into(),
-            request.credential_fingerprint.as_str().into(),
-        ];
-        let args: Args = record_args(job, hash, owner, options.lease).into_iter().chain(request).collect();
+        let job = record_args(job, hash, owner, options.lease).into_iter();
+        let args: Args = job.chain([lease.fence.into()]).chain(request_args(request)).collect();
         Ok(fenced_write(self.write(&RECORD_AND_BEGIN, args, options.max_batch_delay).await?.is_some()))
     }
 }

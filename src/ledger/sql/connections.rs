@@ -9,7 +9,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lent::LentConnection;
 use parking_lot::Mutex;
 use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
@@ -17,9 +16,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::result::{ConnectFailure, from_postgres, is_connection_broken, is_transient};
-use super::session::{ServerProcess, establish, is_shared, pooler_error, set_up};
+use super::result::{ConnectFailure, is_connection_broken, is_transient};
+use super::session::{ServerProcess, establish, pooler_error, set_up, with_client_timeout};
 use super::slots::{ConnectionPurpose, PoolSlots, PurposeShares};
+use crate::ledger::LedgerError;
 
 mod lent;
 
@@ -58,7 +58,7 @@ struct PoolShared {
     short: watch::Sender<bool>,
 }
 
-type ConnectionWaiter = oneshot::Sender<Result<LentConnection, ConnectFailure>>;
+type ConnectionWaiter = oneshot::Sender<Result<Session, ConnectFailure>>;
 
 struct PoolState {
     slots: PoolSlots<PooledConnection, ConnectionWaiter>,
@@ -145,13 +145,13 @@ impl Connections {
             first = tokio::time::timeout_at(until, &mut lent).await.ok();
         }
         match first {
-            Some(Ok(Ok(lent))) => Ok(Session::new(lent)),
+            Some(Ok(Ok(lent))) => Ok(lent),
             Some(Ok(Err(failure))) => Err(failure.into()),
             Some(Err(_)) => Err(sqlx::Error::PoolClosed),
             None => {
                 lent.close();
                 if let Ok(Ok(lent)) = lent.try_recv() {
-                    return Ok(Session::new(lent));
+                    return Ok(lent);
                 }
                 let mut state = self.0.state.lock();
                 state.slots.remove_waiters(oneshot::Sender::is_closed);
@@ -166,7 +166,7 @@ impl Connections {
         // Two open connections have two server processes, unless a pooler lends one to both.
         if let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.0.options)).await {
             close(second);
-            if is_shared(&backend, &other) {
+            if backend == other {
                 return Err(pooler_error());
             }
         }
@@ -200,7 +200,7 @@ impl PoolShared {
         }
         let served = state.slots.assign();
         for (waiter, purpose, open, set_up_for) in served.assigned {
-            let lent = LentConnection::new(open, purpose, set_up_for, Arc::clone(self));
+            let lent = Session::new(open, purpose, set_up_for, Arc::clone(self));
             // Its own drop would wait for the lock that is held here.
             if let Err(Ok(unwanted)) = waiter.send(Ok(lent)) {
                 unwanted.take_back(state);
@@ -239,7 +239,7 @@ impl PoolShared {
         let (mut connection, backend) = connect(&self.options).await?;
         let is_shared = self.compare(&backend).await;
         if purpose == ConnectionPurpose::Batches {
-            within(RETURN_MAX, set_up(&mut connection, purpose)).await?;
+            with_client_timeout(RETURN_MAX, set_up(&mut connection, purpose)).await?;
         }
         Ok((PooledConnection { connection, backend, since: Instant::now(), used_at: Instant::now() }, is_shared))
     }
@@ -274,7 +274,7 @@ impl PoolShared {
         }
         let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.options)).await else { return false };
         close(second);
-        is_shared(first, &other)
+        *first == other
     }
 
     fn note_recovery(&self, state: &mut PoolState) {
@@ -310,7 +310,7 @@ impl PoolState {
 
     /// Stores the failure, and returns the pause before the next try.
     fn record_failure(&mut self, error: sqlx::Error, short: &watch::Sender<bool>) -> Duration {
-        let (open, is_passing, words) = (self.slots.open(), is_transient(&error), from_postgres(&error));
+        let (open, is_passing, words) = (self.slots.open(), is_transient(&error), LedgerError::from(&error));
         let failure = ConnectFailure::from(error);
         if open > 0 || failure.is_full() {
             if !self.is_short() {
@@ -360,7 +360,7 @@ impl PoolState {
 }
 
 async fn connect(options: &PgConnectOptions) -> Result<(PgConnection, ServerProcess), sqlx::Error> {
-    within(CONNECT_MAX, async {
+    with_client_timeout(CONNECT_MAX, async {
         let mut connection = PgConnection::connect_with(options).await?;
         let backend = establish(&mut connection).await?;
         Ok((connection, backend))
@@ -373,12 +373,6 @@ fn close(connection: PgConnection) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(timeout(RETURN_MAX, connection.close()));
     }
-}
-
-async fn within<T>(at_most: Duration, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-    let words = format!("PostgreSQL did not answer within {} s", at_most.as_secs());
-    let silent = || sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words));
-    timeout(at_most, work).await.unwrap_or_else(|_| Err(silent()))
 }
 
 fn all_busy() -> sqlx::Error {

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::mem::discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ use async_trait::async_trait;
 use super::dialect::{Dialect, JobWrite};
 use super::result::SqlRow;
 use super::session::SettingsHints;
+use crate::domain::job::{ContentHash, Identifier};
+use crate::domain::provider::ProviderName;
+use crate::domain::time::millis_up;
 use crate::ledger::LedgerError;
 
 /// How long a caller waits for the database. It is longer than acquiring a connection plus the server's own statement
@@ -40,78 +44,54 @@ pub enum Value {
     Bytes(Vec<u8>),
 }
 
-impl From<i64> for Value {
-    fn from(value: i64) -> Self {
-        Self::Int(Some(value))
+/// Conversions to arguments, each with its kind.
+macro_rules! values {
+    ($($from:ty => $kind:ident($value:ident $(, $to:expr)?)),+ $(,)?) => {$(
+        impl From<$from> for Value {
+            fn from($value: $from) -> Self {
+                Self::$kind(values!(@ $value $(, $to)?))
+            }
+        }
+    )+};
+    (@ $value:ident) => { $value };
+    (@ $value:ident, $to:expr) => { $to };
+}
+
+values! {
+    Option<i64> => Int(value),
+    Option<f64> => Real(value),
+    Option<bool> => Bool(value),
+    Option<String> => Text(value),
+    Option<&str> => Text(value, value.map(str::to_owned)),
+    Option<&Identifier> => Text(value, value.map(|id| id.as_str().to_owned())),
+    Option<&ProviderName> => Text(value, value.map(|name| name.as_str().to_owned())),
+    i64 => Int(value, Some(value)),
+    u32 => Int(value, Some(value.into())),
+    bool => Bool(value, Some(value)),
+    String => Text(value, Some(value)),
+    &str => Text(value, Some(value.to_owned())),
+    &String => Text(value, Some(value.clone())),
+    &Identifier => Text(value, Some(value.as_str().to_owned())),
+    &ProviderName => Text(value, Some(value.as_str().to_owned())),
+    ContentHash => Bytes(value, value.0.to_vec()),
+    &[u8] => Bytes(value, value.to_vec()),
+    // Whole milliseconds, rounded up: a wait or a lease is never shorter than asked for.
+    Duration => Int(value, Some(i64::try_from(millis_up(value)).unwrap_or(i64::MAX))),
+}
+
+impl From<Option<Duration>> for Value {
+    fn from(value: Option<Duration>) -> Self {
+        value.map_or(Self::Int(None), Self::from)
     }
 }
 
-impl From<u32> for Value {
-    fn from(value: u32) -> Self {
-        Self::Int(Some(value.into()))
-    }
+/// The arguments of a statement, in their order.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => {
+        [$($crate::ledger::sql::engine::Value::from($value)),*]
+    };
 }
-
-impl From<bool> for Value {
-    fn from(value: bool) -> Self {
-        Self::Bool(Some(value))
-    }
-}
-
-impl From<Option<bool>> for Value {
-    fn from(value: Option<bool>) -> Self {
-        Self::Bool(value)
-    }
-}
-
-impl From<&str> for Value {
-    fn from(value: &str) -> Self {
-        Self::Text(Some(value.to_owned()))
-    }
-}
-
-impl From<String> for Value {
-    fn from(value: String) -> Self {
-        Self::Text(Some(value))
-    }
-}
-
-impl From<Option<String>> for Value {
-    fn from(value: Option<String>) -> Self {
-        Self::Text(value)
-    }
-}
-
-impl From<Option<&str>> for Value {
-    fn from(value: Option<&str>) -> Self {
-        Self::Text(value.map(str::to_owned))
-    }
-}
-
-impl From<Option<i64>> for Value {
-    fn from(value: Option<i64>) -> Self {
-        Self::Int(value)
-    }
-}
-
-impl From<Option<f64>> for Value {
-    fn from(value: Option<f64>) -> Self {
-        Self::Real(value)
-    }
-}
-
-impl From<&[u8]> for Value {
-    fn from(value: &[u8]) -> Self {
-        Self::Bytes(value.to_vec())
-    }
-}
-
-/// Whole milliseconds, rounded up: a wait or a lease is never shorter than asked for.
-impl From<Duration> for Value {
-    fn from(value: Duration) -> Self {
-        Self::Int(Some(i64::try_from(crate::domain::time::millis_up(value)).unwrap_or(i64::MAX)))
-    }
-}
+pub(crate) use args;
 
 /// One statement of a transaction.
 #[derive(Clone, Debug)]
@@ -120,6 +100,12 @@ pub struct Step {
     pub args: Args,
     /// Roll everything back when this statement neither returns nor changes a row.
     pub must_affect: bool,
+}
+
+impl Step {
+    pub fn new(sql: &Sql, args: Args) -> Self {
+        Self { sql: sql.clone(), args, must_affect: false }
+    }
 }
 
 /// The result of a job write for many jobs.
@@ -188,65 +174,66 @@ pub trait Engine: Send + Sync {
 }
 
 /// Runs database work to its end even if the caller is dropped, and answers the caller in bounded time.
-pub async fn run_to_completion<T: Send + 'static>(
-    work: impl Future<Output = Result<T, LedgerError>> + Send + 'static,
+pub async fn run_to_completion<T: Send + 'static, E: Into<LedgerError> + Send + 'static>(
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
 ) -> Result<T, LedgerError> {
     match tokio::time::timeout(WORK_TIMEOUT, tokio::spawn(work)).await {
-        Ok(Ok(result)) => result,
+        Ok(Ok(result)) => result.map_err(Into::into),
         Ok(Err(ended)) => Err(LedgerError::Unavailable(format!("the database task ended early: {ended}"))),
         Err(_) => Err(LedgerError::Unavailable(format!("no answer within {} s", WORK_TIMEOUT.as_secs()))),
     }
 }
 
-/// One argument of all writes.
-#[derive(Debug, PartialEq)]
-pub enum Array {
-    Ints(Vec<Option<i64>>),
-    Reals(Vec<Option<f64>>),
-    Bools(Vec<Option<bool>>),
-    Texts(Vec<Option<String>>),
-    Bytes(Vec<Vec<u8>>),
-}
-
-impl Array {
-    fn starting_with(value: &Value, room: usize) -> Self {
-        match value {
-            Value::Int(_) => Self::Ints(Vec::with_capacity(room)),
-            Value::Real(_) => Self::Reals(Vec::with_capacity(room)),
-            Value::Bool(_) => Self::Bools(Vec::with_capacity(room)),
-            Value::Text(_) => Self::Texts(Vec::with_capacity(room)),
-            Value::Bytes(_) => Self::Bytes(Vec::with_capacity(room)),
-        }
-    }
-
-    /// `None` for a value of another type: a shorter column would be filled up with NULLs.
-    fn push(&mut self, value: &Value) -> Option<()> {
-        match (self, value) {
-            (Self::Ints(column), Value::Int(value)) => column.push(*value),
-            (Self::Reals(column), Value::Real(value)) => column.push(*value),
-            (Self::Bools(column), Value::Bool(value)) => column.push(*value),
-            (Self::Texts(column), Value::Text(value)) => column.push(value.clone()),
-            (Self::Bytes(column), Value::Bytes(value)) => column.push(value.clone()),
-            _ => return None,
-        }
-        Some(())
-    }
-}
-
-/// The columns; `None` when the writes differ in their arguments.
-pub fn columns(units: &[Args]) -> Option<Vec<Array>> {
+/// The arguments of all writes, one column each; `None` when the writes differ in their types.
+pub fn columns(units: &[Args]) -> Option<Vec<Vec<Value>>> {
     let like = units.first()?;
-    let mut columns: Vec<Array> = like.iter().map(|value| Array::starting_with(value, units.len())).collect();
-    for unit in units {
-        if unit.len() != columns.len() {
-            return None;
-        }
-        for (column, value) in columns.iter_mut().zip(&**unit) {
-            column.push(value)?;
-        }
-    }
-    Some(columns)
+    let is_alike = |unit: &Args| {
+        unit.len() == like.len()
+            && unit.iter().zip(&**like).all(|(one, other)| discriminant(one) == discriminant(other))
+    };
+    let column = |at: usize| units.iter().map(|unit| unit[at].clone()).collect();
+    units.iter().all(is_alike).then(|| (0..like.len()).map(column).collect())
 }
+
+/// What both drivers do in the same way, each with its own types and its own function `cell`.
+macro_rules! driver {
+    ($database:ty) => {
+        /// Rows, and whether any row was returned or changed.
+        async fn run(
+            connection: &mut <$database as sqlx::Database>::Connection,
+            step: &Step,
+        ) -> Result<(Vec<SqlRow>, bool), sqlx::Error> {
+            let mut query = sqlx::query::<$database>(AssertSqlSafe(step.sql.clone()));
+            for value in &*step.args {
+                query = match value {
+                    Value::Int(value) => query.bind(*value),
+                    Value::Real(value) => query.bind(*value),
+                    Value::Bool(value) => query.bind(*value),
+                    Value::Text(value) => query.bind(value.clone()),
+                    Value::Bytes(value) => query.bind(value.clone()),
+                };
+            }
+            let mut answers = connection.fetch_many(query);
+            let (mut rows, mut changed, mut names) = (Vec::new(), 0, None);
+            while let Some(answer) = answers.try_next().await? {
+                match answer {
+                    Either::Left(done) => changed += done.rows_affected(),
+                    Either::Right(row) => rows.push(read(&row, &mut names)?),
+                }
+            }
+            let affected = changed > 0 || !rows.is_empty();
+            Ok((rows, affected))
+        }
+
+        fn read(row: &<$database as sqlx::Database>::Row, names: &mut Option<Names>) -> Result<SqlRow, sqlx::Error> {
+            let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
+            let names = names.get_or_insert_with(columns).clone();
+            let cells = (0..row.len()).map(|at| cell(row, at)).collect::<Result<_, _>>()?;
+            Ok(SqlRow::new(names, cells))
+        }
+    };
+}
+pub(crate) use driver;
 
 /// The job's id: the first argument of its write.
 pub fn job_of(args: &Args) -> Option<&str> {
@@ -263,7 +250,7 @@ pub fn job_of(args: &Args) -> Option<&str> {
 pub fn rows_in_order(units: &[Args], rows: Vec<SqlRow>) -> Result<Vec<Option<SqlRow>>, LedgerError> {
     let mut by_job = HashMap::with_capacity(rows.len());
     for row in rows {
-        by_job.insert(row.text("id")?, row);
+        by_job.insert(row.get::<String>("id")?, row);
     }
     Ok(units.iter().map(|unit| by_job.remove(job_of(unit)?)).collect())
 }
@@ -282,11 +269,8 @@ mod tests {
             Arc::from(["a".into(), 1_i64.into(), true.into()]),
             Arc::from(["b".into(), Value::Int(None), false.into()]),
         ];
-        let expected = vec![
-            Array::Texts(vec![Some("a".to_owned()), Some("b".to_owned())]),
-            Array::Ints(vec![Some(1), None]),
-            Array::Bools(vec![Some(true), Some(false)]),
-        ];
+        let expected: Vec<Vec<Value>> =
+            vec![vec!["a".into(), "b".into()], vec![1_i64.into(), Value::Int(None)], vec![true.into(), false.into()]];
         assert_eq!(columns(&units), Some(expected));
     }
 

@@ -12,13 +12,13 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::dialect::Template;
-use super::result::{SqlRow, corrupt, read_or_log};
+use super::engine::args;
+use super::result::{FromRow, SqlRow, corrupt, from_row, read_or_log};
 use super::texts;
-use crate::domain::clock_comparison::LeaderRow;
-use crate::domain::clock_comparison::{ClockAttestation, ClockOffset, QuotaAttestation};
+use crate::domain::clock_comparison::{ClockAttestation, ClockOffset, LeaderRow, QuotaAttestation};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::domain::time::Micros;
+use crate::domain::time::{EpochMs, Micros};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::{DeploymentId, StoredReport, WORKERS_MAX, WorkerReport};
 use crate::ledger::{LedgerError, StateCount};
@@ -59,47 +59,33 @@ static OLDEST_OPEN: Template = Template::new(
 impl Database {
     /// The id of the deployment whose database this is.
     pub async fn deployment(&self) -> Result<DeploymentId, LedgerError> {
-        let rows = self.query(&DEPLOYMENT, []).await?;
-        let row = rows.first().ok_or_else(|| {
+        let row = self.query_one(&DEPLOYMENT, []).await?.ok_or_else(|| {
             LedgerError::StatementFailed(
                 "table `deployment` has no row: insert one with a new UUID as its `id`".to_owned(),
             )
         })?;
-        DeploymentId::parse(&row.text("id")?).map_err(|problem| corrupt("id", &problem))
+        DeploymentId::parse(&row.get::<String>("id")?).map_err(|problem| corrupt("id", &problem))
     }
 
     /// Inserts or replaces the row of a process.
     pub async fn write_report(&self, report: &WorkerReport) -> Result<(), LedgerError> {
         let WorkerReport { id, host, pid, version, uptime, format, body } = report;
-        let args = [
-            id.as_str().into(),
-            host.as_str().into(),
-            (*pid).into(),
-            version.as_str().into(),
-            (*uptime).into(),
-            (*format).into(),
-            body.as_str().into(),
-        ];
-        self.query(&WRITE_REPORT, args).await?;
-        Ok(())
+        self.query(&WRITE_REPORT, args![id, host, *pid, version, *uptime, *format, body]).await.map(drop)
     }
 
     /// The rows of all processes, by id; at most [`WORKERS_MAX`].
     pub async fn worker_reports(&self) -> Result<Vec<StoredReport>, LedgerError> {
-        let rows = self.query(&READ_REPORTS, []).await?;
-        Ok(read_or_log(&rows, "worker_reports", "id", reported))
+        Ok(read_or_log(&self.query(&READ_REPORTS, []).await?, "worker_reports", "id"))
     }
 
     /// Deletes the row of a process that ends regularly.
     pub async fn remove_report(&self, id: &str) -> Result<(), LedgerError> {
-        self.query(&REMOVE, [id.into()]).await?;
-        Ok(())
+        self.query(&REMOVE, args![id]).await.map(drop)
     }
 
     /// Deletes the rows of processes that have not reported for this long; returns how many.
     pub async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError> {
-        let removed = self.query(&REMOVE_SILENT, [silent_for.into()]).await?;
-        Ok(u64::try_from(removed.len()).unwrap_or(u64::MAX))
+        self.query_count(&REMOVE_SILENT, args![silent_for]).await.map(u64::from)
     }
 
     /// Start of the longest wait of each provider, in milliseconds since the Unix epoch: since when its oldest due job
@@ -112,27 +98,20 @@ impl Database {
         let names = texts(providers.iter().map(ProviderName::as_str));
         let mut oldest = Vec::new();
         for row in self.query(&OLDEST_OPEN, [names]).await? {
-            if let Some(since_ms) = row.opt_int("since_ms")? {
-                oldest.push((row.text("provider")?, since_ms));
+            if let Some(since_ms) = row.get("since_ms")? {
+                oldest.push((row.get("provider")?, since_ms));
             }
         }
         Ok(oldest)
     }
 }
 
-fn reported(row: &SqlRow) -> Result<StoredReport, LedgerError> {
-    Ok(StoredReport {
-        id: row.text("id")?,
-        host: row.text("host")?,
-        pid: row.count("pid")?,
-        version: row.text("version")?,
-        started_at_ms: row.instant("started_at_ms")?.0,
-        reported_at_ms: row.instant("reported_at_ms")?.0,
-        age: row.ms("age_ms")?,
-        format: row.count("format")?,
-        body: row.text("report")?,
-    })
-}
+from_row!(row => StoredReport {
+    id, host, pid, version, age, format;
+    started_at_ms: row.get::<EpochMs>("started_at")?.0,
+    reported_at_ms: row.get::<EpochMs>("reported_at")?.0,
+    body: row.get("report")?,
+});
 
 const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms, {now_ms} AS now_ms, \
      clock_ahead_least_us, clock_ahead_most_us, clock_since_us, {since:clock_said_at} AS clock_age_ms";
@@ -176,12 +155,7 @@ impl Database {
         }
         let names = texts(quotas.iter().map(ProviderName::as_str));
         let rows = self.query_urgent(&STORED, [names]).await?;
-        let entry = |row: &SqlRow| {
-            let quota =
-                ProviderName::new(&row.text("quota")?).map_err(|_| corrupt("quota", "is not a provider name"))?;
-            Ok((quota, stored_leader(row)?))
-        };
-        rows.iter().map(entry).collect()
+        rows.iter().map(|row| Ok((row.get("quota")?, LeaderRow::from_row(row)?))).collect()
     }
 
     /// Makes `to` the leader if `from` is it now, or if there is none. The term rises, and the age restarts at zero.
@@ -192,8 +166,8 @@ impl Database {
         from: Option<&str>,
         to: &str,
     ) -> Result<LeaderRow, LedgerError> {
-        if let Some(row) = self.query(&TAKE, [quota.as_str().into(), from.into(), to.into()]).await?.first() {
-            return stored_leader(row);
+        if let Some(row) = self.query_one(&TAKE, args![quota, from, to]).await? {
+            return LeaderRow::from_row(&row);
         }
         // Another worker was faster. The row exists, because only an operator deletes it.
         let mut held = self.stored_leaders(std::slice::from_ref(quota)).await?;
@@ -212,27 +186,29 @@ impl Database {
                     "most_us": offset.most_us, "since_us": i64::try_from(since.0).unwrap_or(i64::MAX) })
         };
         let rows: Vec<serde_json::Value> = attestations.iter().map(row).collect();
-        self.query(&ATTEST, [json!(rows).to_string().into()]).await.map(drop)
+        self.query(&ATTEST, args![json!(rows).to_string()]).await.map(drop)
     }
 }
 
-fn stored_leader(row: &SqlRow) -> Result<LeaderRow, LedgerError> {
-    let micros = |us: i64, column| u64::try_from(us).map(Micros).map_err(|_| corrupt(column, "is negative"));
-    let now = micros(row.int("now_ms")?.saturating_mul(1_000), "now_ms")?;
-    let attestation = match row.opt_int("clock_since_us")? {
-        None => None,
-        Some(since_us) => {
-            let ahead =
-                ClockOffset { least_us: row.int("clock_ahead_least_us")?, most_us: row.int("clock_ahead_most_us")? };
-            // If the clock went back, the age is unknown: too old for any use.
-            let age_ms = u64::try_from(row.int("clock_age_ms")?).unwrap_or(u64::MAX);
-            Some((
-                ClockAttestation { offset: ahead, since: micros(since_us, "clock_since_us")? },
-                Duration::from_millis(age_ms),
-            ))
-        }
-    };
-    Ok(LeaderRow { holder: row.text("holder")?, term: row.int("term")?, age: row.ms("age_ms")?, now, attestation })
+from_row!(row => LeaderRow {
+    holder, term, age;
+    now: micros(row, "now_ms", 1_000)?,
+    attestation: attestation(row)?,
+});
+
+fn attestation(row: &SqlRow) -> Result<Option<(ClockAttestation, Duration)>, LedgerError> {
+    if row.get::<Option<i64>>("clock_since_us")?.is_none() {
+        return Ok(None);
+    }
+    let offset = ClockOffset { least_us: row.get("clock_ahead_least_us")?, most_us: row.get("clock_ahead_most_us")? };
+    // If the clock went back, the age is unknown: too old for any use.
+    let age_ms = u64::try_from(row.get::<i64>("clock_age_ms")?).unwrap_or(u64::MAX);
+    let since = micros(row, "clock_since_us", 1)?;
+    Ok(Some((ClockAttestation { offset, since }, Duration::from_millis(age_ms))))
+}
+
+fn micros(row: &SqlRow, column: &str, unit: u64) -> Result<Micros, LedgerError> {
+    Ok(Micros(row.get::<u64>(column)?.saturating_mul(unit)))
 }
 
 /// All providers that have a job: steps from one to the next instead of reading all entries of the index.
@@ -286,33 +262,29 @@ impl Database {
     }
 
     pub async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError> {
-        self.query(&COUNTS, []).await?.iter().map(count).collect()
+        self.query_as(&COUNTS, []).await
     }
 
     /// Number of jobs in a state, by provider, without reading the other states.
     pub async fn job_counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError> {
-        self.query_by_index(&COUNTS_OF_STATE, [state.into()]).await?.iter().map(count).collect()
+        self.query_by_index(&COUNTS_OF_STATE, args![state]).await?.iter().map(StateCount::from_row).collect()
     }
 
     /// The outcome of a request, as its row says: `None` while it is open, and when no request has this number.
     pub async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
-        let rows = self.query(&OUTCOME, [job.as_str().into(), number.into()]).await?;
-        rows.first().map_or(Ok(None), |row| row.opt_text("outcome"))
+        self.query_one(&OUTCOME, args![job, number]).await?.map_or(Ok(None), |row| row.get("outcome"))
     }
 
     /// Asks the database for a sign of life; returns its version.
     pub async fn ping(&self) -> Result<String, LedgerError> {
-        let rows = self.query(&PING, []).await?;
-        rows.first().map(|row| row.text("version")).transpose().map(Option::unwrap_or_default)
+        self.query_row(&PING, []).await?.get("version")
     }
 }
 
-fn count(row: &SqlRow) -> Result<StateCount, LedgerError> {
-    Ok(StateCount { provider: row.text("provider")?, state: row.text("state")?, jobs: row.int("jobs")? })
-}
+from_row!(row => StateCount { provider, state, jobs });
 
 /// A name that no row of a provider can have is left out.
 fn providers(rows: &[SqlRow]) -> Result<BTreeSet<ProviderName>, LedgerError> {
-    let names = rows.iter().map(|row| Ok(ProviderName::new(&row.text("provider")?).ok()));
+    let names = rows.iter().map(|row| Ok(ProviderName::new(&row.get::<String>("provider")?).ok()));
     names.filter_map(Result::transpose).collect()
 }

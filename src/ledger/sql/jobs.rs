@@ -11,17 +11,15 @@
 //! for long. There is no index by arrival time, because each would cost every payment. So a page is a number of the
 //! provider's jobs, and jobs of other times are filtered out of it.
 
-use std::sync::Arc;
-
 use sha2::{Digest as _, Sha256};
 
 use super::backlog::{account_of, class_of};
 use super::dialect::Template;
-use super::engine::Args;
+use super::engine::args;
 use super::fleet::LANES;
 use super::lease::StoredWait;
-use super::result::{ReadRows, SqlRow, read_each, read_or_log};
-use crate::domain::job::{Identifier, JobId};
+use super::result::{FromRow, ReadRows, SqlRow, from_row, read_each, read_or_log};
+use crate::domain::job::JobId;
 use crate::domain::printable::redact_url;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
@@ -31,7 +29,7 @@ use crate::ledger::operator::{
     LIST_MAX, PastArrival, RequestSummary, WaitDetails,
 };
 
-/// The columns that [`job_summary`] reads.
+/// The columns of a [`JobSummary`].
 pub const SUMMARY_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
      jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.wait_reason, jobs.wait_limit, \
      jobs.wait_detail, jobs.provider_reference, \
@@ -78,24 +76,23 @@ impl Database {
         at_most: u32,
     ) -> Result<JobPage, LedgerError> {
         if let Some(id) = &filter.id {
-            let mut page = job_page(&self.query(&BY_ID, id_args(id)).await?, at_most);
+            let mut page = job_page(&self.query(&BY_ID, args![id]).await?, at_most);
             let is_behind = |id: &str| at_most > 0 && after.is_none_or(|after| id > after.as_str());
             page.jobs.retain(|line| filter.matches(line) && is_behind(&line.id));
             page.unreadable.retain(|row| is_behind(&row.id));
             return Ok(JobPage { next: None, ..page });
         }
         let at_most = at_most.min(LIST_MAX);
-        let provider = filter.provider.as_ref().map(ProviderName::as_str);
-        let account = filter.account.as_ref().map(Identifier::as_str);
+        let (provider, account) = (filter.provider.as_ref(), filter.account.as_ref());
         let after = after.map_or("", JobId::as_str);
-        let mut args = vec![after.into(), at_most.into()];
+        let mut args = args![after, at_most].to_vec();
         let sql = match (account, filter.state) {
             (Some(account), state) => {
-                args.extend([provider.into(), account.into(), state.into()]);
+                args.extend(args![provider, account, state]);
                 &OF_AN_ACCOUNT
             }
             (None, Some(state)) => {
-                args.extend([provider.into(), state.into()]);
+                args.extend(args![provider, state]);
                 &OF_A_STATE
             }
             (None, None) if provider.is_some() => {
@@ -111,8 +108,8 @@ impl Database {
 /// If the page has as many jobs as asked for, there may be a next one.
 fn job_page(rows: &[SqlRow], at_most: u32) -> JobPage {
     let last = rows.last().filter(|_| rows.len() == at_most as usize);
-    let next = last.and_then(|row| row.text("id").ok());
-    let ReadRows { rows: jobs, unreadable } = read_each(rows, "id", job_summary);
+    let next = last.and_then(|row| row.get("id").ok());
+    let ReadRows { rows: jobs, unreadable } = read_each(rows, "id");
     JobPage { jobs, unreadable, next }
 }
 
@@ -126,46 +123,22 @@ pub fn cursor_args(provider: &str, key: &str) -> String {
     )
 }
 
-pub fn job_summary(row: &SqlRow) -> Result<JobSummary, LedgerError> {
-    let (state, text) = (row.text("state")?, row.opt_text("reason")?);
-    let waits = matches!(state.as_str(), "waiting" | "unknown");
-    let wait = StoredWait::read(row)?;
-    let reason = match (wait.sentence().filter(|_| waits), text) {
+from_row!(row => JobSummary {
+    id, provider, state, amount, currency, account, attempts, wake_at, provider_reference, created_at, updated_at;
+    reason: reason(row)?,
+    wait_reason: StoredWait::present(row)?.and_then(|wait| wait.wait_reason),
+    wait_limit: StoredWait::present(row)?.and_then(|wait| wait.wait_limit),
+});
+
+fn reason(row: &SqlRow) -> Result<Option<String>, LedgerError> {
+    let (state, text): (String, Option<String>) = (row.get("state")?, row.get("reason")?);
+    Ok(match (StoredWait::present(row)?.and_then(|wait| wait.sentence()), text) {
         // An operator has sent the job again, and it came before its time.
         (Some(sentence), Some(decision)) => Some(format!("{sentence}; {decision}")),
         (Some(sentence), None) => Some(sentence),
         (None, _) if state == "sending" => None,
         (None, text) => text,
-    };
-    Ok(JobSummary {
-        id: row.text("id")?,
-        provider: row.text("provider")?,
-        state,
-        amount: row.int("amount")?,
-        currency: row.text("currency")?,
-        account: row.opt_text("account")?,
-        attempts: row.count("attempts")?,
-        wake_at: at(row, "wake_at_ms")?,
-        reason,
-        wait_reason: wait.code.filter(|_| waits),
-        wait_limit: wait.limit.filter(|_| waits),
-        provider_reference: row.opt_text("provider_reference")?,
-        created_at: at(row, "created_at_ms")?,
-        updated_at: at(row, "updated_at_ms")?,
     })
-}
-
-pub fn at(row: &SqlRow, column: &str) -> Result<DatabaseTime, LedgerError> {
-    row.instant(column).map(|at| DatabaseTime(at.0))
-}
-
-pub fn opt_at(row: &SqlRow, column: &str) -> Result<Option<DatabaseTime>, LedgerError> {
-    Ok(row.opt_instant(column)?.map(|at| DatabaseTime(at.0)))
-}
-
-/// Arguments of a query about one job.
-pub fn id_args(id: &JobId) -> Args {
-    Arc::from([id.as_str().into()])
 }
 
 static JOB: Template = Template::made(|_| {
@@ -211,103 +184,60 @@ static AUDIT: Template = Template::new(
 impl Database {
     /// `None`: the ledger has no such job.
     pub async fn job_details(&self, id: &JobId) -> Result<Option<JobDetails>, LedgerError> {
-        let rows = self.query(&JOB, id_args(id)).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let mut story = job_details(row)?;
-        let attempts = self.query(&ATTEMPTS, id_args(id)).await?;
-        story.attempts = attempts.iter().map(attempt).collect::<Result<_, _>>()?;
-        let events = self.query(&EVENTS, id_args(id)).await?;
-        story.events = events.iter().map(event).collect::<Result<_, _>>()?;
-        let audit = self.query(&AUDIT, id_args(id)).await?;
-        story.audit = audit.iter().map(audited).collect::<Result<_, _>>()?;
-        Ok(Some(story))
+        let Some(row) = self.query_one(&JOB, args![id]).await? else { return Ok(None) };
+        Ok(Some(JobDetails {
+            attempts: self.query_as(&ATTEMPTS, args![id]).await?,
+            events: self.query_as(&EVENTS, args![id]).await?,
+            audit: self.query_as(&AUDIT, args![id]).await?,
+            ..JobDetails::from_row(&row)?
+        }))
     }
 }
 
-fn job_details(row: &SqlRow) -> Result<JobDetails, LedgerError> {
-    Ok(JobDetails {
-        line: job_summary(row)?,
-        idempotency_key: row.text("idempotency_key")?,
-        reference: row.opt_text("reference")?,
-        cost: row.count("cost")?,
-        priority: row.count("priority")?,
-        not_before: opt_at(row, "not_before_ms")?,
-        expires_at: opt_at(row, "expires_at_ms")?,
-        maybe_charged: row.bool("maybe_charged")?,
-        lease_owner: row.opt_text("lease_owner")?,
-        lease_until: opt_at(row, "lease_until_ms")?,
-        first_sent_at: opt_at(row, "first_sent_at_ms")?,
-        revived_at: opt_at(row, "revived_at_ms")?,
-        payload: row.opt_text("payload")?.map(|payload| digest(payload.as_bytes())),
-        request: request(row)?,
-        waited: waited(row)?,
-        attempts: Vec::new(),
-        events: Vec::new(),
-        audit: Vec::new(),
-    })
-}
+from_row!(row => JobDetails {
+    idempotency_key, reference, cost, priority, not_before, expires_at, maybe_charged, lease_owner, lease_until,
+    first_sent_at, revived_at;
+    line: JobSummary::from_row(row)?,
+    payload: row.get::<Option<String>>("payload")?.map(|payload| digest(payload.as_bytes())),
+    request: request(row)?,
+    waited: waited(row)?,
+    attempts: Vec::new(),
+    events: Vec::new(),
+    audit: Vec::new(),
+});
 
 fn request(row: &SqlRow) -> Result<Option<RequestSummary>, LedgerError> {
-    let Some(method) = row.opt_text("frozen_method")? else { return Ok(None) };
+    let Some(method) = row.get("frozen_method")? else { return Ok(None) };
     Ok(Some(RequestSummary {
         method,
-        url: redact_url(&row.text("frozen_url")?),
-        content_type: row.text("frozen_content_type")?,
-        body: digest(&row.bytes("frozen_body")?),
+        url: redact_url(&row.get::<String>("frozen_url")?),
+        content_type: row.get("frozen_content_type")?,
+        body: digest(&row.get::<Vec<u8>>("frozen_body")?),
     }))
 }
 
 fn waited(row: &SqlRow) -> Result<Option<WaitDetails>, LedgerError> {
-    let wait = StoredWait::read(row)?;
+    let wait = StoredWait::from_row(row)?;
     let (Some(reason), Some(past_reason)) = (wait.sentence(), wait.past_sentence()) else { return Ok(None) };
-    if row.opt_int("wait_request")?.is_none() {
-        return Ok(None);
-    }
-    Ok(Some(WaitDetails {
-        reason,
-        past_reason,
-        wait_reason: wait.code.unwrap_or_default(),
-        wait_limit: wait.limit,
-        wait_detail: wait.detail,
-        since: at(row, "wait_since_ms")?,
-        until: at(row, "wait_until_ms")?,
-        request: row.count("wait_request")?,
-    }))
+    let Some(request) = row.get("wait_request")? else { return Ok(None) };
+    let StoredWait { wait_reason, wait_limit, wait_detail } = wait;
+    let (since, until) = (row.get("wait_since")?, row.get("wait_until")?);
+    let wait_reason = wait_reason.unwrap_or_default();
+    Ok(Some(WaitDetails { reason, past_reason, wait_reason, wait_limit, wait_detail, since, until, request }))
 }
 
 fn digest(bytes: &[u8]) -> Digest {
     Digest { bytes: bytes.len() as u64, sha256: hex::encode(Sha256::digest(bytes)) }
 }
 
-fn attempt(row: &SqlRow) -> Result<AttemptSummary, LedgerError> {
-    Ok(AttemptSummary {
-        number: row.count("number")?,
-        began_at: at(row, "began_at_ms")?,
-        ended_at: opt_at(row, "ended_at_ms")?,
-        outcome: row.opt_text("outcome")?,
-        status: row.opt_int("status")?,
-        detail: row.opt_text("detail")?,
-        counted: row.opt_int("counted_or_not")?.map(|counted| counted != 0),
-    })
-}
-
-fn event(row: &SqlRow) -> Result<EventSummary, LedgerError> {
-    Ok(EventSummary { state: row.text("state")?, at: at(row, "at_ms")?, published_at: opt_at(row, "published_at_ms")? })
-}
-
-fn audited(row: &SqlRow) -> Result<AuditEntry, LedgerError> {
-    Ok(AuditEntry {
-        at: at(row, "at_ms")?,
-        who: row.text("who")?,
-        os_user: row.opt_text("os_user")?,
-        program: row.opt_text("program")?,
-        old_state: row.text("old_state")?,
-        new_state: row.opt_text("new_state")?,
-        cleared_maybe_charged: row.bool("cleared_maybe_charged")?,
-        erased: row.bool("erased")?,
-        because: row.opt_text("because")?,
-    })
-}
+from_row!(row => AttemptSummary {
+    number, began_at, ended_at, outcome, status, detail;
+    counted: row.get("counted_or_not")?,
+});
+from_row!(row => EventSummary { state, at, published_at });
+from_row!(row => AuditEntry {
+    at, who, os_user, program, old_state, new_state, cleared_maybe_charged, erased, because,
+});
 
 /// The last of the provider's jobs on a page is always returned: the next page begins after it.
 static PAGE: Template = Template::made(|_| {
@@ -334,28 +264,26 @@ impl Database {
         let mut found = Vec::new();
         let mut after = String::new();
         while found.len() < at_most {
-            let args = [provider.as_str().into(), after.as_str().into(), from.0.into(), to.0.into()];
-            let rows = self.query(&PAGE, args).await?;
-            let wanted = read_or_log(&rows, "jobs", "idempotency_key", |row| match row.bool("wanted")? {
-                true => arrival(row).map(Some),
-                false => Ok(None),
-            });
-            found.extend(wanted.into_iter().flatten());
+            let rows = self.query(&PAGE, args![provider, &after, from.0, to.0]).await?;
+            found.extend(
+                read_or_log::<WantedArrival>(&rows, "jobs", "idempotency_key").into_iter().filter_map(|row| row.0),
+            );
             // The rows do not show whether the page was full: only a page without a row is the end.
             let Some(last) = rows.last() else { break };
-            after = last.text("idempotency_key")?;
+            after = last.get("idempotency_key")?;
         }
         found.truncate(at_most);
         Ok(found)
     }
 }
 
-fn arrival(row: &SqlRow) -> Result<PastArrival, LedgerError> {
-    Ok(PastArrival {
-        created_at: at(row, "created_at_ms")?,
-        expires_at: opt_at(row, "expires_at_ms")?,
-        account: row.opt_text("account")?,
-        cost: row.count("cost")?,
-        priority: row.count("priority")?,
-    })
+from_row!(row => PastArrival { created_at, expires_at, account, cost, priority });
+
+/// An arrival, if its row is one of those that were asked for.
+struct WantedArrival(Option<PastArrival>);
+
+impl FromRow for WantedArrival {
+    fn from_row(row: &SqlRow) -> Result<Self, LedgerError> {
+        row.get::<bool>("wanted")?.then(|| PastArrival::from_row(row)).transpose().map(Self)
+    }
 }

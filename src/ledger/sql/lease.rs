@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use super::attempt::{CLOSE_LEFT_OPEN, WRITE_EVENT, WRITTEN_COLUMNS};
 use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
-use super::engine::Value;
-use super::result::SqlRow;
+use super::engine::{Args, Value, args};
+use super::result::{FromRow, SqlRow, from_row};
 use super::{fenced_write, storable};
 use crate::domain::time::copy_step;
 use crate::domain::wait_reason::{Wait, WaitReason, past_sentence, sentence};
@@ -108,11 +108,10 @@ impl Database {
         for some in ordered.chunks(RENEW_BATCH_MAX) {
             let list: Vec<_> =
                 some.iter().map(|token| serde_json::json!({"id": token.id.as_str(), "fence": token.fence})).collect();
-            let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
-            match self.query_by_index(&RENEW, args).await {
+            match self.query_by_index(&RENEW, args![serde_json::Value::from(list).to_string(), lease]).await {
                 Ok(rows) => {
                     for row in rows {
-                        kept.insert((row.text("id")?, row.int("fence")?));
+                        kept.insert((row.get("id")?, row.get("fence")?));
                     }
                 }
                 // The other leases are prolonged all the same.
@@ -135,30 +134,15 @@ impl Database {
         lease: &LeaseToken,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        let mut args: Vec<Value> = vec![lease.id.as_str().into(), lease.fence.into()];
-        let write = match next {
-            JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
-                let [detail, code, limit] = wait_args(reason);
-                let unknown = matches!(next, JobState::Unknown { .. });
-                args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
-                &WAIT
-            }
-            JobState::Final { state, reason, reference } => {
-                let reference = reference.as_deref().map(storable);
-                args.extend([state.name().into(), reference.into(), storable(reason).into()]);
-                &FINALIZE
-            }
-        };
-        let wait = next.wait();
-        let row = self.write(write, args, Duration::ZERO).await?;
-        let back = row.as_ref().filter(|_| wait.is_some()).map(return_plan).transpose()?;
+        let args: Args = args![&lease.id, lease.fence].into_iter().chain(next_args(next)).collect();
+        let row = self.write(if next.wait().is_some() { &WAIT } else { &FINALIZE }, args, Duration::ZERO).await?;
+        let back = row.as_ref().filter(|_| next.wait().is_some()).map(ReturnPlan::from_row).transpose()?;
         Ok((fenced_write(row.is_some()), back))
     }
 
     /// Releases the lease; the job stays as it is and is due at once.
     pub async fn release(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        let args = [lease.id.as_str().into(), lease.fence.into()];
-        Ok(fenced_write(self.write(&RELEASE, args, Duration::ZERO).await?.is_some()))
+        Ok(fenced_write(self.write(&RELEASE, args![&lease.id, lease.fence], Duration::ZERO).await?.is_some()))
     }
 
     /// Releases the lease of a job that came before it is due: its reason and `wake_at` stay.
@@ -172,9 +156,8 @@ impl Database {
         lease: &LeaseToken,
         wait: Duration,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        let args: [Value; 3] = [lease.id.as_str().into(), lease.fence.into(), copy_step(wait).into()];
-        let row = self.write(&WAIT_ON, args, Duration::ZERO).await?;
-        Ok((fenced_write(row.is_some()), row.as_ref().map(return_plan).transpose()?))
+        let row = self.write(&WAIT_ON, args![&lease.id, lease.fence, copy_step(wait)], Duration::ZERO).await?;
+        Ok((fenced_write(row.is_some()), row.as_ref().map(ReturnPlan::from_row).transpose()?))
     }
 }
 
@@ -215,26 +198,40 @@ impl WaitParameters<'_> {
     }
 }
 
+/// The arguments of the next state. Of a wait: whether the outcome is unknown, its time, detail, the copy's delay, code
+/// and limit; of a final state: name, reference and reason.
+pub fn next_args(next: &JobState) -> Vec<Value> {
+    match next {
+        JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
+            let [detail, code, limit] = wait_args(reason);
+            let unknown = matches!(next, JobState::Unknown { .. });
+            vec![unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]
+        }
+        JobState::Final { state, reason, reference } => {
+            args![state.name(), reference.as_deref().map(storable), storable(reason)].into()
+        }
+    }
+}
+
 /// The values of [`WaitParameters`], in their order.
 pub fn wait_args(wait: &Wait) -> [Value; 3] {
-    [wait.detail.as_deref().map(storable).into(), wait.reason.code().into(), wait.reason.limit().into()]
+    args![wait.detail.as_deref().map(storable), wait.reason.code(), wait.reason.limit()]
 }
 
 /// The columns of a wait's reason. A later program may have written a code that this one does not know.
 pub struct StoredWait {
-    pub code: Option<String>,
-    pub limit: Option<String>,
-    pub detail: Option<String>,
+    pub wait_reason: Option<String>,
+    pub wait_limit: Option<String>,
+    pub wait_detail: Option<String>,
 }
 
+from_row!(row => StoredWait { wait_reason, wait_limit, wait_detail });
+
 impl StoredWait {
-    /// Reads the columns.
-    pub fn read(row: &SqlRow) -> Result<Self, LedgerError> {
-        Ok(Self {
-            code: row.opt_text("wait_reason")?,
-            limit: row.opt_text("wait_limit")?,
-            detail: row.opt_text("wait_detail")?,
-        })
+    /// The wait of a job that waits now.
+    pub fn present(row: &SqlRow) -> Result<Option<Self>, LedgerError> {
+        let waits = matches!(row.get::<String>("state")?.as_str(), "waiting" | "unknown");
+        waits.then(|| Self::from_row(row)).transpose()
     }
 
     /// The sentence for people; `None` when no wait is recorded.
@@ -249,13 +246,13 @@ impl StoredWait {
 
     /// A code of another version is its own text.
     fn text(&self, sentence: fn(&WaitReason, Option<&str>) -> String) -> Option<String> {
-        let code = self.code.as_deref()?;
-        let known = WaitReason::from_columns(code, self.limit.clone());
-        Some(known.map_or_else(|| code.to_owned(), |reason| sentence(&reason, self.detail.as_deref())))
+        let code = self.wait_reason.as_deref()?;
+        let known = WaitReason::from_columns(code, self.wait_limit.clone());
+        Some(known.map_or_else(|| code.to_owned(), |reason| sentence(&reason, self.wait_detail.as_deref())))
     }
 }
 
-/// Columns that [`return_plan`] reads.
+/// Columns of a [`ReturnPlan`].
 pub const RETURN_PLAN_COLUMNS: &str = "copy, unqueued";
 
 /// A delay queue holds a copy; or the lane's queue does, and the job was claimed without it. A claim writes the latter
@@ -282,7 +279,4 @@ pub fn delayed_copy_update(wake: &str, step: &str, is_unsent: &str) -> String {
     )
 }
 
-/// Reads the columns.
-pub fn return_plan(row: &SqlRow) -> Result<ReturnPlan, LedgerError> {
-    Ok(ReturnPlan { copy: row.int("copy")?, unqueued: row.bool("unqueued")? })
-}
+from_row!(row => ReturnPlan { copy, unqueued });

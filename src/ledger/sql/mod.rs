@@ -11,7 +11,6 @@ use super::{FencedWrite, LedgerError};
 
 mod apply;
 mod attempt;
-mod audit;
 mod backlog;
 pub mod batcher;
 mod claim;
@@ -36,7 +35,7 @@ mod upkeep;
 
 use dialect::{Dialect, Template, WriteTemplate};
 use engine::{Args, Step, Value};
-use result::SqlRow;
+use result::{FromRow, SqlRow};
 
 impl Database {
     fn dialect(&self) -> Dialect {
@@ -51,6 +50,26 @@ impl Database {
     /// Runs a statement that must find its rows by an index, whatever the statistics say.
     async fn query_by_index(&self, sql: &Template, args: impl Into<Args>) -> Result<Vec<SqlRow>, LedgerError> {
         self.engine.query_by_index(sql.sql(self.dialect()), args.into()).await
+    }
+
+    /// Runs one statement, and reads its rows.
+    async fn query_as<T: FromRow>(&self, sql: &Template, args: impl Into<Args>) -> Result<Vec<T>, LedgerError> {
+        self.query(sql, args).await?.iter().map(T::from_row).collect()
+    }
+
+    /// Runs one statement that returns at most one row.
+    async fn query_one(&self, sql: &Template, args: impl Into<Args>) -> Result<Option<SqlRow>, LedgerError> {
+        Ok(self.query(sql, args).await?.into_iter().next())
+    }
+
+    /// Runs one statement that always returns a row.
+    async fn query_row(&self, sql: &Template, args: impl Into<Args>) -> Result<SqlRow, LedgerError> {
+        self.query_one(sql, args).await?.ok_or_else(no_row)
+    }
+
+    /// Runs one statement; returns the number of its rows.
+    async fn query_count(&self, sql: &Template, args: impl Into<Args>) -> Result<u32, LedgerError> {
+        Ok(u32::try_from(self.query(sql, args).await?.len()).unwrap_or(u32::MAX))
     }
 
     /// Runs a statement that every worker polls each second.
@@ -87,6 +106,10 @@ impl Database {
     ) -> Result<Option<SqlRow>, LedgerError> {
         self.batchers.of(template, self.dialect()).write(&self.engine, args.into(), max_batch_delay).await
     }
+}
+
+fn no_row() -> LedgerError {
+    LedgerError::Corrupt("a statement returned no row".to_owned())
 }
 
 /// A JSON array of texts, as placeholders `{texts:…}` read it.

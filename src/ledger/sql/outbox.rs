@@ -5,11 +5,10 @@
 use std::time::Duration;
 
 use super::dialect::Template;
-use super::engine::{Args, Value};
-use super::result::{SqlRow, corrupt, read_or_log};
+use super::engine::{Args, Value, args};
+use super::result::{FromRow, SqlRow, from_row, read_or_log};
 use super::storable;
-use crate::domain::outcome::FinalState;
-use crate::domain::provider::ProviderName;
+use crate::domain::time::EpochMs;
 use crate::ledger::copies::RejectedMessage;
 use crate::ledger::database::Database;
 use crate::ledger::{EventSelection, LedgerError, OutcomeEvent, UnpublishedEvents};
@@ -17,7 +16,7 @@ use crate::ledger::{EventSelection, LedgerError, OutcomeEvent, UnpublishedEvents
 /// Longest stored id of a rejected message, in characters.
 const REJECTED_ID_CHARS_MAX: usize = 255;
 
-/// An event's columns, as [`event`] reads them.
+/// An event's columns, as [`OutcomeEvent`] is read.
 pub const EVENT_COLUMNS: &str =
     "sequence, job_id AS id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms";
 
@@ -89,12 +88,12 @@ impl Database {
             EventSelection::NeverRejected => &UNPUBLISHED,
             EventSelection::RejectedBefore => &RETRY,
         };
-        let rows = self.query(sql, [at_most.into(), lease.into()]).await?;
-        let mut events = read_or_log(&rows, "outcome_events", "sequence", event);
+        let rows = self.query(sql, args![at_most, lease]).await?;
+        let mut events = read_or_log::<OutcomeEvent>(&rows, "outcome_events", "sequence");
         if events.len() < rows.len() {
             // Otherwise they would stay first in the order and be leased before all others forever.
             let unread = |row: &SqlRow| {
-                row.int("sequence").ok().filter(|sequence| events.iter().all(|event| event.sequence != *sequence))
+                row.get("sequence").ok().filter(|sequence| events.iter().all(|event| event.sequence != *sequence))
             };
             self.mark_events_rejected(&rows.iter().filter_map(unread).collect::<Vec<_>>()).await?;
         }
@@ -118,29 +117,15 @@ impl Database {
     }
 
     pub async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError> {
-        let rows = self.query(&WAITING, []).await?;
-        let row = rows.first().ok_or_else(|| corrupt("count", "is missing"))?;
-        let count = |column| Ok::<_, LedgerError>(u64::try_from(row.int(column)?).unwrap_or(0));
-        Ok(UnpublishedEvents {
-            events: count("events")?,
-            rejected: count("rejected")?,
-            oldest: row.opt_ms("oldest_ms")?,
-        })
+        UnpublishedEvents::from_row(&self.query_row(&WAITING, []).await?)
     }
 
     pub async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
         let id = message.job_id.as_deref().map(storable);
         let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
-        let args = [
-            message.lane.as_str().into(),
-            id.into(),
-            message.reason.into(),
-            storable(&message.detail).into(),
-            message.body_sha256.as_slice().into(),
-            i64::try_from(message.body_bytes).unwrap_or(i64::MAX).into(),
-        ];
-        self.query(&REJECT, args).await?;
-        Ok(())
+        let (detail, bytes) = (storable(&message.detail), i64::try_from(message.body_bytes).unwrap_or(i64::MAX));
+        let args = args![&message.lane, id, message.reason, detail, message.body_sha256.as_slice(), bytes];
+        self.query(&REJECT, args).await.map(drop)
     }
 
     async fn update_events(
@@ -158,20 +143,9 @@ impl Database {
     }
 }
 
-pub fn event(row: &SqlRow) -> Result<OutcomeEvent, LedgerError> {
-    Ok(OutcomeEvent {
-        sequence: row.int("sequence")?,
-        id: row.text("id")?,
-        provider: ProviderName::new(row.text("provider")?)
-            .map_err(|problem| corrupt("provider", &problem.to_string()))?,
-        state: final_state(row)?,
-        provider_reference: row.opt_text("provider_reference")?,
-        reason: row.opt_text("reason")?,
-        attempts: row.count("attempts")?,
-        at_ms: row.instant("at_ms")?.0,
-    })
-}
+from_row!(row => OutcomeEvent {
+    sequence, id, provider, state, provider_reference, reason, attempts;
+    at_ms: row.get::<EpochMs>("at")?.0,
+});
 
-pub fn final_state(row: &SqlRow) -> Result<FinalState, LedgerError> {
-    FinalState::from_name(&row.text("state")?).ok_or_else(|| corrupt("state", "is not final"))
-}
+from_row!(row => UnpublishedEvents { events, rejected, oldest });

@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
-use sqlx::postgres::{PgArguments, PgConnection, PgRow};
-use sqlx::query::Query;
+use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{AssertSqlSafe, Column, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef};
 
 use super::connect_options::connect_options;
 use super::connections::Connections;
 use super::dialect::{Dialect, JobWrite};
 use super::engine::{
-    Args, Array, Batch, Engine, RETRIES_MAX, Sql, Step, Value, columns, rows_in_order, run_to_completion,
+    Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, columns, driver, rows_in_order, run_to_completion,
 };
-use super::result::{Names, SqlRow, SqlValue, from_postgres, is_rolled_back_for_sure, lock_not_available, rolled_back};
+use super::result::{Names, SqlRow, SqlValue, is_rolled_back_for_sure, lock_not_available, rolled_back};
 use super::session::{
     STATEMENT_MAX, SettingsHints, URGENT_MAX, with_client_timeout, with_statement_timeout, with_timeout_after,
 };
@@ -40,7 +39,42 @@ impl PostgresEngine {
     pub fn connections(&self) -> &Connections {
         &self.connections
     }
+
+    /// Runs a transaction, again if the server rolled it back.
+    async fn repeat(
+        &self,
+        purpose: ConnectionPurpose,
+        steps: Vec<Step>,
+        at_most: Duration,
+    ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
+        let pool = self.connections.clone();
+        run_to_completion(async move {
+            let mut repeats = 0;
+            loop {
+                match transaction(&pool, purpose, &steps, at_most).await {
+                    Err(error) if rolled_back(&error) && repeats < RETRIES_MAX => repeats += 1,
+                    result => return result,
+                }
+            }
+        })
+        .await
+    }
+
+    /// Runs a transaction once, planned like a batch. `None`: it was rolled back, perhaps for a lock of another session.
+    async fn try_by_index(&self, steps: Vec<Step>) -> Result<Option<Vec<SqlRow>>, LedgerError> {
+        let pool = self.connections.clone();
+        run_to_completion(async move {
+            match transaction(&pool, ConnectionPurpose::Batches, &steps, STATEMENT_MAX).await {
+                Ok(rows) => Ok(Some(rows.into_iter().flatten().flatten().collect())),
+                Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+        .await
+    }
 }
+
+driver!(Postgres);
 
 #[async_trait]
 impl Engine for PostgresEngine {
@@ -49,38 +83,28 @@ impl Engine for PostgresEngine {
     }
 
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
-        query(self.connections.clone(), ConnectionPurpose::General, sql, args).await
+        let rows = self.repeat(ConnectionPurpose::General, vec![Step::new(sql, args)], STATEMENT_MAX).await?;
+        Ok(rows.into_iter().flatten().flatten().collect())
     }
 
     async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
-        query(self.connections.clone(), ConnectionPurpose::Batches, sql, args).await
+        let rows = self.repeat(ConnectionPurpose::Batches, vec![Step::new(sql, args)], STATEMENT_MAX).await?;
+        Ok(rows.into_iter().flatten().flatten().collect())
     }
 
     async fn query_unless_locked(&self, sql: &Sql, args: Args) -> Result<Option<Vec<SqlRow>>, LedgerError> {
-        let pool = self.connections.clone();
-        let step = Step { sql: sql.clone(), args, must_affect: false };
-        run_to_completion(async move {
-            match run_single_statement(&pool, ConnectionPurpose::Batches, &step).await {
-                Ok((rows, _)) => Ok(Some(rows)),
-                Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
-                Err(error) => Err(from_postgres(&error)),
-            }
-        })
-        .await
+        self.try_by_index(vec![Step::new(sql, args)]).await
     }
 
     /// A silent connection is dropped soon, so that the next poll has another. So is one to a demoted server: it would
     /// return outdated rows forever.
     async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
-        let (pool, step) = (self.connections.clone(), Step { sql: sql.clone(), args, must_affect: false });
+        let (pool, step) = (self.connections.clone(), Step::new(sql, args));
         run_to_completion(async move {
-            let rows = async {
-                // A new connection may take longer than a response: with the shorter limit, it would never be opened.
-                let mut session = pool.lend(ConnectionPurpose::Polls).await?;
-                let rows = with_client_timeout(URGENT_MAX, query_primary(session.connection()?, &step)).await;
-                session.end(rows)
-            };
-            rows.await.map_err(|error| from_postgres(&error))
+            // A new connection may take longer than a response: with the shorter limit, it would never be opened.
+            let mut session = pool.lend(ConnectionPurpose::Polls).await?;
+            let rows = with_client_timeout(URGENT_MAX, query_primary(session.connection()?, &step)).await;
+            session.end(rows)
         })
         .await
     }
@@ -94,34 +118,15 @@ impl Engine for PostgresEngine {
         at_most: Duration,
         steps: Vec<Step>,
     ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
-        let pool = self.connections.clone();
-        run_to_completion(async move {
-            let mut repeats = 0;
-            loop {
-                match transaction(&pool, ConnectionPurpose::General, &steps, at_most).await {
-                    Ok(rows) => return Ok(rows),
-                    Err(error) if rolled_back(&error) && repeats < RETRIES_MAX => repeats += 1,
-                    Err(error) => return Err(from_postgres(&error)),
-                }
-            }
-        })
-        .await
+        self.repeat(ConnectionPurpose::General, steps, at_most).await
     }
 
     /// Planned like a batch. Behind a row lock, it waits as long as any statement.
     async fn execute_one(&self, write: &JobWrite, args: &Args) -> Result<Option<SqlRow>, LedgerError> {
-        let (pool, steps) = (self.connections.clone(), write.steps(args));
-        let rows = run_to_completion(async move {
-            match transaction(&pool, ConnectionPurpose::Batches, &steps, STATEMENT_MAX).await {
-                Ok(rows) => Ok(Some(rows)),
-                Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
-                Err(error) => Err(from_postgres(&error)),
-            }
-        });
-        let rows = match rows.await? {
-            Some(rows) => rows,
-            None => self.atomically(write.steps(args)).await?,
-        };
+        if let Some(rows) = self.try_by_index(write.steps(args)).await? {
+            return Ok(rows.into_iter().next());
+        }
+        let rows = self.atomically(write.steps(args)).await?;
         Ok(rows.into_iter().flatten().flatten().next())
     }
 
@@ -141,8 +146,8 @@ impl Engine for PostgresEngine {
             };
             match rows.await {
                 Ok(rows) => rows_in_order(&units, rows).map(Batch::Committed),
-                Err(error) if is_rolled_back_for_sure(&error) => Ok(Batch::RolledBack(from_postgres(&error))),
-                Err(error) => Err(from_postgres(&error)),
+                Err(error) if is_rolled_back_for_sure(&error) => Ok(Batch::RolledBack(error.into())),
+                Err(error) => Err(error.into()),
             }
         })
         .await
@@ -151,26 +156,6 @@ impl Engine for PostgresEngine {
     fn settings_hints(&self) -> Option<SettingsHints> {
         Some(SettingsHints::new(self.connections.clone()))
     }
-}
-
-async fn query(
-    pool: Connections,
-    purpose: ConnectionPurpose,
-    sql: &Sql,
-    args: Args,
-) -> Result<Vec<SqlRow>, LedgerError> {
-    let step = Step { sql: sql.clone(), args, must_affect: false };
-    run_to_completion(async move {
-        let mut repeats = 0;
-        loop {
-            match run_single_statement(&pool, purpose, &step).await {
-                Ok((rows, _)) => return Ok(rows),
-                Err(error) if rolled_back(&error) && repeats < RETRIES_MAX => repeats += 1,
-                Err(error) => return Err(from_postgres(&error)),
-            }
-        }
-    })
-    .await
 }
 
 /// Runs a statement on the primary.
@@ -242,54 +227,31 @@ async fn run_statements(
     Ok(Some(all))
 }
 
-async fn run_batch(connection: &mut PgConnection, sql: Sql, columns: Vec<Array>) -> Result<Vec<SqlRow>, sqlx::Error> {
+async fn run_batch(
+    connection: &mut PgConnection,
+    sql: Sql,
+    columns: Vec<Vec<Value>>,
+) -> Result<Vec<SqlRow>, sqlx::Error> {
+    macro_rules! array {
+        ($column:ident, $kind:ident) => {
+            $column
+                .into_iter()
+                .filter_map(|value| if let Value::$kind(value) = value { Some(value) } else { None })
+                .collect::<Vec<_>>()
+        };
+    }
     let mut query = sqlx::query(AssertSqlSafe(sql));
     for column in columns {
-        query = match column {
-            Array::Ints(values) => query.bind(values),
-            Array::Reals(values) => query.bind(values),
-            Array::Bools(values) => query.bind(values),
-            Array::Texts(values) => query.bind(values),
-            Array::Bytes(values) => query.bind(values),
+        query = match column.first() {
+            Some(Value::Int(_)) => query.bind(array!(column, Int)),
+            Some(Value::Real(_)) => query.bind(array!(column, Real)),
+            Some(Value::Bool(_)) => query.bind(array!(column, Bool)),
+            Some(Value::Bytes(_)) => query.bind(array!(column, Bytes)),
+            Some(Value::Text(_)) | None => query.bind(array!(column, Text)),
         };
     }
     let mut names = None;
     connection.fetch_all(query).await?.iter().map(|row| read(row, &mut names)).collect()
-}
-
-/// Rows, and whether any row was returned or changed.
-async fn run(connection: &mut PgConnection, step: &Step) -> Result<(Vec<SqlRow>, bool), sqlx::Error> {
-    let mut query = sqlx::query(AssertSqlSafe(step.sql.clone()));
-    for value in &*step.args {
-        query = bind(query, value);
-    }
-    let mut answers = connection.fetch_many(query);
-    let (mut rows, mut changed, mut names) = (Vec::new(), 0, None);
-    while let Some(answer) = answers.try_next().await? {
-        match answer {
-            Either::Left(done) => changed += done.rows_affected(),
-            Either::Right(row) => rows.push(read(&row, &mut names)?),
-        }
-    }
-    let affected = changed > 0 || !rows.is_empty();
-    Ok((rows, affected))
-}
-
-fn bind<'q>(query: Query<'q, Postgres, PgArguments>, value: &Value) -> Query<'q, Postgres, PgArguments> {
-    match value {
-        Value::Int(value) => query.bind(*value),
-        Value::Real(value) => query.bind(*value),
-        Value::Bool(value) => query.bind(*value),
-        Value::Text(value) => query.bind(value.clone()),
-        Value::Bytes(value) => query.bind(value.clone()),
-    }
-}
-
-fn read(row: &PgRow, names: &mut Option<Names>) -> Result<SqlRow, sqlx::Error> {
-    let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
-    let names = names.get_or_insert_with(columns).clone();
-    let cells = (0..row.len()).map(|at| cell(row, at)).collect::<Result<_, _>>()?;
-    Ok(SqlRow::new(names, cells))
 }
 
 fn cell(row: &PgRow, at: usize) -> Result<SqlValue, sqlx::Error> {

@@ -4,20 +4,18 @@
 //! claimed before it. No query takes a lock. Of the backlog, the jobs of the job's own flow are read, and of other flows
 //! only their rows.
 
-use super::backlog::{FLOW_COLUMNS, TAG_PER_COST, account_of, class_of, flow_status, unsigned};
+use super::backlog::{FLOW_COLUMNS, TAG_PER_COST, account_of, class_of};
 use super::claim::LOST_HOLDERS;
 use super::dialect::Template;
-use super::jobs::{at, id_args, opt_at};
-use super::result::{SqlRow, corrupt, read_or_log};
+use super::engine::args;
+use super::result::{FromRow, from_row, read_or_log};
 use super::texts;
 use super::upkeep::OPEN;
-use crate::domain::disposition::Resend;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogPosition, FlowStatus, JobProgress, LedgerQueuePosition, Rejection};
 use crate::ledger::database::Database;
-use crate::ledger::operator::DatabaseTime;
 
 static NOW: Template = Template::new("SELECT {now_ms} AS now_ms");
 
@@ -76,66 +74,43 @@ impl Database {
         id: &JobId,
         sharing: &[ProviderName],
     ) -> Result<LedgerQueuePosition, LedgerError> {
-        let rejected = self.query(&REJECTED, id_args(id)).await?;
-        let rejected = read_or_log(&rejected, "rejected_messages", "lane", rejection);
-        let own = self.query(&OWN, id_args(id)).await?;
-        let own = own.first().map(job_progress).transpose()?.unwrap_or_default();
+        let rejected = read_or_log(&self.query(&REJECTED, args![id]).await?, "rejected_messages", "lane");
+        let own = self.query_one(&OWN, args![id]).await?;
+        let progress = own.as_ref().map(JobProgress::from_row).transpose()?.unwrap_or_default();
         let names = texts(sharing.iter().map(ProviderName::as_str));
-        let around = self.query(&AROUND, [id.as_str().into(), names]).await?;
-        let around = around.first().ok_or_else(|| corrupt("jobs_before", "is missing"))?;
-        let many = |column: &str| u64::try_from(around.int(column)?).map_err(|_| corrupt(column, "is negative"));
+        let around = self.query_row(&AROUND, args![id, names]).await?;
         let place = self.backlog_place(id).await?;
         let (jobs_ahead, cost_ahead) = match &place {
             Some(place) => {
-                let jobs = place.claimed_before.saturating_add(many("active_before")?);
+                let jobs = place.claimed_before.saturating_add(around.get("active_before")?);
                 (jobs, jobs)
             }
-            None => (many("jobs_before")?, many("cost_before")?),
+            None => (around.get("jobs_before")?, around.get("cost_before")?),
         };
-        let active_of_account = many("active_of_account")?;
+        let active_of_account: u64 = around.get("active_of_account")?;
         let backlog = place.map(|place| BacklogPosition {
             before_in_flow: place.before_in_flow,
             account_ahead: place.urgent_of_account.saturating_add(active_of_account),
             flow: place.flow,
         });
-        let (due, active) = (many("due")?, many("active")?);
-        let (workers, hold) = (around.count("workers")?, around.opt_ms("hold_ms")?);
-        // Last, so that nothing that was read is later than this.
-        let now = self.query(&NOW, []).await?;
-        let now = now.first().map_or(Ok(DatabaseTime(0)), |row| at(row, "now_ms"))?;
         Ok(LedgerQueuePosition {
-            now,
             rejected,
-            progress: own,
+            progress,
             backlog,
             jobs_ahead,
             cost_ahead,
-            due,
-            active,
-            workers,
-            mean_request_time: hold,
+            due: around.get("due")?,
+            active: around.get("active")?,
+            workers: around.get("workers")?,
+            mean_request_time: around.get("hold")?,
+            // Last, so that nothing that was read is later than this.
+            now: self.query_row(&NOW, []).await?.get("now")?,
         })
     }
 }
 
-fn job_progress(row: &SqlRow) -> Result<JobProgress, LedgerError> {
-    let resend = Resend::from_name(row.opt_text("resend")?.as_deref());
-    Ok(JobProgress {
-        lookups: row.count("lookups")?,
-        resend: resend.ok_or_else(|| corrupt("resend", "has no known value"))?,
-        lost_holders: row.count("lost_holders")?,
-        unknown_since: opt_at(row, "unknown_since_ms")?,
-    })
-}
-
-fn rejection(row: &SqlRow) -> Result<Rejection, LedgerError> {
-    Ok(Rejection {
-        at: at(row, "at_ms")?,
-        lane: row.text("lane")?,
-        reason: row.text("reason")?,
-        detail: row.text("detail")?,
-    })
-}
+from_row!(row => JobProgress { lookups, resend, lost_holders, unknown_since });
+from_row!(row => Rejection { at, lane, reason, detail });
 
 /// The place of a job: its flow, and the jobs before it.
 pub struct JobPlace {
@@ -180,21 +155,18 @@ static JOBS_BEFORE: Template = Template::made(|_| {
 impl Database {
     /// `None` when the job is not in the backlog.
     pub async fn backlog_place(&self, job: &JobId) -> Result<Option<JobPlace>, LedgerError> {
-        let rows = self.query(&PLACE, [job.as_str().into()]).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let before_in_flow = row.int("before_in_flow")?;
-        let cost = before_in_flow.saturating_mul(TAG_PER_COST.into()) / row.int("weight")?.max(1);
-        let args = [
-            row.text("provider")?.into(),
-            row.int("class")?.into(),
-            row.text("account")?.into(),
-            row.int("tag")?.saturating_add(cost).into(),
-        ];
-        let others = self.query(&JOBS_BEFORE, args).await?;
-        let others = others.first().map_or(Ok(0), |row| unsigned(row, "jobs"))?;
-        let before_in_flow = unsigned(row, "before_in_flow")?;
-        let claimed_before = others.saturating_add(before_in_flow);
-        let urgent_of_account = unsigned(row, "urgent_of_account")?;
-        Ok(Some(JobPlace { flow: flow_status(row)?, before_in_flow, urgent_of_account, claimed_before }))
+        let Some(row) = self.query_one(&PLACE, args![job]).await? else { return Ok(None) };
+        let (before_in_flow, tag): (u64, i64) = (row.get("before_in_flow")?, row.get("tag")?);
+        let before = i64::try_from(before_in_flow).unwrap_or(i64::MAX);
+        let cost = before.saturating_mul(TAG_PER_COST.into()) / row.get::<i64>("weight")?.max(1);
+        let (provider, class, account): (String, i64, String) =
+            (row.get("provider")?, row.get("class")?, row.get("account")?);
+        let others = self.query_row(&JOBS_BEFORE, args![provider, class, account, tag.saturating_add(cost)]).await?;
+        Ok(Some(JobPlace {
+            flow: FlowStatus::from_row(&row)?,
+            before_in_flow,
+            urgent_of_account: row.get("urgent_of_account")?,
+            claimed_before: others.get::<u64>("jobs")?.saturating_add(before_in_flow),
+        }))
     }
 }

@@ -6,12 +6,11 @@
 //! `docs/decisions/0012-history-of-uncounted-usage.md`.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::dialect::Template;
-use super::engine::{Args, Value};
-use super::result::{SqlRow, corrupt};
+use super::engine::args;
+use super::result::SqlRow;
 use super::texts;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{BATCH_MAX, CostByKind};
@@ -126,24 +125,22 @@ static NOTICED: Template = Template::new(
 impl Database {
     /// The providers that used a quota since then, if the ledger knows all their requests.
     async fn providers_sharing(&self, quota: &ProviderName, since: &UseLookback) -> Result<Vec<String>, LedgerError> {
-        if !self.query(&RESTORED, [since.noticed_ms.into()]).await?.is_empty() {
+        if !self.query(&RESTORED, args![since.noticed_ms]).await?.is_empty() {
             return Err(LedgerError::StatementFailed(
                 "this database was restored from a backup lately: requests sent after the backup are missing"
                     .to_owned(),
             ));
         }
-        let rows = self.query(&SHARING, [quota.as_str().into(), since.noticed_ms.into()]).await?;
-        rows.iter().map(|row| row.text("name")).collect()
+        let rows = self.query(&SHARING, args![quota, since.noticed_ms]).await?;
+        rows.iter().map(|row| row.get("name")).collect()
     }
 
     async fn use_lookback(&self, lookback: Lookback, entries: u64) -> Result<UseLookback, LedgerError> {
-        let now = self.query(&NOW, []).await?;
-        let now_ms = now.first().ok_or_else(|| corrupt("now_ms", "is missing"))?.int("now_ms")?;
-        Ok(UseLookback::new(now_ms, lookback, entries))
+        Ok(UseLookback::new(self.query_row(&NOW, []).await?.get("now_ms")?, lookback, entries))
     }
 
     async fn add_open(&self, provider: &str, since: &UseLookback, uses: &mut Uses) -> Result<(), LedgerError> {
-        let args = [provider.into(), since.counted_ms.into(), since.on_wire_ms().into(), since.bucket_ms.into()];
+        let args = args![provider, since.counted_ms, since.on_wire_ms(), since.bucket_ms];
         add(uses, &self.query_by_index(&OPEN, args).await?)
     }
 
@@ -151,10 +148,9 @@ impl Database {
     async fn add_ended(&self, provider: &str, since: &UseLookback, uses: &mut Uses) -> Result<(), LedgerError> {
         let mut until_ms = since.now_ms.saturating_add(YEAR_MS);
         while until_ms > since.counted_ms {
-            let page = self.query_by_index(&PAGE_START, bounds(provider, since.counted_ms, until_ms)).await?;
-            let from_ms = page.first().map(|row| row.int("ended_ms")).transpose()?.unwrap_or(since.counted_ms);
-            let of_page = [from_ms, since.on_wire_ms(), since.bucket_ms, until_ms].map(Value::from);
-            let args: Args = std::iter::once(provider.into()).chain(of_page).collect();
+            let page = self.query_by_index(&PAGE_START, args![provider, since.counted_ms, until_ms]).await?;
+            let from_ms = page.first().map(|row| row.get("ended_ms")).transpose()?.unwrap_or(since.counted_ms);
+            let args = args![provider, from_ms, since.on_wire_ms(), since.bucket_ms, until_ms];
             add(uses, &self.query_by_index(&ENDED, args).await?)?;
             until_ms = from_ms;
         }
@@ -176,7 +172,7 @@ impl Database {
             // Before the ended ones: a request that ends meanwhile is counted twice rather than never.
             self.add_open(&provider, &since, &mut uses).await?;
             self.add_ended(&provider, &since, &mut uses).await?;
-            let before = bounds(&provider, since.noticed_ms, since.counted_ms);
+            let before = args![&provider, since.noticed_ms, since.counted_ms];
             noticed = noticed || !self.query_by_index(&NOTICED, before).await?.is_empty();
         }
         let open = uses.remove(&None).unwrap_or_default();
@@ -206,11 +202,9 @@ impl Database {
         let mut by_name: BTreeMap<String, Uses> = BTreeMap::new();
         for provider in self.providers_sharing(quota, &since).await? {
             let began_ms = since.counted_ms.saturating_sub(ON_WIRE_MS).max(0);
-            let numbers = [began_ms, since.on_wire_ms(), since.bucket_ms].map(Value::from);
-            let args: Vec<Value> =
-                [provider.as_str().into()].into_iter().chain(numbers).chain([names.clone()]).collect();
+            let args = args![&provider, began_ms, since.on_wire_ms(), since.bucket_ms, names.clone()];
             for row in self.query_by_index(sql, args).await? {
-                add(by_name.entry(row.text("name")?).or_default(), std::slice::from_ref(&row))?;
+                add(by_name.entry(row.get("name")?).or_default(), std::slice::from_ref(&row))?;
             }
         }
         let uses = |mut uses: Uses| {
@@ -243,15 +237,11 @@ impl UseLookback {
     }
 }
 
-fn bounds(provider: &str, from_ms: i64, until_ms: i64) -> Args {
-    Arc::from([provider.into(), from_ms.into(), until_ms.into()])
-}
-
 fn add(uses: &mut Uses, rows: &[SqlRow]) -> Result<(), LedgerError> {
     for row in rows {
-        let cost = |of: &str| Ok::<_, LedgerError>(u32::try_from(row.opt_int(of)?.unwrap_or(0)).unwrap_or(u32::MAX));
+        let cost = |of: &str| row.get::<Option<i64>>(of).map(|sum| u32::try_from(sum.unwrap_or(0)).unwrap_or(u32::MAX));
         let cost = CostByKind { charges: cost("charges")?, lookups: cost("lookups")? };
-        add_to(uses, row.opt_ms("least_age_ms")?, cost);
+        add_to(uses, row.get("least_age")?, cost);
     }
     Ok(())
 }

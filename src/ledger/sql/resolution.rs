@@ -13,16 +13,13 @@
 //! event is not published. Id, idempotency key and hash stay: the same message is recognised forever. Requests keep the
 //! account for as long as a limit may count them.
 
-use std::sync::Arc;
-
-use super::audit::actor_args;
 use super::dialect::{Dialect, Template};
-use super::engine::{Args, Step, Value};
+use super::engine::{Args, Step, Value, args};
 use super::fleet::LANES;
-use super::jobs::{id_args, opt_at};
-use super::result::{SqlRow, corrupt};
-use super::upkeep::{LIMIT_WINDOW_MAX, OPEN, RECORDED, job_to_republish};
-use super::{storable, texts};
+use super::result::{FromRow, read};
+use super::settings::actor_args;
+use super::upkeep::{LIMIT_WINDOW_MAX, OPEN, RECORDED};
+use super::{no_row, storable, texts};
 use crate::domain::job::{ContentHash, Identifier, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
@@ -94,9 +91,8 @@ static RELOAD: Template = Template::made(|_| format!("SELECT {RECORDED}, fence F
 impl Database {
     /// The fencing token of a job to which the decision can be applied, or why it cannot.
     async fn decidable(&self, id: &JobId, resolution: &JobResolution) -> Result<i64, ResolutionError> {
-        let rows = self.query(&LOOK, id_args(id)).await?;
-        let Some(row) = rows.first() else { return Err(ResolutionRefusal::NoSuchJob.into()) };
-        let state = row.text("state")?;
+        let row = self.query_one(&LOOK, args![id]).await?.ok_or(ResolutionRefusal::NoSuchJob)?;
+        let state: String = row.get("state")?;
         if state != resolution.required_state() {
             return Err(ResolutionRefusal::WrongState {
                 state,
@@ -105,23 +101,22 @@ impl Database {
             }
             .into());
         }
-        if row.int("attempts_open")? > 0 {
+        if row.get::<i64>("attempts_open")? > 0 {
             return Err(ResolutionRefusal::AttemptInProgress.into());
         }
-        if resolution.needs_resend() && row.int("expired")? != 0 {
+        if resolution.needs_resend() && row.get::<i64>("expired")? != 0 {
             return Err(ResolutionRefusal::Expired.into());
         }
-        if resolution.needs_resend() && row.int("emptied")? != 0 {
+        if resolution.needs_resend() && row.get::<i64>("emptied")? != 0 {
             return Err(ResolutionRefusal::Scrubbed.into());
         }
-        let fence = row.int("fence")?;
         if let JobResolution::Succeeded { reference } = resolution {
-            let args = [id.as_str().into(), reference.as_deref().map(storable).into()];
-            if let Some(row) = self.query(&SAME_CHARGE, args).await?.first() {
-                return Err(ResolutionRefusal::ReferenceTaken { by: row.text("id")? }.into());
+            let args = args![id, reference.as_deref().map(storable)];
+            if let Some(row) = self.query_one(&SAME_CHARGE, args).await? {
+                return Err(ResolutionRefusal::ReferenceTaken { by: row.get("id")? }.into());
             }
         }
-        Ok(fence)
+        Ok(row.get("fence")?)
     }
 
     fn decision_steps(
@@ -136,19 +131,13 @@ impl Database {
             JobResolution::Succeeded { reference } => reference.as_deref().map(storable),
             _ => None,
         };
-        let change: Args = Arc::from([
-            id.as_str().into(),
-            resolution.required_state().into(),
-            fence.into(),
-            resolution.resulting_state().into(),
-            storable(reason).into(),
-            reference.into(),
-        ]);
+        let (from, to) = (resolution.required_state(), resolution.resulting_state());
+        let change: Args = args![id, from, fence, to, storable(reason), reference].into();
         let change = match self.dialect() {
             Dialect::Postgres => vec![self.must_affect(&DECIDE, change)],
             Dialect::Sqlite if resolution.needs_resend() => vec![self.must_affect(&REVIVE, change)],
             Dialect::Sqlite => {
-                vec![self.must_affect(&FINALIZE, change), self.must_affect(&WRITE_EVENT, id_args(id))]
+                vec![self.must_affect(&FINALIZE, change), self.must_affect(&WRITE_EVENT, args![id])]
             }
         };
         self.job_change_by(by, id, change)
@@ -193,9 +182,8 @@ impl Database {
         if self.engine.atomically(steps).await?.is_some() {
             return Ok(());
         }
-        let rows = self.query(&PROVIDER_OF, id_args(id)).await?;
-        let Some(row) = rows.first() else { return Err(ResolutionRefusal::KeyTaken.into()) };
-        let recorded = row.text("provider")?;
+        let row = self.query_one(&PROVIDER_OF, args![id]).await?.ok_or(ResolutionRefusal::KeyTaken)?;
+        let recorded: String = row.get("provider")?;
         if recorded != provider.as_str() {
             return Err(ResolutionRefusal::OtherProvider { provider: recorded }.into());
         }
@@ -205,10 +193,9 @@ impl Database {
     /// The data for sending a job again, if this decision could be applied now.
     pub async fn reload_job(&self, id: &JobId, resolution: &JobResolution) -> Result<ReloadedJob, ResolutionError> {
         self.decidable(id, resolution).await?;
-        let rows = self.query(&RELOAD, id_args(id)).await?;
-        let Some(row) = rows.first() else { return Err(ResolutionRefusal::NoSuchJob.into()) };
-        let JobToRepublish { job, hash, copy, .. } = job_to_republish(row)?;
-        Ok(ReloadedJob { job, hash, fence: row.int("fence")?, copy })
+        let row = self.query_one(&RELOAD, args![id]).await?.ok_or(ResolutionRefusal::NoSuchJob)?;
+        let JobToRepublish { job, hash, copy, .. } = JobToRepublish::from_row(&row)?;
+        Ok(ReloadedJob { job, hash, fence: row.get("fence")?, copy })
     }
 }
 
@@ -309,21 +296,15 @@ static COUNTS: Template = Template::made(|_| {
 impl Database {
     /// Counts what the ledger holds of an account.
     pub async fn erasure_counts(&self, account: &Identifier) -> Result<ErasureCounts, LedgerError> {
-        let rows = self.query_by_index(&COUNTS, [account.as_str().into(), LIMIT_WINDOW_MAX.into()]).await?;
-        let row = rows.first().ok_or_else(|| corrupt("finished", "is missing"))?;
-        let latest = opt_at(row, "latest_ms")?;
+        let rows = self.query_by_index(&COUNTS, args![account, LIMIT_WINDOW_MAX]).await?;
+        let row = rows.first().ok_or_else(no_row)?;
         let counted_ms = i64::try_from(LIMIT_WINDOW_MAX.as_millis()).unwrap_or(i64::MAX);
-        let requests = count(row, "requests")?;
-        Ok(ErasureCounts {
-            at_least: count(row, "payments")?.max(requests) > COUNTED_MAX,
-            finished: count(row, "finished")?,
-            open: count(row, "open")?,
-            review: count(row, "review")?,
-            unpublished: count(row, "unpublished")?,
-            requests,
-            requests_until: latest.map(|DatabaseTime(ms)| DatabaseTime(ms.saturating_add(counted_ms))),
-            rules: count(row, "rules")?,
-        })
+        let latest: Option<DatabaseTime> = row.get("latest")?;
+        Ok(read!(row => ErasureCounts {
+            finished, open, review, unpublished, requests, rules;
+            at_least: row.get::<u64>("payments")?.max(row.get("requests")?) > COUNTED_MAX,
+            requests_until: latest.map(|DatabaseTime(ms)| DatabaseTime(ms.saturating_add(counted_ms)))
+        }))
     }
 
     /// Erases account, references, payload, request and texts of at most this many finished payments of the account.
@@ -334,16 +315,15 @@ impl Database {
         at_most: u32,
         by: &Actor,
     ) -> Result<ErasureResult, LedgerError> {
-        let of_account: Args = Arc::from([account.as_str().into(), at_most.into()]);
+        let of_account = args![account, at_most];
         if self.dialect() == Dialect::Postgres {
             let call = self.must_affect(&ERASE, of_account);
             let rows = self.engine.atomically(self.job_changes_by(by, vec![call])).await?;
-            let row = rows.as_ref().and_then(|rows| rows.last()?.first());
-            let row = row.ok_or_else(|| corrupt("erased_jobs", "is missing"))?;
-            return Ok(ErasureResult { jobs: count(row, "erased_jobs")?, requests: count(row, "erased_requests")? });
+            let row = rows.as_ref().and_then(|rows| rows.last()?.first()).ok_or_else(no_row)?;
+            return Ok(ErasureResult { jobs: row.get("erased_jobs")?, requests: row.get("erased_requests")? });
         }
         let chosen = self.query(&CHOOSE, of_account).await?;
-        let ids = chosen.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
+        let ids: Vec<String> = chosen.iter().map(|row| row.get("id")).collect::<Result<_, _>>()?;
         let list = texts(ids.iter().map(String::as_str));
         let [os_user, because, program] = actor_args(by);
         let steps = vec![
@@ -351,7 +331,7 @@ impl Database {
             self.step(&ERASE_EVENTS, [list.clone()]),
             self.step(&ERASE_DETAILS, [list.clone()]),
             self.step(&COMPLETE_AUDIT, [list, os_user, because, program]),
-            self.step(&ERASE_REQUESTS, [account.as_str().into(), at_most.into(), LIMIT_WINDOW_MAX.into()]),
+            self.step(&ERASE_REQUESTS, args![account, at_most, LIMIT_WINDOW_MAX]),
         ];
         let rows = self.engine.atomically(steps).await?.unwrap_or_default();
         let many = |at: usize| rows.get(at).map_or(0, |rows| rows.len() as u64);
@@ -362,8 +342,4 @@ impl Database {
         }
         Ok(erased)
     }
-}
-
-fn count(row: &SqlRow, column: &str) -> Result<u64, LedgerError> {
-    u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"))
 }

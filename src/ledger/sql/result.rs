@@ -6,13 +6,23 @@
 //! Errors are classified: unavailable, refused, corrupt or not migrated, and certainly rolled back or not. Messages name
 //! constraints and tables, never a row's values.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::error::DatabaseError;
+use sqlx::sqlite::SqliteError;
+
+use crate::domain::disposition::Resend;
+use crate::domain::job::{ContentHash, FlowClass, Identifier};
+use crate::domain::outcome::FinalState;
+use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::UnreadableRow;
+use crate::ledger::backlog::BlockedReason;
+use crate::ledger::operator::{DatabaseTime, UnreadableRow};
+use crate::ledger::provider_row::Object;
 use crate::tls;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,109 +49,130 @@ impl SqlRow {
         Self { names, cells }
     }
 
-    fn cell(&self, column: &str) -> Result<&SqlValue, LedgerError> {
-        let at = self.names.iter().position(|name| name == column);
-        at.and_then(|at| self.cells.get(at)).ok_or_else(|| corrupt(column, "is missing"))
-    }
-
-    pub fn opt_int(&self, column: &str) -> Result<Option<i64>, LedgerError> {
-        match self.cell(column)? {
-            SqlValue::Null => Ok(None),
-            SqlValue::Int(value) => Ok(Some(*value)),
-            _ => Err(corrupt(column, "is not an integer")),
-        }
-    }
-
-    pub fn int(&self, column: &str) -> Result<i64, LedgerError> {
-        self.opt_int(column)?.ok_or_else(|| corrupt(column, "is NULL"))
-    }
-
-    pub fn count(&self, column: &str) -> Result<u32, LedgerError> {
-        u32::try_from(self.int(column)?).map_err(|_| corrupt(column, "is out of range"))
-    }
-
-    pub fn opt_real(&self, column: &str) -> Result<Option<f64>, LedgerError> {
-        match self.cell(column)? {
-            SqlValue::Null => Ok(None),
-            SqlValue::Real(value) => Ok(Some(*value)),
-            _ => Err(corrupt(column, "is not a number")),
-        }
-    }
-
-    /// SQLite stores 0 and 1.
-    pub fn bool(&self, column: &str) -> Result<bool, LedgerError> {
-        match self.cell(column)? {
-            SqlValue::Bool(value) => Ok(*value),
-            SqlValue::Int(0) => Ok(false),
-            SqlValue::Int(1) => Ok(true),
-            _ => Err(corrupt(column, "is not a boolean")),
-        }
-    }
-
-    pub fn opt_bool(&self, column: &str) -> Result<Option<bool>, LedgerError> {
-        match self.cell(column)? {
-            SqlValue::Null => Ok(None),
-            _ => self.bool(column).map(Some),
-        }
-    }
-
-    pub fn opt_text(&self, column: &str) -> Result<Option<String>, LedgerError> {
-        match self.cell(column)? {
-            SqlValue::Null => Ok(None),
-            SqlValue::Text(value) => Ok(Some(value.clone())),
-            _ => Err(corrupt(column, "is not text")),
-        }
-    }
-
-    pub fn text(&self, column: &str) -> Result<String, LedgerError> {
-        self.opt_text(column)?.ok_or_else(|| corrupt(column, "is NULL"))
-    }
-
-    /// The column's name in messages.
-    fn name(&self, column: &str) -> String {
-        match self.cell(column) {
-            Ok(SqlValue::Text(text)) => text.clone(),
-            Ok(SqlValue::Int(number)) => number.to_string(),
-            _ => "?".to_owned(),
-        }
-    }
-
-    pub fn bytes(&self, column: &str) -> Result<Vec<u8>, LedgerError> {
-        match self.cell(column)? {
-            SqlValue::Bytes(value) => Ok(value.clone()),
-            _ => Err(corrupt(column, "is not a byte string")),
-        }
-    }
-
-    /// Milliseconds since the epoch, from a column whose name ends in `_ms`.
-    pub fn opt_instant(&self, column: &str) -> Result<Option<EpochMs>, LedgerError> {
-        let at = self.opt_int(column)?.map(EpochMs);
-        match at.is_none_or(EpochMs::is_writable) {
-            true => Ok(at),
-            false => Err(corrupt(column.trim_end_matches("_ms"), "is not an instant of the years 1 to 9999")),
-        }
-    }
-
-    pub fn instant(&self, column: &str) -> Result<EpochMs, LedgerError> {
-        self.opt_instant(column)?.ok_or_else(|| corrupt(column, "is NULL"))
-    }
-
-    /// Milliseconds as a duration; a negative number (the database's clock was set back) is zero.
-    pub fn opt_ms(&self, column: &str) -> Result<Option<Duration>, LedgerError> {
-        let Some(ms) = self.opt_int(column)? else { return Ok(None) };
-        if ms.unsigned_abs() > SPAN_MAX_MS {
-            return Err(corrupt(column, "is computed from an instant that is not finite"));
-        }
-        Ok(Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
-    }
-
-    pub fn ms(&self, column: &str) -> Result<Duration, LedgerError> {
-        self.opt_ms(column)?.ok_or_else(|| corrupt(column, "is NULL"))
+    /// Reads the column `{field}`, for an instant or a duration `{field}_ms`.
+    ///
+    /// # Errors
+    /// [`LedgerError::Corrupt`], with the field's name.
+    pub fn get<T: FromCell>(&self, field: &str) -> Result<T, LedgerError> {
+        let at = self.names.iter().position(|name| name.strip_prefix(field) == Some(T::SUFFIX));
+        let cell = at.and_then(|at| self.cells.get(at)).ok_or_else(|| corrupt(field, "is missing"))?;
+        T::from_cell(cell).map_err(|fault| corrupt(field, &fault))
     }
 }
 
+/// What is wrong with a cell.
+type Fault = Cow<'static, str>;
+
+/// A type that a cell is read as.
+pub trait FromCell: Sized {
+    /// The end of the column's name, after the field's.
+    const SUFFIX: &'static str = "";
+
+    fn from_cell(cell: &SqlValue) -> Result<Self, Fault>;
+}
+
+impl<T: FromCell> FromCell for Option<T> {
+    const SUFFIX: &'static str = T::SUFFIX;
+
+    fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
+        if *cell == SqlValue::Null { Ok(None) } else { T::from_cell(cell).map(Some) }
+    }
+}
+
+/// A type with cells of its own.
+macro_rules! stored_as {
+    ($type:ty, $fault:literal, $($cell:pat => $value:expr),+) => {
+        impl FromCell for $type {
+            fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
+                match cell {
+                    $($cell => Ok($value),)+
+                    SqlValue::Null => Err("is NULL".into()),
+                    _ => Err($fault.into()),
+                }
+            }
+        }
+    };
+}
+
+stored_as!(i64, "is not an integer", SqlValue::Int(value) => *value);
+stored_as!(f64, "is not a number", SqlValue::Real(value) => *value);
+stored_as!(String, "is not text", SqlValue::Text(value) => value.clone());
+stored_as!(Vec<u8>, "is not a byte string", SqlValue::Bytes(value) => value.clone());
+// SQLite stores 0 and 1.
+stored_as!(bool, "is not a boolean", SqlValue::Bool(value) => *value, SqlValue::Int(0) => false, SqlValue::Int(1) => true);
+
+/// A type that is made of a stored one; `None` has this fault.
+macro_rules! made_of {
+    ($stored:ty => $type:ty, $make:expr, $fault:literal $(, $suffix:literal)?) => {
+        impl FromCell for $type {
+            $(const SUFFIX: &'static str = $suffix;)?
+
+            fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
+                <$stored>::from_cell(cell).and_then(|value| $make(value).ok_or($fault.into()))
+            }
+        }
+    };
+}
+
+made_of!(i64 => u8, |value| u8::try_from(value).ok(), "is out of range");
+made_of!(i64 => u16, |value| u16::try_from(value).ok(), "is out of range");
+made_of!(i64 => u32, |value| u32::try_from(value).ok(), "is out of range");
+made_of!(i64 => u64, |value| u64::try_from(value).ok(), "is negative");
+made_of!(u8 => FlowClass, FlowClass::from_number, "is not 0 to 10");
+made_of!(i64 => EpochMs, |value| Some(EpochMs(value)).filter(|at| at.is_writable()), "is not an instant of the years 1 to 9999", "_ms");
+made_of!(EpochMs => DatabaseTime, |at: EpochMs| Some(DatabaseTime(at.0)), "", "_ms");
+made_of!(i64 => Duration, duration, "is computed from an instant that is not finite", "_ms");
+made_of!(Vec<u8> => ContentHash, |bytes: Vec<u8>| bytes.try_into().ok().map(ContentHash), "is not 32 bytes");
+made_of!(String => Object, |text: String| serde_json::from_str(&text).ok(), "is not a JSON object");
+made_of!(String => Vec<serde_json::Value>, |text: String| serde_json::from_str(&text).ok(), "is not a JSON array");
+made_of!(String => FinalState, |name: String| FinalState::from_name(&name), "is not final");
+made_of!(String => BlockedReason, |code: String| BlockedReason::from_code(&code), "has no known value");
+made_of!(Option<String> => Resend, |name: Option<String>| Resend::from_name(name.as_deref()), "has no known value");
+
 /// More than lies between any two instants.
 const SPAN_MAX_MS: u64 = 1_000_000_000_000_000;
+
+/// A negative number (the database's clock was set back) is zero.
+fn duration(ms: i64) -> Option<Duration> {
+    (ms.unsigned_abs() <= SPAN_MAX_MS).then(|| Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
+}
+
+impl FromCell for Identifier {
+    fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
+        Self::new(String::from_cell(cell)?).map_err(|problem| problem.to_string().into())
+    }
+}
+
+impl FromCell for ProviderName {
+    fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
+        Self::new(String::from_cell(cell)?).map_err(|problem| problem.to_string().into())
+    }
+}
+
+/// A type that a row is read as.
+pub trait FromRow: Sized {
+    fn from_row(row: &SqlRow) -> Result<Self, LedgerError>;
+}
+
+/// A struct from a row: the fields of the first list by their names, the others as written.
+macro_rules! read {
+    ($row:ident => $type:ident { $($field:ident),* $(,)? $(; $($other:ident: $value:expr),+ $(,)?)? }) => {
+        $type { $($field: $row.get(stringify!($field))?,)* $($($other: $value,)+)? }
+    };
+}
+pub(crate) use read;
+
+/// Implements [`FromRow`] by [`read`].
+macro_rules! from_row {
+    ($row:ident => $type:ident { $($fields:tt)* }) => {
+        impl $crate::ledger::sql::result::FromRow for $type {
+            fn from_row($row: &$crate::ledger::sql::result::SqlRow) -> Result<Self, $crate::ledger::LedgerError> {
+                Ok($crate::ledger::sql::result::read!($row => $type { $($fields)* }))
+            }
+        }
+    };
+}
+pub(crate) use from_row;
 
 /// Rows of a list, read one by one.
 #[derive(Debug)]
@@ -151,25 +182,24 @@ pub struct ReadRows<T> {
 }
 
 /// Reads each row separately: an unreadable row is named by its column `key`, and the others are read all the same.
-pub fn read_each<T>(rows: &[SqlRow], key: &str, read: impl Fn(&SqlRow) -> Result<T, LedgerError>) -> ReadRows<T> {
+pub fn read_each<T: FromRow>(rows: &[SqlRow], key: &str) -> ReadRows<T> {
     let mut all = ReadRows { rows: Vec::with_capacity(rows.len()), unreadable: Vec::new() };
     for row in rows {
-        match read(row) {
+        match T::from_row(row) {
             Ok(value) => all.rows.push(value),
-            Err(error) => all.unreadable.push(UnreadableRow::new(row.name(key), &error)),
+            Err(error) => {
+                let number = || row.get(key).map(|number: i64| number.to_string());
+                let name = row.get(key).or_else(|_| number()).unwrap_or_else(|_| "?".to_owned());
+                all.unreadable.push(UnreadableRow::new(name, &error));
+            }
         }
     }
     all
 }
 
 /// Reads like [`read_each`]; unreadable rows are only logged.
-pub fn read_or_log<T>(
-    rows: &[SqlRow],
-    table: &'static str,
-    key: &str,
-    read: impl Fn(&SqlRow) -> Result<T, LedgerError>,
-) -> Vec<T> {
-    let ReadRows { rows, unreadable } = read_each(rows, key, read);
+pub fn read_or_log<T: FromRow>(rows: &[SqlRow], table: &'static str, key: &str) -> Vec<T> {
+    let ReadRows { rows, unreadable } = read_each(rows, key);
     for UnreadableRow { id, problem } in unreadable {
         tracing::error!(table, row = id, problem, "a row cannot be read; skipping it. Repair it by SQL");
     }
@@ -259,10 +289,27 @@ pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
     error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
 }
 
-/// The meaning of PostgreSQL's error. Messages name constraints and tables; details, which quote values, are left out.
-pub fn from_postgres(error: &sqlx::Error) -> LedgerError {
-    let error = cause(error);
-    let Some(server) = error.as_database_error() else { return unavailable_or_corrupt(error) };
+/// The meaning of a database's error. Messages name constraints and tables; details, which quote values, are left out.
+impl From<&sqlx::Error> for LedgerError {
+    fn from(error: &sqlx::Error) -> Self {
+        let error = cause(error);
+        match (error.as_database_error(), primary_code(error)) {
+            (Some(database), code) if database.try_downcast_ref::<SqliteError>().is_some() => {
+                from_sqlite(database, code)
+            }
+            (Some(server), _) => from_postgres(server),
+            (None, _) => unavailable_or_corrupt(error),
+        }
+    }
+}
+
+impl From<sqlx::Error> for LedgerError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+fn from_postgres(server: &dyn DatabaseError) -> LedgerError {
     let code = server.code().unwrap_or_default();
     let text = format!("{} (SQLSTATE {code})", server.message());
     match &*code {
@@ -290,7 +337,7 @@ pub fn from_postgres(error: &sqlx::Error) -> LedgerError {
 }
 
 /// Errors of the driver or the network, the same for both databases.
-pub fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
+fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
     match error {
         sqlx::Error::ColumnDecode { index, .. } => LedgerError::Corrupt(format!("column {index} cannot be decoded")),
         sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_) | sqlx::Error::TypeNotFound { .. } => {
@@ -309,4 +356,41 @@ pub fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
             error => error.to_string(),
         })),
     }
+}
+
+pub const SQLITE_BUSY: i64 = 5;
+const SQLITE_READONLY: i64 = 8;
+const SQLITE_CORRUPT: i64 = 11;
+const SQLITE_CANTOPEN: i64 = 14;
+const SQLITE_NOTADB: i64 = 26;
+
+/// How to fix the errors that SQLite reports.
+const READONLY: &str = "the file that database.url names, and its folder, must be writable for this user";
+const CORRUPT: &str =
+    "the file that database.url names is damaged. Stop every process that uses it and restore a back-up";
+const CANTOPEN: &str = "the file that database.url names must be one that this user can read and write, in a folder that exists \
+                        and where it may make files";
+const NOTADB: &str = "the file that database.url names is not a SQLite database, or is encrypted. Set database.url to the \
+                      database's own file, or to one that does not exist yet";
+
+/// Classifies an error by SQLite's primary result code (<https://www.sqlite.org/rescode.html>).
+fn from_sqlite(error: &dyn DatabaseError, code: Option<i64>) -> LedgerError {
+    let message = error.message();
+    let Some(code) = code else { return LedgerError::Unavailable(message.to_owned()) };
+    let text = format!("{message} (SQLite {code})");
+    match code {
+        // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
+        SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Unavailable(text),
+        SQLITE_READONLY => LedgerError::StatementFailed(format!("{text}: {READONLY}")),
+        SQLITE_CORRUPT => LedgerError::StatementFailed(format!("{text}: {CORRUPT}")),
+        SQLITE_CANTOPEN => LedgerError::StatementFailed(format!("{text}: {CANTOPEN}")),
+        SQLITE_NOTADB => LedgerError::StatementFailed(format!("{text}: {NOTADB}")),
+        1 if message.starts_with("no such table") || message.contains("no such column") => LedgerError::NotMigrated,
+        _ => LedgerError::StatementFailed(text),
+    }
+}
+
+pub fn primary_code(error: &sqlx::Error) -> Option<i64> {
+    let extended: i64 = error.as_database_error()?.code()?.parse().ok()?;
+    Some(extended & 0xff)
 }

@@ -67,7 +67,8 @@ const DEFAULT_SETTINGS: &str = "SET lock_timeout = '5s'; RESET enable_seqscan; R
                       RESET plan_cache_mode; RESET jit";
 const IDLE_MAX: &str = "5s";
 
-/// The server process behind a connection: its id, and when it was started.
+/// The server process behind a connection: its id, and when it was started. Two open connections have two of them,
+/// unless a pooler lends one to both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServerProcess {
     pid: i32,
@@ -114,11 +115,6 @@ pub async fn set_up(connection: &mut PgConnection, purpose: ConnectionPurpose) -
 
 const POOLER: &str = "A pooler in front of PostgreSQL must be in session mode (PgBouncer: pool_mode = session for this \
                       database): docs/deploying.md, \"Connections\"";
-
-/// Whether two connections that are open at the same time have one server process.
-pub fn is_shared(one: &ServerProcess, other: &ServerProcess) -> bool {
-    one == other
-}
 
 /// Error for a database behind such a pooler.
 pub fn pooler_error() -> sqlx::Error {

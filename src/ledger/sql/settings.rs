@@ -1,24 +1,28 @@
-//! Reading and changing settings in SQL: versions, raw rows and validated rows.
+//! Reading and changing settings in SQL: versions, raw rows and validated rows, and the audit with each change's author.
+//!
+//! Triggers write the audit, for plain SQL and commands alike, in the transaction of the change. They read the author
+//! from settings of the session, or on SQLite from a row. The audit row of a job is completed after the change there.
 //!
 //! A read is consistent: the rows of three tables are read between two reads of the version, which every change bumps.
 //! See `docs/decisions/0025-versioned-settings.md`.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::apply;
-use super::audit::LEADING_STEPS;
 use super::dialect::{Dialect, Template};
-use super::engine::{Args, Step, Value};
-use super::result::{SqlRow, corrupt};
+use super::engine::{Args, Step, Value, args};
+use super::result::{FromRow, SqlRow, corrupt, from_row, read, read_or_log};
 use super::session::SettingsHints;
+use super::storable;
+use crate::domain::job::JobId;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
+use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::{AccountRow, LimitRow, MISSING, Object, ProviderRow};
-use crate::ledger::settings::{InvalidRow, RawRate, SettingsChange, SettingsSnapshot};
+use crate::ledger::settings::{AuditRow, AuditedChange, InvalidRow, RawRate, SettingsChange, SettingsSnapshot};
 
 /// How often a read or an apply restarts because settings changed meanwhile.
 const TRIES_MAX: u32 = 10;
@@ -49,7 +53,7 @@ static PROVIDERS: Template = Template::new(
          idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
          {text:lookup} AS lookup, {text:statuses} AS statuses, {text:require} AS require, \
          \"order\", \
-         {ms:resumed_at} AS resumed_at, version \
+         {ms:resumed_at} AS resumed_at_ms, version \
      FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
 );
 
@@ -78,7 +82,7 @@ impl Database {
     /// The current settings version; cheap, for polling.
     pub async fn settings_version(&self) -> Result<i64, LedgerError> {
         let rows = self.query_urgent(&VERSION, []).await?;
-        rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.int("version")
+        rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.get("version")
     }
 
     /// Makes the version at least one higher than `above`, with an audit row; returns the version. For a database that
@@ -91,9 +95,9 @@ impl Database {
             }
             let raised = above.checked_add(1).ok_or_else(|| corrupt("settings_version", "is at its end"))?;
             let row = |version: i64| serde_json::json!({ "version": version }).to_string();
-            let mut steps = vec![self.must_affect(&RAISE, [was.into(), raised.into()])];
+            let mut steps = vec![self.must_affect(&RAISE, args![was, raised])];
             if self.dialect() == Dialect::Sqlite {
-                steps.push(self.must_affect(&AUDIT_RAISE, [row(was).into(), row(raised).into()]));
+                steps.push(self.must_affect(&AUDIT_RAISE, args![row(was), row(raised)]));
             }
             if self.engine.atomically(steps).await?.is_some() {
                 return Ok(raised);
@@ -111,7 +115,7 @@ impl Database {
     /// The names of all provider rows, readable or not.
     pub async fn provider_names(&self) -> Result<Vec<String>, LedgerError> {
         let rows = self.query(&NAMES, []).await?;
-        rows.iter().map(|row| row.text("name")).collect()
+        rows.iter().map(|row| row.get("name")).collect()
     }
 
     /// Raw rows for `list`, `show` and diffs; of one provider, or all. A row that cannot be read is an [`InvalidRow`].
@@ -170,15 +174,13 @@ impl Database {
         rate: Rate,
         by: Option<&Actor>,
     ) -> Result<Option<RawRate>, LedgerError> {
-        let (name, limit): (Value, Value) = (provider.as_str().into(), limit.into());
         let steps = vec![
-            self.step(&RATE, [name.clone(), limit.clone()]),
-            self.must_affect(&SET_RATE, [name, limit, rate.max_requests().into(), rate.window_ms().into()]),
+            self.step(&RATE, args![provider, limit]),
+            self.must_affect(&SET_RATE, args![provider, limit, rate.max_requests(), rate.window_ms()]),
         ];
         let Some(rows) = self.atomically_by(steps, by).await? else { return Ok(None) };
-        let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
         // The row has the new rate by now; this is the former one.
-        Ok(Some(RawRate { max_requests: row.int("max_requests")?, window_ms: row.opt_int("window_ms")? }))
+        rows.iter().flatten().next().map(RawRate::from_row).transpose()
     }
 
     /// Returns whether the provider exists.
@@ -194,7 +196,7 @@ impl Database {
         by: Option<&Actor>,
     ) -> Result<bool, LedgerError> {
         let sql = if paused { &SET_PAUSED } else { &RESUME };
-        let steps = vec![self.must_affect(sql, [provider.as_str().into(), paused.into()])];
+        let steps = vec![self.must_affect(sql, args![provider, paused])];
         Ok(self.atomically_by(steps, by).await?.is_some())
     }
 
@@ -204,7 +206,7 @@ impl Database {
     }
 
     async fn read_settings(&self, provider: Option<&ProviderName>) -> Result<(i64, Vec<Stamped>), LedgerError> {
-        let args: Args = Arc::from([provider.map(ProviderName::as_str).into()]);
+        let args: Args = args![provider].into();
         let mut before = self.settings_version().await?;
         for _ in 0..TRIES_MAX {
             let providers = self.query(&PROVIDERS, args.clone()).await?;
@@ -262,32 +264,34 @@ impl Database {
 }
 
 fn assemble(providers: &[SqlRow], limits: &[SqlRow], accounts: &[SqlRow]) -> Result<Vec<Stamped>, LedgerError> {
-    let mut limits_of: BTreeMap<String, Vec<&SqlRow>> = BTreeMap::new();
-    for row in limits {
-        limits_of.entry(row.text("provider")?).or_default().push(row);
-    }
-    let mut accounts_of: BTreeMap<String, Vec<&SqlRow>> = BTreeMap::new();
-    for row in accounts {
-        accounts_of.entry(row.text("provider")?).or_default().push(row);
-    }
+    let (limits, accounts) = (by_provider(limits)?, by_provider(accounts)?);
     let stamped = |row: &SqlRow| {
-        let name = row.text("name")?;
-        let limits = limits_of.get(&name).map_or(&[][..], Vec::as_slice);
-        let accounts = accounts_of.get(&name).map_or(&[][..], Vec::as_slice);
+        let name: String = row.get("name")?;
+        let [limits, accounts] = [&limits, &accounts].map(|rows| rows.get(&name).map_or(&[][..], Vec::as_slice));
         let read = provider_row(row, limits, accounts).map_err(|error| unreadable(row, &name, &error));
         Ok((name, read))
     };
     providers.iter().map(stamped).collect()
 }
 
+type RowsByProvider<'a> = BTreeMap<String, Vec<&'a SqlRow>>;
+
+fn by_provider(rows: &[SqlRow]) -> Result<RowsByProvider<'_>, LedgerError> {
+    let mut grouped = RowsByProvider::new();
+    for row in rows {
+        grouped.entry(row.get("provider")?).or_default().push(row);
+    }
+    Ok(grouped)
+}
+
 /// What the plain columns of an unreadable row say: it blocks its quota, and `paused` and `enabled` apply.
 fn unreadable(row: &SqlRow, name: &str, error: &LedgerError) -> InvalidRow {
-    let quota = row.opt_text("quota").ok().flatten();
+    let quota = row.get::<Option<String>>("quota").ok().flatten();
     InvalidRow {
         provider: name.to_owned(),
         quota: quota.unwrap_or_else(|| name.to_owned()),
-        enabled: row.bool("enabled").unwrap_or(true),
-        paused: row.bool("paused").unwrap_or(false),
+        enabled: row.get::<bool>("enabled").unwrap_or(true),
+        paused: row.get::<bool>("paused").unwrap_or(false),
         problems: vec![match error {
             LedgerError::Corrupt(problem) => problem.clone(),
             other => other.to_string(),
@@ -301,79 +305,98 @@ fn readable(row: Result<(ProviderRow, i64), InvalidRow>) -> Result<ProviderRow, 
 }
 
 fn provider_row(row: &SqlRow, limits: &[&SqlRow], accounts: &[&SqlRow]) -> Result<(ProviderRow, i64), LedgerError> {
-    let provider = ProviderRow {
-        name: row.text("name")?,
-        kind: row.text("kind")?,
-        quota: row.opt_text("quota")?,
-        enabled: row.bool("enabled")?,
-        paused: row.bool("paused")?,
+    let provider = read!(row => ProviderRow {
+        name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, reserve_percent,
+        store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, reuse_connections, workers,
+        bucket_capacity, leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
+        idempotency_retention_s, request, lookup, statuses, require, order;
         pause_unmentioned: false,
-        url: row.text("url")?,
-        mode: row.text("mode")?,
-        slot_release: row.text("slot_release")?,
-        transit_jitter_ms: row.int("transit_jitter_ms")?,
-        pacing: row.text("pacing")?,
-        reserve_percent: row.int("reserve_percent")?,
-        store_down: row.text("store_down")?,
-        share_of: row.opt_int("share_of")?,
-        timeout_ms: row.int("timeout_ms")?,
-        send_budget_ms: row.int("send_budget_ms")?,
-        connection_max_age_ms: row.int("connection_max_age_ms")?,
-        reuse_connections: row.opt_bool("reuse_connections")?,
-        workers: row.int("workers")?,
-        bucket_capacity: row.int("bucket_capacity")?,
-        leak_per_second: row.opt_real("leak_per_second")?,
-        max_wait_ms: row.int("max_wait_ms")?,
-        max_attempts: row.int("max_attempts")?,
-        max_age_s: row.int("max_age_s")?,
-        backoff_base_ms: row.int("backoff_base_ms")?,
-        backoff_max_ms: row.int("backoff_max_ms")?,
-        idempotency_retention_s: row.opt_int("idempotency_retention_s")?,
-        headers: object(row, "headers")?.unwrap_or_default(),
-        request: object(row, "request")?,
-        lookup: object(row, "lookup")?,
-        statuses: object(row, "statuses")?,
-        require: list(row, "require")?,
-        order: row.text("order")?,
-        resumed_at: row.opt_instant("resumed_at")?.map(|at| at.0),
-        limits: limits.iter().map(|row| limit_row(row)).collect::<Result<_, _>>()?,
-        accounts: accounts.iter().map(|row| account_row(row)).collect::<Result<_, _>>()?,
-    };
-    Ok((provider, row.int("version")?))
+        headers: row.get::<Option<Object>>("headers")?.unwrap_or_default(),
+        resumed_at: row.get::<Option<EpochMs>>("resumed_at")?.map(|at| at.0),
+        limits: limits.iter().map(|row| LimitRow::from_row(row)).collect::<Result<_, _>>()?,
+        accounts: accounts.iter().map(|row| AccountRow::from_row(row)).collect::<Result<_, _>>()?,
+    });
+    Ok((provider, row.get("version")?))
 }
 
-fn limit_row(row: &SqlRow) -> Result<LimitRow, LedgerError> {
-    Ok(LimitRow {
-        name: row.text("name")?,
-        algorithm: row.text("algorithm")?,
-        max_requests: row.int("max_requests")?,
-        window_ms: row.opt_int("window_ms")?.unwrap_or(MISSING),
-        offset_ms: row.int("offset_ms")?,
-        burst: row.opt_int("burst")?,
-        scope: row.text("scope")?,
-        applies_to: row.text("applies_to")?,
-        shadow: row.bool("shadow")?,
-        enabled: row.bool("enabled")?,
-    })
+from_row!(row => LimitRow {
+    name, algorithm, max_requests, offset_ms, burst, scope, applies_to, shadow, enabled;
+    window_ms: row.get::<Option<i64>>("window_ms")?.unwrap_or(MISSING),
+});
+from_row!(row => AccountRow { account, limit_name, rule, max_requests, window_ms, burst, weight });
+from_row!(row => RawRate { max_requests, window_ms });
+
+/// Sets author and reason for the triggers.
+static SET_ACTOR: Template = Template::by_dialect(
+    "SELECT set_config('sluicegate.os_user', $1, true) AS os_user, \
+         set_config('sluicegate.because', COALESCE($2, ''), true) AS because, \
+         set_config('application_name', COALESCE($3, current_setting('application_name')), true) AS program",
+    "UPDATE settings_person SET os_user = $1, because = $2, program = COALESCE($3, 'sluicegate')",
+);
+
+/// For SQLite; PostgreSQL clears them at the transaction's end.
+static FORGET_ACTOR: Template =
+    Template::new("UPDATE settings_person SET os_user = NULL, because = NULL, program = NULL");
+
+static COMPLETE_JOB_AUDIT: Template = Template::new(
+    "UPDATE job_audit SET os_user = $1, because = $2, program = COALESCE($3, program) \
+     WHERE id = (SELECT max(id) FROM job_audit WHERE job_id = $4)",
+);
+
+static READ_AUDIT: Template = Template::new(
+    "SELECT {ms:at} AS at_ms, who, os_user, program, because, table_name, row_key, \
+         {text:old_row} AS old_row, {text:new_row} AS new_row FROM settings_audit \
+     WHERE $1 IS NULL OR (table_name <> 'settings_version' \
+         AND (row_key = $1 OR substr(row_key, 1, length($1) + 1) = $1 || '/')) \
+     ORDER BY id DESC LIMIT $2",
+);
+
+impl Database {
+    /// A transaction on settings with its author. The rows of its steps begin at [`LEADING_STEPS`].
+    pub(super) fn settings_change_by(&self, by: &Actor, steps: Vec<Step>) -> Vec<Step> {
+        let forget = (self.dialect() == Dialect::Sqlite).then(|| self.step(&FORGET_ACTOR, []));
+        std::iter::once(self.step(&SET_ACTOR, actor_args(by))).chain(steps).chain(forget).collect()
+    }
+
+    /// A change of jobs, with its author on PostgreSQL. On SQLite, the caller completes each audit row afterwards.
+    pub(super) fn job_changes_by(&self, by: &Actor, change: Vec<Step>) -> Vec<Step> {
+        let author = (self.dialect() == Dialect::Postgres).then(|| self.must_affect(&SET_ACTOR, actor_args(by)));
+        author.into_iter().chain(change).collect()
+    }
+
+    /// The change of one job, with its author on both databases.
+    pub(super) fn job_change_by(&self, by: &Actor, id: &JobId, change: Vec<Step>) -> Vec<Step> {
+        let mut all = self.job_changes_by(by, change);
+        if self.dialect() == Dialect::Sqlite {
+            let args: Args = actor_args(by).into_iter().chain(args![id]).collect();
+            all.push(self.must_affect(&COMPLETE_JOB_AUDIT, args));
+        }
+        all
+    }
+
+    /// The last changes of a provider's rows (row, limits, account rules), or of all settings; newest first, at most
+    /// `at_most`. Changes by SQL are listed like those by commands.
+    pub async fn settings_audit(
+        &self,
+        provider: Option<&ProviderName>,
+        at_most: u32,
+    ) -> Result<Vec<AuditedChange>, LedgerError> {
+        let rows = self.query(&READ_AUDIT, args![provider, at_most]).await?;
+        Ok(read_or_log(&rows, "settings_audit", "row_key"))
+    }
 }
 
-fn account_row(row: &SqlRow) -> Result<AccountRow, LedgerError> {
-    Ok(AccountRow {
-        account: row.text("account")?,
-        limit_name: row.opt_text("limit_name")?,
-        rule: row.opt_text("rule")?,
-        max_requests: row.opt_int("max_requests")?,
-        window_ms: row.opt_int("window_ms")?,
-        burst: row.opt_int("burst")?,
-        weight: row.int("weight")?,
-    })
+/// Number of steps before the steps of the change.
+const LEADING_STEPS: usize = 1;
+
+pub fn actor_args(by: &Actor) -> [Value; 3] {
+    args![storable(&by.os_user), by.reason.as_deref().map(storable), by.program]
 }
 
-fn object(row: &SqlRow, column: &str) -> Result<Option<Object>, LedgerError> {
-    let read = |text: String| serde_json::from_str(&text).map_err(|_| corrupt(column, "is not a JSON object"));
-    row.opt_text(column)?.map(read).transpose()
-}
+from_row!(row => AuditRow { at, who, os_user, program, because, table_name, row_key, old_row, new_row });
 
-fn list(row: &SqlRow, column: &str) -> Result<Vec<serde_json::Value>, LedgerError> {
-    serde_json::from_str(&row.text(column)?).map_err(|_| corrupt(column, "is not a JSON array"))
+impl FromRow for AuditedChange {
+    fn from_row(row: &SqlRow) -> Result<Self, LedgerError> {
+        AuditRow::from_row(row).map(Self::from)
+    }
 }

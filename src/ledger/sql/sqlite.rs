@@ -13,16 +13,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use sqlx::pool::PoolConnection;
-use sqlx::query::Query;
 use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
-    SqliteRow, SqliteSynchronous,
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
+    SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
 
 use super::dialect::{Dialect, JobWrite};
-use super::engine::{Args, Batch, Engine, Sql, Step, Value, run_to_completion};
-use super::result::{Names, SqlRow, SqlValue, unavailable_or_corrupt};
+use super::engine::{Args, Batch, Engine, Sql, Step, Value, driver, run_to_completion};
+use super::result::{Names, SQLITE_BUSY, SqlRow, SqlValue, primary_code};
 use crate::ledger::LedgerError;
 
 /// How long a statement waits for the one connection. Longer than PostgreSQL's limit, because a queue here means a slow
@@ -31,20 +30,6 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a statement waits for another process's write. Commands are short; only a migration holds the lock longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const REOPEN_PAUSE: Duration = Duration::from_millis(20);
-const SQLITE_BUSY: i64 = 5;
-const SQLITE_READONLY: i64 = 8;
-const SQLITE_CORRUPT: i64 = 11;
-const SQLITE_CANTOPEN: i64 = 14;
-const SQLITE_NOTADB: i64 = 26;
-
-/// How to fix the errors that SQLite reports.
-const READONLY: &str = "the file that database.url names, and its folder, must be writable for this user";
-const CORRUPT: &str =
-    "the file that database.url names is damaged. Stop every process that uses it and restore a back-up";
-const CANTOPEN: &str = "the file that database.url names must be one that this user can read and write, in a folder that exists \
-                        and where it may make files";
-const NOTADB: &str = "the file that database.url names is not a SQLite database, or is encrypted. Set database.url to the \
-                      database's own file, or to one that does not exist yet";
 
 /// The file that a URL names, parsed like the driver does: the file that is found, locked and opened must be the same.
 /// `None` is a database in memory.
@@ -120,27 +105,24 @@ impl Engine for SqliteEngine {
     }
 
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
-        let step = Step { sql: sql.clone(), args, must_affect: false };
-        let pool = self.pool.clone();
-        let work = async move {
-            let mut connection = acquire(&pool).await?;
-            run(&mut connection, &step).await.map(|(rows, _)| rows)
-        };
-        run_to_completion(async move { work.await.map_err(|error| from_sqlite(&error)) }).await
+        let (pool, step) = (self.pool.clone(), Step::new(sql, args));
+        run_to_completion(async move { Ok::<_, sqlx::Error>(run(&mut *acquire(&pool).await?, &step).await?.0) }).await
     }
 
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let pool = self.pool.clone();
-        run_to_completion(async move { transaction(&pool, &steps).await.map_err(|error| from_sqlite(&error)) }).await
+        run_to_completion(async move { transaction(&pool, &steps).await }).await
     }
 
     /// One statement after the other: the file's sync is the main cost, and there is one for all.
     async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
         let pool = self.pool.clone();
         let units: Vec<Vec<Step>> = units.iter().map(|args| write.steps(args)).collect();
-        run_to_completion(async move { execute_all(&pool, &units).await.map_err(|error| from_sqlite(&error)) }).await
+        run_to_completion(async move { execute_all(&pool, &units).await }).await
     }
 }
+
+driver!(Sqlite);
 
 async fn execute_all(pool: &SqlitePool, units: &[Vec<Step>]) -> Result<Batch, sqlx::Error> {
     let mut connection = acquire(pool).await?;
@@ -151,7 +133,7 @@ async fn execute_all(pool: &SqlitePool, units: &[Vec<Step>]) -> Result<Batch, sq
             Ok(row) => rows.push(row),
             Err(error) => {
                 transaction.rollback().await?;
-                return Ok(Batch::RolledBack(from_sqlite(&error)));
+                return Ok(Batch::RolledBack(error.into()));
             }
         }
     }
@@ -205,41 +187,6 @@ async fn transaction(pool: &SqlitePool, steps: &[Step]) -> Result<Option<Vec<Vec
     Ok(Some(all))
 }
 
-/// Rows, and whether any row was returned or changed.
-async fn run(connection: &mut SqliteConnection, step: &Step) -> Result<(Vec<SqlRow>, bool), sqlx::Error> {
-    let mut query = sqlx::query(AssertSqlSafe(step.sql.clone()));
-    for value in &*step.args {
-        query = bind(query, value);
-    }
-    let mut answers = connection.fetch_many(query);
-    let (mut rows, mut changed, mut names) = (Vec::new(), 0, None);
-    while let Some(answer) = answers.try_next().await? {
-        match answer {
-            Either::Left(done) => changed += done.rows_affected(),
-            Either::Right(row) => rows.push(read(&row, &mut names)?),
-        }
-    }
-    let affected = changed > 0 || !rows.is_empty();
-    Ok((rows, affected))
-}
-
-fn bind<'q>(query: Query<'q, Sqlite, SqliteArguments>, value: &Value) -> Query<'q, Sqlite, SqliteArguments> {
-    match value {
-        Value::Int(value) => query.bind(*value),
-        Value::Real(value) => query.bind(*value),
-        Value::Bool(value) => query.bind(*value),
-        Value::Text(value) => query.bind(value.clone()),
-        Value::Bytes(value) => query.bind(value.clone()),
-    }
-}
-
-fn read(row: &SqliteRow, names: &mut Option<Names>) -> Result<SqlRow, sqlx::Error> {
-    let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
-    let names = names.get_or_insert_with(columns).clone();
-    let cells = (0..row.len()).map(|at| cell(row, at)).collect::<Result<_, _>>()?;
-    Ok(SqlRow::new(names, cells))
-}
-
 /// Read with the stored value's own type, because the columns of an expression have none.
 fn cell(row: &SqliteRow, at: usize) -> Result<SqlValue, sqlx::Error> {
     let raw = row.try_get_raw(at)?;
@@ -254,28 +201,4 @@ fn cell(row: &SqliteRow, at: usize) -> Result<SqlValue, sqlx::Error> {
         "BLOB" => SqlValue::Bytes(row.try_get_unchecked(at)?),
         _ => SqlValue::Int(row.try_get_unchecked(at)?),
     })
-}
-
-/// Classifies an error by SQLite's primary result code (<https://www.sqlite.org/rescode.html>).
-pub fn from_sqlite(error: &sqlx::Error) -> LedgerError {
-    let (Some(database), Some(code)) = (error.as_database_error(), primary_code(error)) else {
-        return unavailable_or_corrupt(error);
-    };
-    let message = database.message();
-    let text = format!("{message} (SQLite {code})");
-    match code {
-        // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
-        SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Unavailable(text),
-        SQLITE_READONLY => LedgerError::StatementFailed(format!("{text}: {READONLY}")),
-        SQLITE_CORRUPT => LedgerError::StatementFailed(format!("{text}: {CORRUPT}")),
-        SQLITE_CANTOPEN => LedgerError::StatementFailed(format!("{text}: {CANTOPEN}")),
-        SQLITE_NOTADB => LedgerError::StatementFailed(format!("{text}: {NOTADB}")),
-        1 if message.starts_with("no such table") || message.contains("no such column") => LedgerError::NotMigrated,
-        _ => LedgerError::StatementFailed(text),
-    }
-}
-
-fn primary_code(error: &sqlx::Error) -> Option<i64> {
-    let extended: i64 = error.as_database_error()?.code()?.parse().ok()?;
-    Some(extended & 0xff)
 }

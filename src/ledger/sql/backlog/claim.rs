@@ -7,10 +7,7 @@
 //! SQLite has no data-modifying WITH. There, a temporary table has the chosen jobs, and the steps of a claim are one
 //! transaction with the database's write lock, so nothing else happens in between.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::{TAG_PER_COST, account_of, class_of, flow_class};
+use super::{TAG_PER_COST, account_of, class_of};
 use crate::domain::fair_order::PASSED_OVER_FIRST;
 use crate::domain::job::FlowKey;
 use crate::domain::provider::JobOrder;
@@ -21,9 +18,11 @@ use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob};
 use crate::ledger::database::Database;
 use crate::ledger::sql::claim::{ABANDON, CLAIMED_COLUMNS, claimed};
 use crate::ledger::sql::dialect::{Dialect, Template};
-use crate::ledger::sql::engine::{Args, Value};
-use crate::ledger::sql::result::SqlRow;
-use crate::ledger::sql::upkeep::{CLAIMABLE, READABLE, RECORDED, job_to_republish};
+use crate::ledger::sql::engine::{Args, args};
+use crate::ledger::sql::result::{FromRow, SqlRow};
+use crate::ledger::sql::texts;
+use crate::ledger::sql::upkeep::{CLAIMABLE, READABLE, RECORDED};
+use crate::ledger::upkeep::JobToRepublish;
 
 /// The condition of index `flows_in_order`, without the flows ($7) and the classes ($8) that the process leaves out.
 const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
@@ -90,25 +89,25 @@ impl Database {
         request: &BacklogClaimRequest<'_>,
     ) -> Result<BacklogClaim, LedgerError> {
         let rows = self.claimed_rows(request).await?;
-        let Some(first) = rows.first().filter(|row| row.int("turns").is_ok_and(|turns| turns > 0)) else {
+        let Some(first) = rows.first().filter(|row| row.get("turns").is_ok_and(|turns: i64| turns > 0)) else {
             // The lane's first claim makes its row.
-            let made = self.query(&FIRST_TURN, [request.lane.as_str().into()]).await?;
+            let made = self.query(&FIRST_TURN, args![request.lane]).await?;
             if made.is_empty() {
                 return Ok(BacklogClaim::Busy);
             }
             return Box::pin(self.claim_free_flows(request)).await;
         };
-        let next_wake = first.opt_ms("next_wake_ms")?;
+        let next_wake = first.get("next_wake")?;
         let mut jobs = Vec::with_capacity(rows.len());
         for row in &rows {
-            let Some(fence) = row.opt_int("fence")? else { continue };
-            match backlog_job(row) {
+            let Some(fence) = row.get::<Option<i64>>("fence")? else { continue };
+            match BacklogJob::from_row(row) {
                 Ok(job) => jobs.push(job),
                 // Or the lease would run out, and the next claim would count a worker that was lost.
                 Err(error) => {
-                    let id = row.text("id")?;
+                    let id: String = row.get("id")?;
                     tracing::error!(job = id, %error, "a job's row cannot be read; leaving it out. Repair it by SQL");
-                    self.query(&ABANDON, [id.into(), fence.into()]).await?;
+                    self.query(&ABANDON, args![id, fence]).await?;
                 }
             }
         }
@@ -119,16 +118,17 @@ impl Database {
     async fn claimed_rows(&self, request: &BacklogClaimRequest<'_>) -> Result<Vec<SqlRow>, LedgerError> {
         let bounds = request.bounds;
         let except: Vec<String> = bounds.except.iter().map(flow_text).collect();
-        let args: Args = Arc::from([
-            request.lane.as_str().into(),
-            request.owner.into(),
-            request.lease.into(),
-            bounds.at_most.into(),
-            bounds.quantum.max(1).into(),
-            bounds.flow_max.max(1).into(),
-            serde_json::Value::from(except).to_string().into(),
-            u32::from(bounds.class_max.number()).into(),
-        ]);
+        let args: Args = args![
+            request.lane,
+            request.owner,
+            request.lease,
+            bounds.at_most,
+            bounds.quantum.max(1),
+            bounds.flow_max.max(1),
+            serde_json::Value::from(except).to_string(),
+            u32::from(bounds.class_max.number())
+        ]
+        .into();
         if self.dialect() == Dialect::Sqlite {
             let steps = sqlite_steps(bounds.order).map(|sql| self.step(sql, args.clone()));
             let rows = self.engine.atomically(steps.into()).await?;
@@ -146,9 +146,8 @@ impl Database {
         if unknown.is_empty() {
             return Ok(());
         }
-        let ids: Value = serde_json::Value::from(unknown).to_string().into();
-        for row in self.query_by_index(&UNKNOWN_AGES, [ids]).await? {
-            let (id, age): (String, Option<Duration>) = (row.text("job_id")?, row.opt_ms("unknown_age_ms")?);
+        for row in self.query_by_index(&UNKNOWN_AGES, [texts(unknown)]).await? {
+            let (id, age): (String, _) = (row.get("job_id")?, row.get("unknown_age")?);
             if let Some(job) = jobs.iter_mut().find(|job| job.job.id.as_str() == id) {
                 job.claimed.unknown_age = age;
             }
@@ -163,10 +162,11 @@ fn flow_text(flow: &FlowKey) -> String {
     format!("{} {account}", flow.class.number())
 }
 
-fn backlog_job(row: &SqlRow) -> Result<BacklogJob, LedgerError> {
-    let recorded = job_to_republish(row)?;
-    let claimed = claimed(&recorded.job, row)?;
-    Ok(BacklogJob { class: flow_class(row, "flow_class")?, job: recorded.job, hash: recorded.hash, claimed })
+impl FromRow for BacklogJob {
+    fn from_row(row: &SqlRow) -> Result<Self, LedgerError> {
+        let JobToRepublish { job, hash, .. } = JobToRepublish::from_row(row)?;
+        Ok(Self { class: row.get("flow_class")?, claimed: claimed(&job, row)?, job, hash })
+    }
 }
 
 /// The statement for PostgreSQL. $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow,

@@ -15,14 +15,11 @@
 //! Flows and jobs are written in one commit, so in one snapshot they agree. Where they do not, for instance after a
 //! restore of one table, the flow is locked and counted again: each earlier change of it is committed by then.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::{
-    FLOW_COLUMNS, account_of, account_weight, class_of, count_of, flow_status, unsigned, update_flows, virtual_time,
-};
+use super::{FLOW_COLUMNS, account_of, account_weight, class_of, update_flows, virtual_time};
 use crate::domain::job::Identifier;
 use crate::domain::outcome::ACCOUNT_REFUSED;
 use crate::domain::provider::ProviderName;
@@ -31,11 +28,10 @@ use crate::faults::Bug;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{FlowReport, FlowStatus, LaneFlows, RepairedFlows};
 use crate::ledger::database::Database;
-use crate::ledger::operator::DatabaseTime;
 use crate::ledger::sql::attempt::{WRITE_EVENT, WRITTEN_COLUMNS};
 use crate::ledger::sql::dialect::{Dialect, JobWriteText, Returning, Template, WriteTemplate};
-use crate::ledger::sql::engine::Args;
-use crate::ledger::sql::result::SqlRow;
+use crate::ledger::sql::engine::{Args, args};
+use crate::ledger::sql::result::{FromRow, from_row};
 
 static WAITING: Template = Template::made(|_| {
     format!(
@@ -66,15 +62,15 @@ static OF_ACCOUNT: Template = Template::made(|_| {
 impl Database {
     /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
     pub async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {
-        self.query(&WAITING, [lane.as_str().into(), at_most.into()]).await?.iter().map(flow_status).collect()
+        self.query_as(&WAITING, args![lane, at_most]).await
     }
 
     /// The flows of a lane with most jobs in the backlog, for operators. Reads the lane's flows and no job.
     pub async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<LaneFlows, LedgerError> {
-        let rows = self.query(&LARGEST, [lane.as_str().into(), at_most.into()]).await?;
+        let rows = self.query(&LARGEST, args![lane, at_most]).await?;
         let Some(first) = rows.first() else { return Ok(LaneFlows::default()) };
-        let (flows, waiting) = (unsigned(first, "flows")?, unsigned(first, "jobs")?);
-        Ok(LaneFlows { largest: rows.iter().map(flow_report).collect::<Result<_, _>>()?, flows, waiting })
+        let largest = rows.iter().map(FlowReport::from_row).collect::<Result<_, _>>()?;
+        Ok(LaneFlows { largest, flows: first.get("flows")?, waiting: first.get("jobs")? })
     }
 
     /// The flows of one account on a lane that have jobs in the backlog, the most urgent class first.
@@ -83,22 +79,15 @@ impl Database {
         lane: &ProviderName,
         account: &Identifier,
     ) -> Result<Vec<FlowStatus>, LedgerError> {
-        self.query(&OF_ACCOUNT, [lane.as_str().into(), account.as_str().into()])
-            .await?
-            .iter()
-            .map(flow_status)
-            .collect()
+        self.query_as(&OF_ACCOUNT, args![lane, account]).await
     }
 }
 
-fn flow_report(row: &SqlRow) -> Result<FlowReport, LedgerError> {
-    Ok(FlowReport {
-        status: flow_status(row)?,
-        blocked_until: row.opt_instant("until_ms")?.map(|at| DatabaseTime(at.0)),
-        weight: row.count("weight")?,
-        class_weight: unsigned(row, "class_weight")?,
-    })
-}
+from_row!(row => FlowReport {
+    weight, class_weight;
+    status: FlowStatus::from_row(row)?,
+    blocked_until: row.get("until")?,
+});
 
 static UNBLOCK: Template = Template::made(|dialect| {
     unblock_flows(dialect, "flows.provider = $1 AND flows.blocked_until IS NOT NULL", "FOR UPDATE")
@@ -130,17 +119,16 @@ fn ended() -> String {
 impl Database {
     /// Ends the blocks whose instant has passed.
     pub(super) async fn wake_flows(&self, lane: &ProviderName) -> Result<(), LedgerError> {
-        self.query_or_skip_locked(&WAKE, &WAKE_UNLOCKED, [lane.as_str().into()].into()).await.map(drop)
+        self.query_or_skip_locked(&WAKE, &WAKE_UNLOCKED, args![lane].into()).await.map(drop)
     }
 
     pub(super) async fn next_wake(&self, lane: &ProviderName) -> Result<Option<Duration>, LedgerError> {
-        let rows = self.query(&NEXT_WAKE, [lane.as_str().into()]).await?;
-        rows.first().map_or(Ok(None), |row| row.opt_ms("next_wake_ms"))
+        self.query_row(&NEXT_WAKE, args![lane]).await?.get("next_wake")
     }
 
     /// Ends all blocks of a lane; returns how many.
     pub async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
-        Ok(count_of(&self.query(&UNBLOCK, [lane.as_str().into()]).await?))
+        self.query_count(&UNBLOCK, args![lane]).await
     }
 }
 
@@ -154,7 +142,7 @@ impl Database {
     /// Gives the flows of a lane the weights of their accounts, where they differ; returns how many differed. Later
     /// claims share by them.
     pub async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
-        Ok(count_of(&self.query(&SYNC_WEIGHTS, [lane.as_str().into()]).await?))
+        self.query_count(&SYNC_WEIGHTS, args![lane]).await
     }
 }
 
@@ -193,17 +181,16 @@ impl Database {
     /// that may have been charged stay as they are.
     pub async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
         let mut declined = 0;
-        for flow in self.query(&REFUSED_FLOWS, [lane.as_str().into(), FLOWS_MAX.into()]).await? {
+        for flow in self.query(&REFUSED_FLOWS, args![lane, FLOWS_MAX]).await? {
             let left = at_most.saturating_sub(declined);
             if left == 0 {
                 break;
             }
-            let (class, account) = (flow.int("class")?, flow.text("account")?);
-            let args = [lane.as_str().into(), class.into(), account.into(), left.into()];
+            let (class, account) = (flow.get::<i64>("class")?, flow.get::<String>("account")?);
+            let args = args![lane, class, account, left];
             let jobs = self.query_by_index(&FLOW_JOBS, args).await?;
-            let ids = jobs.iter().map(|job| job.text("id")).collect::<Result<Vec<_>, _>>()?;
-            let writes =
-                ids.into_iter().map(|id| self.write(&DECLINE, [id.into(), ACCOUNT_REFUSED.into()], Duration::ZERO));
+            let ids: Vec<String> = jobs.iter().map(|job| job.get("id")).collect::<Result<_, _>>()?;
+            let writes = ids.into_iter().map(|id| self.write(&DECLINE, args![id, ACCOUNT_REFUSED], Duration::ZERO));
             for written in join_all(writes).await {
                 declined += u32::from(written?.is_some());
             }
@@ -275,17 +262,18 @@ static DELETE_IDLE: Template = Template::made(|dialect| {
 impl Database {
     /// Deletes rows of flows without jobs whose tag the lane's virtual time has passed; returns how many.
     pub async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
-        Ok(count_of(&self.query(&DELETE_IDLE, [lane.as_str().into(), at_most.into()]).await?))
+        self.query_count(&DELETE_IDLE, args![lane, at_most]).await
     }
 
     /// Compares the flows of a lane with its jobs, and repairs at most this many. Reads every job of the lane's
     /// backlog.
     pub async fn repair_flows(&self, lane: &ProviderName, at_most: u32) -> Result<RepairedFlows, LedgerError> {
         let mut repaired = RepairedFlows::default();
-        for row in self.query_by_index(&DIFFERENT, [lane.as_str().into(), at_most.into()]).await? {
-            let (class, account, is_known) = (row.int("class")?, row.text("account")?, row.int("is_known")? != 0);
+        for row in self.query_by_index(&DIFFERENT, args![lane, at_most]).await? {
+            let (class, account, is_known) =
+                (row.get::<i64>("class")?, row.get::<String>("account")?, row.get::<i64>("is_known")? != 0);
             tracing::warn!(provider = %lane, class, is_known, "the waiting jobs of a flow are counted again");
-            let flow: Args = Arc::from([lane.as_str().into(), class.into(), account.into()]);
+            let flow: Args = args![lane, class, account].into();
             let lock = (self.dialect() == Dialect::Postgres).then_some(&LOCK);
             let steps = [&RECREATE].into_iter().chain(lock).chain([&RECOUNT]).map(|sql| self.step(sql, flow.clone()));
             let rows = self.engine.atomically(steps.collect()).await?.unwrap_or_default();

@@ -10,27 +10,30 @@ use sqlx::postgres::PgConnection;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{PING_AFTER_IDLE, PoolShared, PoolState, PooledConnection, RETURN_MAX, within};
+use super::{PING_AFTER_IDLE, PoolShared, PoolState, PooledConnection, RETURN_MAX};
 use crate::ledger::sql::result::is_connection_broken;
-use crate::ledger::sql::session::set_up;
+use crate::ledger::sql::session::{set_up, with_client_timeout};
 use crate::ledger::sql::slots::ConnectionPurpose;
 
-/// A connection that is lent, or about to be.
-pub(super) struct LentConnection {
+/// A connection that is lent for one piece of work, or about to be.
+pub struct Session {
     open: Option<PooledConnection>,
     purpose: ConnectionPurpose,
     set_up_for: ConnectionPurpose,
     shared: Arc<PoolShared>,
+    is_good: bool,
+    /// Nothing is left over from the last statement.
+    is_clean: bool,
 }
 
-impl LentConnection {
+impl Session {
     pub(super) fn new(
         open: PooledConnection,
         purpose: ConnectionPurpose,
         set_up_for: ConnectionPurpose,
         shared: Arc<PoolShared>,
     ) -> Self {
-        Self { open: Some(open), purpose, set_up_for, shared }
+        Self { open: Some(open), purpose, set_up_for, shared, is_good: true, is_clean: true }
     }
 
     /// Returns the connection while the pool is locked.
@@ -64,27 +67,6 @@ impl LentConnection {
             self.shared.prune_later();
         }
     }
-}
-
-impl Drop for LentConnection {
-    /// Returns a connection whose receiver was gone when it came.
-    fn drop(&mut self) {
-        self.give_back(true);
-    }
-}
-
-/// A connection that is lent for one piece of work.
-pub struct Session {
-    lent: Option<LentConnection>,
-    is_good: bool,
-    /// Nothing is left over from the last statement.
-    is_clean: bool,
-}
-
-impl Session {
-    pub(super) fn new(lent: LentConnection) -> Self {
-        Self { lent: Some(lent), is_good: true, is_clean: false }
-    }
 
     /// The connection is closed at the end.
     pub(super) fn discard(mut self) {
@@ -92,8 +74,7 @@ impl Session {
     }
 
     pub fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
-        let open = self.lent.as_mut().and_then(|lent| lent.open.as_mut());
-        open.map(|open| &mut open.connection).ok_or(sqlx::Error::PoolClosed)
+        self.open.as_mut().map(|open| &mut open.connection).ok_or(sqlx::Error::PoolClosed)
     }
 
     /// Ends the work with its result. A connection to a silent server, or to a demoted one that is read-only, is not
@@ -106,14 +87,14 @@ impl Session {
 
     /// Pings a connection that was idle, and sets it up for this purpose.
     pub(super) async fn prepare(&mut self) -> Result<(), sqlx::Error> {
-        let Some(lent) = &mut self.lent else { return Ok(()) };
-        let Some(open) = &mut lent.open else { return Ok(()) };
+        let Some(open) = &mut self.open else { return Ok(()) };
+        self.is_clean = false;
         if open.used_at.elapsed() > PING_AFTER_IDLE {
-            within(RETURN_MAX, open.connection.ping()).await?;
+            with_client_timeout(RETURN_MAX, open.connection.ping()).await?;
         }
-        if lent.set_up_for != lent.purpose {
-            within(RETURN_MAX, set_up(&mut open.connection, lent.purpose)).await?;
-            lent.set_up_for = lent.purpose;
+        if self.set_up_for != self.purpose {
+            with_client_timeout(RETURN_MAX, set_up(&mut open.connection, self.purpose)).await?;
+            self.set_up_for = self.purpose;
         }
         self.is_clean = true;
         Ok(())
@@ -121,19 +102,21 @@ impl Session {
 }
 
 impl Drop for Session {
+    /// A connection whose receiver was gone when it came is clean.
     fn drop(&mut self) {
-        let Some(mut lent) = self.lent.take() else { return };
-        let unsure = self.is_good && !self.is_clean;
-        match Handle::try_current() {
-            // The last statement may have left a transaction open, which this rolls back.
-            Ok(runtime) if unsure => drop(runtime.spawn(async move {
-                let is_alive = match &mut lent.open {
-                    Some(open) => within(RETURN_MAX, open.connection.ping()).await.is_ok(),
-                    None => false,
-                };
-                lent.give_back(is_alive);
-            })),
-            _ => lent.give_back(self.is_good && self.is_clean),
-        }
+        let is_unsure = self.is_good && !self.is_clean;
+        let (true, Ok(runtime)) = (is_unsure, Handle::try_current()) else {
+            return self.give_back(self.is_good && self.is_clean);
+        };
+        let Some(open) = self.open.take() else { return };
+        let mut session = Self::new(open, self.purpose, self.set_up_for, Arc::clone(&self.shared));
+        // The last statement may have left a transaction open, which this rolls back.
+        runtime.spawn(async move {
+            let is_alive = match session.connection() {
+                Ok(connection) => with_client_timeout(RETURN_MAX, connection.ping()).await.is_ok(),
+                Err(_) => false,
+            };
+            session.give_back(is_alive);
+        });
     }
 }

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use super::attempt::{CLOSE_LEFT_OPEN, WRITE_EVENT, WRITTEN_COLUMNS};
 use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
-use super::engine::{Args, Value};
-use super::result::{SqlRow, corrupt, read_each, read_or_log};
+use super::engine::{Args, Value, args};
+use super::result::{from_row, read_each, read_or_log};
 use super::{fenced_write, storable};
 use crate::domain::backoff::RetryPolicy;
-use crate::domain::job::{ContentHash, Identifier, Job, JobId};
+use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{LIMIT_CODES, PROVIDER_WAIT_CODES};
 use crate::ledger::database::Database;
@@ -44,7 +44,7 @@ static DUTY: Template = Template::new(
 impl Database {
     /// Leases a duty for this long; false when another worker has it.
     pub async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
-        Ok(!self.query(&DUTY, [duty.into(), lasts.into()]).await?.is_empty())
+        Ok(!self.query(&DUTY, args![duty, lasts]).await?.is_empty())
     }
 }
 
@@ -125,11 +125,11 @@ impl Database {
     /// Expires waiting jobs whose `expires_at` has passed, with their events; returns how many. Jobs that may have been
     /// charged, and active jobs, stay as they are.
     pub async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError> {
-        let rows = self.query(&EXPIRED_JOBS, [at_most.into()]).await?;
+        let rows = self.query(&EXPIRED_JOBS, args![at_most]).await?;
         let mut expired = 0;
         for row in rows {
             // One transaction for each job: it is as small as a worker's own, and an event is never without its state.
-            let steps = self.write_steps(&EXPIRE, [row.text("id")?.into(), storable(reason).into()]);
+            let steps = self.write_steps(&EXPIRE, args![row.get::<String>("id")?, storable(reason)]);
             expired += u32::from(self.engine.atomically(steps).await?.is_some());
         }
         Ok(expired)
@@ -138,7 +138,7 @@ impl Database {
     /// Moves an open job to review. [`FencedWrite::Stale`] when it is finished, or a worker holds its lease. If its
     /// request was in flight, its outcome is unknown from then on.
     pub async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError> {
-        let steps = self.write_steps(&SET_ASIDE, [id.as_str().into(), storable(reason).into()]);
+        let steps = self.write_steps(&SET_ASIDE, args![id, storable(reason)]);
         Ok(fenced_write(self.engine.atomically(steps).await?.is_some()))
     }
 
@@ -150,18 +150,18 @@ impl Database {
             ScrubScope::Finished => &SCRUB,
             ScrubScope::InReview => &SCRUB_REVIEW,
         };
-        let args: [Value; 3] = [older_than.into(), at_most.into(), Value::Bytes(Vec::new())];
-        let mut rows = self.query(sql, args).await?.len();
-        if which == ScrubScope::Finished {
-            rows = rows.max(self.query(&LEFT_MESSAGES, [older_than.into(), at_most.into()]).await?.len());
+        let emptied = self.query_count(sql, args![older_than, at_most, Value::Bytes(Vec::new())]).await?;
+        match which {
+            ScrubScope::Finished => {
+                Ok(emptied.max(self.query_count(&LEFT_MESSAGES, args![older_than, at_most]).await?))
+            }
+            ScrubScope::InReview => Ok(emptied),
         }
-        Ok(u32::try_from(rows).unwrap_or(u32::MAX))
     }
 
     /// Empties the references of requests that no limit can count any more; returns how many.
     pub async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError> {
-        let rows = self.query(&FORGET, [LIMIT_WINDOW_MAX.into(), at_most.into()]).await?;
-        Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
+        self.query_count(&FORGET, args![LIMIT_WINDOW_MAX, at_most]).await
     }
 }
 
@@ -274,7 +274,7 @@ static MESSAGE_STATE: Template =
 
 impl Database {
     async fn take_jobs(&self, sql: &Template, args: impl Into<Args>) -> Result<Vec<JobToRepublish>, LedgerError> {
-        Ok(read_or_log(&self.query(sql, args).await?, "jobs", "id", job_to_republish))
+        Ok(read_or_log(&self.query(sql, args).await?, "jobs", "id"))
     }
 
     /// Takes the right to publish one copy of each overdue job of a lane, longest overdue first.
@@ -283,20 +283,14 @@ impl Database {
         lane: &ProviderName,
         which: &OverduePolicy,
     ) -> Result<Vec<JobToRepublish>, LedgerError> {
-        let args = [
-            lane.as_str().into(),
-            which.grace.into(),
-            which.republish_after.into(),
-            which.republish_interval_max.into(),
-            which.at_most.into(),
-        ];
-        self.take_jobs(&OVERDUE, args).await
+        let OverduePolicy { grace, republish_after, republish_interval_max, at_most } = *which;
+        self.take_jobs(&OVERDUE, args![lane, grace, republish_after, republish_interval_max, at_most]).await
     }
 
     /// Records that no queue has a message for a delayed job. [`FencedWrite::Stale`] when a worker claimed it
     /// meanwhile.
     pub async fn keep_unqueued(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        Ok(fenced_write(!self.query(&KEEP, [hold.id.as_str().into(), hold.fence.into()]).await?.is_empty()))
+        Ok(fenced_write(!self.query(&KEEP, args![&hold.id, hold.fence]).await?.is_empty()))
     }
 
     /// Takes the right to publish the messages of jobs that no queue has and that are due within `ahead`. From then on
@@ -308,7 +302,7 @@ impl Database {
         again_after: Duration,
         at_most: u32,
     ) -> Result<Vec<JobToRepublish>, LedgerError> {
-        let args = [lane.as_str().into(), ahead.into(), ahead.saturating_add(again_after).into(), at_most.into()];
+        let args = args![lane, ahead, ahead.saturating_add(again_after), at_most];
         self.take_jobs(&UNQUEUED, args).await
     }
 
@@ -321,44 +315,36 @@ impl Database {
         at_most: u32,
     ) -> Result<Vec<JobToRepublish>, LedgerError> {
         let remembered = policy.idempotency_retention.map(|retention| retention / 2);
-        let args = [
-            lane.as_str().into(),
-            at_most.into(),
-            remembered.is_some().into(),
-            remembered.unwrap_or_default().into(),
-            policy.max_attempts.into(),
-            policy.max_age.into(),
-        ];
+        let (remembers, retention) = (remembered.is_some(), remembered.unwrap_or_default());
+        let args = args![lane, at_most, remembers, retention, policy.max_attempts, policy.max_age];
         // Called every second: an unreadable row is reported when it is overdue, and takes no other row's place here.
-        Ok(read_each(&self.query(&LOOKUPS, args).await?, "id", job_to_republish).rows)
+        Ok(read_each(&self.query(&LOOKUPS, args).await?, "id").rows)
     }
 
     /// Ends delays for a limit or a named wait: the jobs are due now, and those that were certainly never sent have no
     /// message in a queue. Returns how many.
     pub async fn wake_waiting(&self, lane: &ProviderName, which: &WakeFilter) -> Result<u32, LedgerError> {
         let WakeFilter { changed_ago, cause: by, propagation_time: settles, due_within: soon, at_most } = *which;
-        let changed_ago = changed_ago.map_or(Value::Int(None), Value::from);
-        let args = [lane.as_str().into(), settles.into(), soon.into(), at_most.into(), changed_ago];
         let sql = match by {
             WaitCause::Limit => &WAKE_FOR_LIMITS,
             WaitCause::RetryAfter => &WAKE_FOR_PROVIDERS,
         };
-        let rows = self.query(sql, args).await?;
-        Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
+        self.query_count(sql, args![lane, settles, soon, at_most, changed_ago]).await
     }
 
     /// `copy` is the number of the message.
     pub async fn message_state(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<MessageState, LedgerError> {
-        let rows = self.query(&MESSAGE_STATE, [job.id.as_str().into()]).await?;
-        let Some(row) = rows.first() else { return Ok(MessageState::NotRecorded) };
-        let recorded = row.bytes("content_hash")?;
-        let alike = recorded == hash.0 || recorded == ContentHash::UNSEEN.0;
-        if row.text("provider")? != job.provider.as_str() || !alike {
+        let Some(row) = self.query_one(&MESSAGE_STATE, args![&job.id]).await? else {
+            return Ok(MessageState::NotRecorded);
+        };
+        let recorded: Vec<u8> = row.get("content_hash")?;
+        let alike = [hash, ContentHash::UNSEEN].iter().any(|hash| recorded == hash.0);
+        if row.get::<String>("provider")? != job.provider.as_str() || !alike {
             return Ok(MessageState::Conflict);
         }
-        Ok(match row.text("state")?.as_str() {
+        Ok(match row.get::<String>("state")?.as_str() {
             "waiting" | "sending" | "unknown"
-                if row.int("copy")? > copy && row.opt_int("delayed_copy")? != Some(copy) =>
+                if row.get::<i64>("copy")? > copy && row.get::<Option<i64>>("delayed_copy")? != Some(copy) =>
             {
                 MessageState::Superseded
             }
@@ -368,31 +354,13 @@ impl Database {
     }
 }
 
-pub fn job_to_republish(row: &SqlRow) -> Result<JobToRepublish, LedgerError> {
-    let token =
-        |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem.to_string()));
-    let key = row.bool("key_given")?.then(|| row.text("idempotency_key")).transpose()?;
-    let small = |column: &str| row.count(column);
-    let hash: [u8; 32] =
-        row.bytes("content_hash")?.try_into().map_err(|_| corrupt("content_hash", "is not 32 bytes"))?;
-    Ok(JobToRepublish {
-        job: Job {
-            id: token("id", row.text("id")?)?,
-            provider: ProviderName::new(row.text("provider")?)
-                .map_err(|problem| corrupt("provider", &problem.to_string()))?,
-            amount: row.int("amount")?,
-            currency: row.text("currency")?,
-            account: row.opt_text("account")?.map(|text| token("account", text)).transpose()?,
-            reference: row.opt_text("reference")?,
-            idempotency_key: key.map(|text| token("idempotency_key", text)).transpose()?,
-            cost: u16::try_from(small("cost")?).map_err(|_| corrupt("cost", "is out of range"))?,
-            priority: u8::try_from(small("priority")?).map_err(|_| corrupt("priority", "is out of range"))?,
-            not_before: row.opt_instant("not_before_ms")?,
-            expires_at: row.opt_instant("expires_at_ms")?,
-            payload: row.opt_text("payload")?,
-        },
-        hash: ContentHash(hash),
-        sweeps: row.count("sweeps")?,
-        copy: row.int("copy")?,
-    })
-}
+from_row!(row => JobToRepublish {
+    sweeps, copy;
+    job: Job::from_row(row)?,
+    hash: row.get("content_hash")?,
+});
+
+from_row!(row => Job {
+    id, provider, amount, currency, account, reference, cost, priority, not_before, expires_at, payload;
+    idempotency_key: row.get::<bool>("key_given")?.then(|| row.get("idempotency_key")).transpose()?,
+});

@@ -10,7 +10,6 @@
 //! a hundredth of the time, and happens at once when the clock was set back.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::{OPEN, READABLE};
@@ -19,7 +18,7 @@ use crate::ledger::backlog::BlockedReason;
 use crate::ledger::database::Database;
 use crate::ledger::operator::STATES;
 use crate::ledger::sql::dialect::Template;
-use crate::ledger::sql::engine::Args;
+use crate::ledger::sql::engine::{Args, args};
 use crate::ledger::sql::fleet::LANES;
 use crate::ledger::sql::result::{SqlRow, corrupt};
 use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
@@ -108,7 +107,7 @@ impl Database {
         overdue_after: Duration,
         scope: CheckScope,
     ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
-        let args: Args = Arc::from([overdue_after.into()]);
+        let args: Args = args![overdue_after].into();
         let rows = match scope {
             // Not an argument: PostgreSQL would plan for any argument, and read the whole table for an unknown span.
             // And by index: its statistics are older than the last minutes.
@@ -125,7 +124,7 @@ impl Database {
         };
         let mut accounts: BTreeMap<String, LedgerReconciliation> = BTreeMap::new();
         for row in rows {
-            let provider = row.text("provider")?;
+            let provider: String = row.get("provider")?;
             let account = accounts
                 .entry(provider.clone())
                 .or_insert_with(|| LedgerReconciliation { provider, ..LedgerReconciliation::default() });
@@ -206,12 +205,11 @@ fn part(place: &str, which: &str) -> String {
 }
 
 fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), LedgerError> {
-    let count = |column| u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"));
-    let jobs = count("jobs")?;
-    match row.text("place")?.as_str() {
+    let jobs: u64 = row.get("jobs")?;
+    match row.get::<String>("place")?.as_str() {
         "state" => {
             account.recorded += jobs;
-            let state = row.text("state")?;
+            let state: String = row.get("state")?;
             // The totals and the jobs that finished since are two rows.
             match account.states.iter_mut().find(|(known, _)| *known == state) {
                 Some((_, counted)) => *counted += jobs,
@@ -219,13 +217,13 @@ fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), Ledge
             }
         }
         "open" => {
-            (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
-            (account.delayed, account.delayed_for) = (count("delayed")?, row.opt_ms("delayed_ms")?);
-            (account.active, account.due, account.overdue) = (count("active")?, count("due")?, count("overdue")?);
-            (account.in_flight, account.backlog) = (count("in_flight")?, count("backlog")?);
-            account.unreadable += count("unreadable")?;
-            account.messages_min += count("messages_min")?;
-            account.messages_max += count("messages_max")?;
+            (account.past_deadline, account.oldest_open) = (jobs, row.get("oldest")?);
+            (account.delayed, account.delayed_for) = (row.get("delayed")?, row.get::<Option<Duration>>("delayed")?);
+            (account.active, account.due, account.overdue) = (row.get("active")?, row.get("due")?, row.get("overdue")?);
+            (account.in_flight, account.backlog) = (row.get("in_flight")?, row.get("backlog")?);
+            account.unreadable += row.get::<u64>("unreadable")?;
+            account.messages_min += row.get::<u64>("messages_min")?;
+            account.messages_max += row.get::<u64>("messages_max")?;
         }
         // An upper bound: another delivery may have taken it away for a while.
         "message_left" => account.messages_max += jobs,
