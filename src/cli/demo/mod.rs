@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use clap::ValueEnum;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
@@ -21,12 +22,11 @@ use super::{CommandError, Console, Exit};
 use crate::app::Services;
 use crate::config::{self, Config};
 use crate::domain::format::count;
-use crate::domain::job::{Job, JobId};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::StateCount;
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
-use crate::queue::message::{CardNumbers, encode};
+use crate::queue::message::CardNumbers;
 use crate::queue::{Destination, OutgoingMessage, Properties};
 use crate::worker::supervisor::{self, WorkerStatus};
 use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
@@ -118,12 +118,7 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
         report: provider.report(),
         effects: provider.effects(),
         arrivals_us: provider.arrivals_us(),
-        lost_hold: rows
-            .iter()
-            .filter_map(|row| row.validate(0).ok())
-            .map(|row| row.hold_max())
-            .max()
-            .unwrap_or_default(),
+        lost_hold: rows.iter().filter_map(|row| Some(row.validate(0).ok()?.hold_max())).max().unwrap_or_default(),
     };
     let proof = Proof::from_counts(jobs, args.limit, &counts, &record);
     stop_provider.cancel();
@@ -162,34 +157,17 @@ async fn publish(worker: &worker::Backends, provider: &ProviderName, jobs: u64) 
         let copies = if number.is_multiple_of(DUPLICATE_EVERY) { 2 } else { 1 };
         std::iter::repeat_n(number, copies)
     });
-    let messages = stream::iter(numbers.map(|number| job(provider, number)).collect::<Result<Vec<_>, _>>()?);
-    let published = messages.map(|job| {
+    let published = stream::iter(numbers).map(|number| {
+        let id = format!("demo-{number:06}");
+        let job = json!({ "v": 1, "id": id, "provider": PROVIDER, "amount": 100 + number % 900, "currency": "EUR" });
         let message = OutgoingMessage {
             destination: Destination::Lane(provider.clone()),
-            body: Bytes::from(encode(&job)),
-            properties: Properties { message_id: Some(job.id.as_str().to_owned()), ..Properties::default() },
+            body: Bytes::from(job.to_string()),
+            properties: Properties { message_id: Some(id), ..Properties::default() },
         };
         async move { worker.queue.publish(message).await }
     });
-    let count = published.buffer_unordered(64).try_fold(0, |count, ()| async move { Ok(count + 1) }).await?;
-    Ok(count)
-}
-
-fn job(provider: &ProviderName, number: u64) -> Result<Job, CommandError> {
-    Ok(Job {
-        id: JobId::new(format!("demo-{number:06}")).map_err(|problem| CommandError::Failed(problem.to_string()))?,
-        provider: provider.clone(),
-        amount: i64::try_from(100 + number % 900).unwrap_or(100),
-        currency: "EUR".to_owned(),
-        account: None,
-        reference: None,
-        idempotency_key: None,
-        cost: 1,
-        priority: 0,
-        not_before: None,
-        expires_at: None,
-        payload: None,
-    })
+    Ok(published.buffer_unordered(64).try_fold(0, |count, ()| async move { Ok(count + 1) }).await?)
 }
 
 /// Runs a worker until every job is finished, and collects the provider's and the ledger's counts.

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{ArrivalWindows, FakeProviderReport, LimitReport, ResponseTimes};
-use super::{ChargeRequest, FakeOptions, FaultDraw, OnLimit, draw};
+use super::{
+    ArrivalWindows, ChargeRequest, FakeOptions, FakeProviderReport, FaultDraw, LimitReport, OnLimit, ResponseTimes,
+    draw,
+};
 use crate::domain::time::micros_up;
 
 /// Largest number of ids in a report.
