@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::channels::{CALL_LIMIT, ChannelLimit, Channels, OpenChannel, with_call_limit};
 use super::connect::{RabbitSettings, connect};
-use super::declare::declare_all;
+use super::declare_all;
 use super::topology::Topology;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::ProviderName;
