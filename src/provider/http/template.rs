@@ -12,7 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::amount::{Decimal, decimal_amount};
-use crate::domain::expansion::BoundedBuffer;
+use crate::domain::expansion::{BoundedBuffer, REQUEST_BODY_BYTES_MAX};
 use crate::domain::job::Job;
 
 /// Decimal digits that a number with fraction or exponent keeps in a row, whose numbers are read as binary floats.
@@ -188,14 +188,18 @@ fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result
         TemplateNode::Fixed(text) => out.push(text),
         TemplateNode::Field(field) => job_value(field, job).map_or(Ok(()), |value| value.write(out)),
         TemplateNode::Text(pieces) => {
-            out.push("\"")?;
+            // Bounded like the body, which it is a part of.
+            let mut text = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
             for piece in pieces {
                 match piece {
-                    TextPiece::Text(text) => write_escaped(text, out)?,
-                    TextPiece::Field(field) => write_escaped(&job_text(field, job), out)?,
+                    TextPiece::Text(piece) => text.push(piece)?,
+                    // An absent value is empty.
+                    TextPiece::Field(field) => {
+                        text.push(&job_value(field, job).map_or(Cow::Borrowed(""), JobValue::into_text))?;
+                    }
                 }
             }
-            out.push("\"")
+            write_quoted(str::from_utf8(&text.into_bytes()).unwrap_or_default(), out)
         }
         TemplateNode::List(items) => {
             out.push("[")?;
@@ -233,11 +237,6 @@ fn job_value<'a>(field: &TemplateField, job: &'a Job) -> Option<JobValue<'a>> {
     })
 }
 
-/// Value of a field within text; an absent value is empty.
-fn job_text<'a>(field: &TemplateField, job: &'a Job) -> Cow<'a, str> {
-    job_value(field, job).map_or(Cow::Borrowed(""), JobValue::into_text)
-}
-
 /// Follows the path through raw JSON without touching the value at its end.
 fn json_at_path<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
     for step in path {
@@ -252,29 +251,7 @@ fn json_at_path<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
 }
 
 fn write_quoted(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
-    out.push("\"")?;
-    write_escaped(text, out)?;
-    out.push("\"")
-}
-
-/// Writes a string as `serde_json` does, without its quotes. <https://www.rfc-editor.org/rfc/rfc8259#section-7>
-fn write_escaped(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
-    let mut rest = text;
-    while let Some(at) = rest.find(|c: char| matches!(c, '"' | '\\' | '\0'..='\x1f')) {
-        out.push(&rest[..at])?;
-        match rest.as_bytes()[at] {
-            b'"' => out.push("\\\"")?,
-            b'\\' => out.push("\\\\")?,
-            b'\x08' => out.push("\\b")?,
-            b'\t' => out.push("\\t")?,
-            b'\n' => out.push("\\n")?,
-            b'\x0c' => out.push("\\f")?,
-            b'\r' => out.push("\\r")?,
-            other => out.push(&format!("\\u{other:04x}"))?,
-        }
-        rest = &rest[at + 1..];
-    }
-    out.push(rest)
+    Ok(serde_json::to_writer(out, text)?)
 }
 
 /// Literal text, or the name inside one `${…}`.
