@@ -11,7 +11,7 @@ use iso_currency::Currency;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use sha2::{Digest, Sha256};
 
-use super::json::{Json, Member, named};
+use super::{Json, Member, named};
 use crate::amount::Decimal;
 use crate::domain::job::{
     COST_MAX, ContentHash, Identifier, InvalidMessage, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX,
