@@ -181,12 +181,11 @@ impl Services {
 
     pub async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, ServiceError> {
         let open = || async {
-            match &config.limiter.url {
-                LimiterUrl::Embedded => Ok(Arc::new(EmbeddedLimiter::new()) as Arc<dyn Limiter>),
-                LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => {
-                    Ok::<_, ServiceError>(Arc::new(redis_limiter(config)?) as Arc<dyn Limiter>)
-                }
-            }
+            let limiter: Arc<dyn Limiter> = match &config.limiter.url {
+                LimiterUrl::Embedded => Arc::new(EmbeddedLimiter::new()),
+                LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => Arc::new(redis_limiter(config)?),
+            };
+            Ok::<_, ServiceError>(limiter)
         };
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
     }

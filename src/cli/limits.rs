@@ -76,8 +76,8 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
     let ledger = cx.ledger().await?;
     match &args.action {
         Action::Peek { provider, account, json } => {
-            let used = fetch_usage(provider, account.as_ref(), &ledger, cx).await?;
-            print_usage(&used, *json, cx.console)
+            let (limits, backlog) = fetch_usage(provider, account.as_ref(), &ledger, cx).await?;
+            print_usage(&limits, backlog, *json, cx.console)
         }
         Action::List { json } => list(&ledger, *json, cx.console).await,
         Action::History(args) => history(args, &ledger, cx.console).await,
@@ -98,32 +98,25 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
     }
 }
 
-/// What `limits peek` shows.
-struct PeekedUsage {
-    limits: Vec<PeekedLimit>,
-    /// What waits of the account that is asked for.
-    backlog: Option<AccountBacklog>,
-}
-
-/// Asks the Redis that all workers share, or the one process with the embedded limiter. Without `account`, nothing is
-/// counted in the backlog.
+/// The limits, and what waits of the account that is asked for. Asks the Redis that all workers share, or the one
+/// process with the embedded limiter.
 async fn fetch_usage(
     provider: &str,
     account: Option<&Identifier>,
     ledger: &Database,
     cx: &CommandContext<'_>,
-) -> Result<PeekedUsage, CommandError> {
+) -> Result<(Vec<PeekedLimit>, Option<AccountBacklog>), CommandError> {
     let name = parse_name(provider)?;
     if matches!(cx.config.limiter.url, LimiterUrl::Embedded) {
         // An identifier needs no escaping in a query. The database answered just now, so the deployment is verified.
         let path = format!("/api/v1/limits/{name}");
         let Some(account) = account else {
             let limits = ops_client::get(cx, &path).await?.value;
-            return Ok(PeekedUsage { limits, backlog: None });
+            return Ok((limits, None));
         };
         let limits = ops_client::get(cx, &format!("{path}?account={account}")).await?.value;
         let backlog = ops_client::get(cx, &format!("{path}/backlog?account={account}")).await?.value;
-        return Ok(PeekedUsage { limits, backlog: Some(backlog) });
+        return Ok((limits, Some(backlog)));
     }
     let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
     let limiter = cx.limiter().await?;
@@ -143,7 +136,7 @@ async fn fetch_usage(
         }
         None => None,
     };
-    Ok(PeekedUsage { limits, backlog })
+    Ok((limits, backlog))
 }
 
 /// Of a limit of requests in flight: nothing names the instant.
@@ -155,9 +148,14 @@ fn no_start_text(limit: &PeekedLimit) -> &'static str {
     if is_open { WHEN_ONE_ENDS } else { "never" }
 }
 
-fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+fn print_usage(
+    limits: &[PeekedLimit],
+    backlog: Option<AccountBacklog>,
+    json: bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
     if json {
-        console.json(&used.limits)?;
+        console.json(&limits)?;
     } else {
         let shadow = |l: &PeekedLimit| match &l.shadow {
             Some(would) => {
@@ -166,7 +164,7 @@ fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<
             None => String::new(),
         };
         let wait = |ms: u64| duration(Duration::from_millis(ms));
-        let cells = used.limits.iter().map(|l| {
+        let cells = limits.iter().map(|l| {
             vec![
                 l.limit.clone(),
                 l.allows.clone(),
@@ -179,7 +177,7 @@ fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<
         });
         let header = ["limit", "allows", "used", "remaining", "retry after", "reset after", "shadow"];
         console.table(&header, &cells.collect::<Vec<_>>())?;
-        if let Some(backlog) = &used.backlog {
+        if let Some(backlog) = backlog {
             console.line("")?;
             console.lines(&wrap_words("", &backlog.text, width(console.shape())))?;
         }

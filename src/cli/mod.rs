@@ -142,7 +142,7 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 usage, 78 bad confi
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a worker until SIGTERM: a lane for every enabled provider, and the ops server.
-    Run(run::Args),
+    Run,
     /// Watch a run in memory against a strict provider, with a proof at the end.
     Demo(demo::Args),
     /// Bring the database to the current schema; safe to repeat, and to run in several places at once.
@@ -191,30 +191,31 @@ impl Exit {
 
 /// Why a command failed, as text for the terminal.
 #[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub enum CommandError {
     /// The configuration or a file is invalid; nothing was changed.
-    #[error("{0}")]
     Configuration(String),
     /// The arguments are valid for clap, and invalid together; nothing was changed.
-    #[error("{0}")]
     Usage(String),
-    #[error("{0}")]
     Failed(String),
     /// Several problems of a configuration, a file or arguments, one per line; nothing was changed.
     #[error("{}", .lines.join("\n"))]
-    Problems { exit: Exit, lines: Vec<String> },
+    Problems {
+        exit: Exit,
+        lines: Vec<String>,
+    },
     /// The file of an embedded database does not exist. Only `run`, `migrate` and `provider apply` create one.
     #[error(
         "no deployment here: there is no database {} (database.url). Run this where it lies or set database.url; `sluicegate \
          provider apply FILE`, `migrate` and `run` make a new one",
         .path.display()
     )]
-    DatabaseMissing { path: PathBuf },
+    DatabaseMissing {
+        path: PathBuf,
+    },
     /// The process on `ops.listen` uses another database than the configured one.
-    #[error("{0}")]
     OtherDeployment(String),
     /// A backend is unreachable now; a retry may succeed.
-    #[error("{0}")]
     BackendUnavailable(String),
     #[error("writing the output: {0}")]
     Output(#[from] std::io::Error),
@@ -291,7 +292,7 @@ impl Command {
     /// The log level of the command. Commands that print a report log only errors, unless `debug` or `trace` is
     /// configured.
     pub fn log(&self, configured: LogConfig) -> LogConfig {
-        if matches!(self, Self::Run(_)) {
+        if matches!(self, Self::Run) {
             return configured;
         }
         let detail = configured.level > tracing::Level::INFO;
@@ -302,8 +303,8 @@ impl Command {
     /// Whether the command runs until it is stopped. Such a command must not wait for the reader of its messages.
     pub fn is_long_running(&self) -> bool {
         match self {
-            Self::Run(_) | Self::Demo(_) | Self::FakeProvider(_) => true,
-            Self::Status(args) => args.is_watching(),
+            Self::Run | Self::Demo(_) | Self::FakeProvider(_) => true,
+            Self::Status(args) => args.watch,
             _ => false,
         }
     }
@@ -311,7 +312,7 @@ impl Command {
     /// What the command does when the file of an embedded database does not exist.
     pub fn missing_database(&self) -> MissingDatabase {
         match self {
-            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) => MissingDatabase::Create,
+            Self::Run | Self::Demo(_) | Self::Migrate(_) => MissingDatabase::Create,
             Self::Provider(args) => args.missing_database(),
             _ => MissingDatabase::Fail,
         }
@@ -350,7 +351,7 @@ pub async fn execute(
     let cx = &mut CommandContext { config, services, console };
     // Process 1, such as a container's command, has no default reaction to signals: it would wait for a pipe for ever.
     // `run` handles its own signals.
-    if std::process::id() != 1 || matches!(command, Command::Run(_)) {
+    if std::process::id() != 1 || matches!(command, Command::Run) {
         return dispatch(command, cx).await;
     }
     let mut signals = os::Signals::watch()?;
@@ -375,7 +376,7 @@ async fn dispatch(command: &Command, cx: &mut CommandContext<'_>) -> Result<Exit
         Command::Completions(args) => generated::completions(args, cx.console),
         Command::Man(args) => generated::man(args, cx.console),
         Command::FakeProvider(args) => run_fake_provider(args, cx.console),
-        Command::Run(_) => run::run(cx).await,
+        Command::Run => run::run(cx).await,
         Command::Demo(args) => demo::run(args, cx.services, cx.console).await,
     }
 }

@@ -54,13 +54,6 @@ enum RunningDeployment {
     NotSluicegate,
 }
 
-/// Both addresses, for messages.
-#[derive(Clone, Debug)]
-struct DeploymentAddresses {
-    ops: SocketAddr,
-    database: String,
-}
-
 /// Reads one resource of the ops API; `None` when there is no running process to ask.
 pub async fn get_if_running<T: DeserializeOwned>(
     cx: &CommandContext<'_>,
@@ -94,16 +87,16 @@ pub async fn get<T: DeserializeOwned>(cx: &CommandContext<'_>, path: &str) -> Re
         .map_err(|error| no_response(address, error))?;
     let unnamed = client.get(format!("http://{address}/api/v1/deployment"));
     let (configured, listening) = tokio::join!(configured_deployment(cx), running_deployment(unnamed, address));
-    let addresses = DeploymentAddresses { ops: address, database: cx.config.database.url.location() };
+    let ours = cx.config.database.url.location();
     let (configured, listening) = (configured?, listening?);
-    let unverified = verify_deployment(&configured, &listening, &addresses)?;
+    let unverified = verify_deployment(&configured, &listening, address, &ours)?;
     let mut request = client.get(format!("http://{address}{path}"));
     if let Some(token) = &cx.config.ops.token {
         request = request.bearer_auth(token.expose_secret());
     }
     let answer = request.send().await.map_err(|error| no_response(address, error))?;
     // Another process may have taken the port meanwhile.
-    verify_deployment(&configured, &deployment_from_header(&answer), &addresses)?;
+    verify_deployment(&configured, &deployment_from_header(&answer), address, &ours)?;
     let value = read_body(answer, address).await?;
     Ok(OpsResponse { value, unverified })
 }
@@ -168,9 +161,9 @@ fn deployment_from_header(answer: &Response) -> RunningDeployment {
 fn verify_deployment(
     configured: &ConfiguredDeployment,
     listening: &RunningDeployment,
-    addresses: &DeploymentAddresses,
+    ops: SocketAddr,
+    ours: &str,
 ) -> Result<Option<String>, CommandError> {
-    let DeploymentAddresses { ops, database: ours } = addresses;
     let (id, database) = match listening {
         RunningDeployment::Deployment { id, database } => (id, database),
         RunningDeployment::Starting => {
@@ -197,8 +190,8 @@ fn verify_deployment(
         ConfiguredDeployment::Known(known) if known == id => Ok(None),
         ConfiguredDeployment::Known(known) => other(format!("{ours} (deployment {known})")),
         ConfiguredDeployment::InMemory if database.as_ref().is_none_or(|theirs| theirs == ours) => Ok(None),
-        ConfiguredDeployment::InMemory => other(ours.clone()),
-        ConfiguredDeployment::Unavailable(_) if database.as_ref() == Some(ours) => Ok(None),
+        ConfiguredDeployment::InMemory => other(ours.to_owned()),
+        ConfiguredDeployment::Unavailable(_) if database.as_deref() == Some(ours) => Ok(None),
         ConfiguredDeployment::Unavailable(why) => Ok(Some(format!(
             "not verified that the process on {ops} (ops.listen) works for {ours}, because that database is unavailable \
              ({why}): its own database is {theirs} (deployment {id})"
@@ -218,13 +211,10 @@ mod tests {
         let listening =
             |id, database: Option<&str>| RunningDeployment::Deployment { id, database: database.map(str::to_owned) };
         let unavailable = ConfiguredDeployment::Unavailable("refused".to_owned());
-        let at =
-            |database: &str| DeploymentAddresses { ops: ([127, 0, 0, 1], 9_464).into(), database: database.to_owned() };
+        let at = ([127, 0, 0, 1], 9_464).into();
         let verdict =
             |configured: &ConfiguredDeployment, listening: &RunningDeployment, database: &str| match verify_deployment(
-                configured,
-                listening,
-                &at(database),
+                configured, listening, at, database,
             ) {
                 Ok(None) => "believed".to_owned(),
                 Ok(Some(warning)) => format!("warning: {warning}"),

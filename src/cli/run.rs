@@ -31,9 +31,6 @@ use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 /// Longest time that the last heartbeat may delay the exit.
 const LAST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
-#[derive(Debug, clap::Args)]
-pub struct Args {}
-
 /// Runs the command until a stop signal.
 pub async fn run(cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();

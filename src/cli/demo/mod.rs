@@ -8,7 +8,6 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use bytes::Bytes;
-use clap::ValueEnum;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -17,7 +16,6 @@ use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::input::job_count;
-use super::provider::parse_rows;
 use super::{CommandError, Console, Exit};
 use crate::app::Services;
 use crate::config::{self, Config};
@@ -25,6 +23,7 @@ use crate::domain::format::count;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::StateCount;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::CardNumbers;
 use crate::queue::{Destination, OutgoingMessage, Properties};
@@ -54,20 +53,14 @@ pub struct Args {
     #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
     limit: Rate,
     /// What a job does when it must wait for the limit: wait in the worker, or be requeued until then.
-    #[arg(long, value_enum, default_value = "blocking")]
-    mode: DemoMode,
+    #[arg(long, value_parser = ["blocking", "requeue"], default_value = "blocking")]
+    mode: String,
     /// Decides latencies and faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print the proof as JSON.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DemoMode {
-    Blocking,
-    Requeue,
 }
 
 fn parse_jobs(text: &str) -> Result<u64, String> {
@@ -100,8 +93,18 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
     let stop_provider = CancellationToken::new();
     let serving = tokio::spawn(fake.serve(listener, stop_provider.clone()));
 
-    let rows = parse_rows(&provider_file(args, &url)).map_err(|problems| CommandError::Failed(problems.join("; ")))?;
-    worker.ledger.apply_settings(&rows, false).await?;
+    let mut limit = LimitRow { name: "limit".to_owned(), ..LimitRow::default() };
+    limit.set_rate(args.limit);
+    let row = ProviderRow {
+        name: PROVIDER.to_owned(),
+        url,
+        mode: args.mode.clone(),
+        timeout_ms: 2_000,
+        idempotency_retention_s: Some(86_400),
+        limits: vec![limit],
+        ..ProviderRow::default()
+    };
+    worker.ledger.apply_settings(std::slice::from_ref(&row), false).await?;
     let name = ProviderName::new(PROVIDER).map_err(|problem| CommandError::Failed(problem.to_string()))?;
     worker.queue.declare(std::slice::from_ref(&name)).await?;
     let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));
@@ -118,7 +121,7 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
         report: provider.report(),
         effects: provider.effects(),
         arrivals_us: provider.arrivals_us(),
-        lost_hold: rows.iter().filter_map(|row| Some(row.validate(0).ok()?.hold_max())).max().unwrap_or_default(),
+        lost_hold: row.validate(0).map(|provider| provider.hold_max()).unwrap_or_default(),
     };
     let proof = Proof::from_counts(jobs, args.limit, &counts, &record);
     stop_provider.cancel();
@@ -131,19 +134,6 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
 fn in_memory_config() -> Result<Config, CommandError> {
     let sets = ["database.url=sqlite::memory:", "ops.listen=none"].map(str::to_owned);
     config::load(None, [], &sets).map_err(|problems| CommandError::Failed(problems.to_string()))
-}
-
-fn provider_file(args: &Args, url: &str) -> String {
-    let mode = match args.mode {
-        DemoMode::Blocking => "blocking",
-        DemoMode::Requeue => "requeue",
-    };
-    let (max_requests, window_ms) = (args.limit.max_requests(), args.limit.window().as_millis());
-    format!(
-        "[[provider]]\nname = \"{PROVIDER}\"\nurl = \"{url}\"\nmode = \"{mode}\"\ntimeout_ms = 2000\n\
-         idempotency_retention_s = 86400\n\n[[provider.limit]]\nname = \"limit\"\nmax_requests = {max_requests}\n\
-         window_ms = {window_ms}\n"
-    )
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped and positive")]

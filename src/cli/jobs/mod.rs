@@ -74,7 +74,7 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
     match &args.action {
         Action::Show { id, json } => show::show(id, None, *json, cx).await,
         Action::Explain(args) => explain(args, cx).await,
-        Action::List(args) => show::list(args, cx).await,
+        Action::List(args) => show::print_page(args.state, &args.page, cx).await,
         Action::Resolve(args) => decide::resolve(args, cx).await,
         Action::Cancel(args) => decide::cancel(args, cx).await,
         Action::Erase(args) => erase(args, cx).await,

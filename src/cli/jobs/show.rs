@@ -20,9 +20,9 @@ use crate::ops::unix_ms;
 #[derive(Debug, clap::Args)]
 pub struct ListArgs {
     #[arg(long, value_parser = PossibleValuesParser::new(STATES).map(known_state))]
-    state: Option<&'static str>,
+    pub state: Option<&'static str>,
     #[command(flatten)]
-    page: PageArgs,
+    pub page: PageArgs,
 }
 
 /// The page and its format.
@@ -46,11 +46,6 @@ pub struct PageArgs {
 
 fn known_state(name: String) -> &'static str {
     STATES.into_iter().find(|state| *state == name).unwrap_or_default()
-}
-
-/// Runs `jobs list`.
-pub async fn list(args: &ListArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    print_page(args.state, &args.page, cx).await
 }
 
 /// Prints one page.

@@ -43,17 +43,10 @@ const CLEAR_BELOW: &str = "\x1b[J";
 pub struct Args {
     /// Refresh every 2 seconds, until Ctrl-C.
     #[arg(long)]
-    watch: bool,
+    pub watch: bool,
     /// Print JSON: the whole overview, as /api/v1/overview; with --watch one object per line.
     #[arg(long)]
     json: bool,
-}
-
-impl Args {
-    /// Whether `--watch` is set.
-    pub fn is_watching(&self) -> bool {
-        self.watch
-    }
 }
 
 /// Runs the command.

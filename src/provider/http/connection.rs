@@ -47,7 +47,7 @@ pub type Transport = Box<dyn ByteStream>;
 type OutgoingRequest = Request<Full<Bytes>>;
 
 pub struct HttpConnection {
-    socket: Arc<Socket>,
+    pub socket: Arc<Socket>,
     sender: SendRequest<Full<Bytes>>,
     driver_state: DriverState,
     early: Arc<EarlyReads>,
@@ -96,10 +96,6 @@ impl HttpConnection {
         let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(io).await?;
         let driver = DriverState::Running(Box::new(driver));
         Ok(Self { socket, sender, driver_state: driver, early, was_used: false, has_unexpected_bytes: false })
-    }
-
-    pub fn opened_at(&self) -> Instant {
-        self.socket.opened_at()
     }
 
     /// Polls the connection once, and returns whether it can take another request.

@@ -254,7 +254,7 @@ impl RequestBuilder {
             url: self.url(job)?,
             idempotency_key: job.effective_key().to_string(),
             content_type: self.plan.content_type.clone(),
-            body: self.body(job)?,
+            body: self.plan.body(job)?,
             credential_fingerprint: self.credential_fingerprint(account.as_deref()).await?,
             account,
         })
@@ -274,8 +274,9 @@ impl RequestBuilder {
         };
         let key = &self.plan.key_header;
         let mut headers = base_headers(Some(header(&CONTENT_TYPE, &request.content_type)?));
-        // An older version of the row may have frozen another host.
-        let target = self.target_for(&request.url)?;
+        // An older version of the row may have frozen another host. The row's own URL was admitted when the row was read.
+        let is_own = request.url == self.target.url.as_str();
+        let target = if is_own { self.target.clone() } else { self.policy.admit(&request.url)? };
         let resolved = self.headers.resolve(request.account.as_deref(), target.host()).await?;
         // A repeat after an unknown outcome must carry the credential that the request was frozen with.
         if resolved.fingerprint(key) != request.credential_fingerprint {
@@ -323,27 +324,17 @@ impl RequestBuilder {
         self.lookup_url.as_ref().map(|url| lookup_url(&self.policy, url, job))
     }
 
-    /// The body of this job's charges.
-    pub fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
-        self.plan.body(job)
-    }
-
     /// Checks that each part of this job's requests is within its bound.
     ///
     /// # Errors
     /// [`TooLarge`] names the first part that is not.
     pub fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
-        let parts = [self.body(job).err(), self.url(job).err(), self.lookup_url(job).and_then(Result::err)];
+        let parts = [self.plan.body(job).err(), self.url(job).err(), self.lookup_url(job).and_then(Result::err)];
         let too_large = |error| match error {
             FreezeError::Job(RequestBuildError::TooLarge(too_large)) => Some(too_large),
             _ => None,
         };
         parts.into_iter().flatten().find_map(too_large).map_or(Ok(()), Err)
-    }
-
-    /// Target of a frozen URL. The row's own URL was admitted when the row was read.
-    fn target_for(&self, url: &str) -> Result<OutboundTarget, FreezeError> {
-        if url == self.target.url.as_str() { Ok(self.target.clone()) } else { self.policy.admit(url) }
     }
 }
 

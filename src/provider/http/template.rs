@@ -160,29 +160,6 @@ impl<'a> JobValue<'a> {
     }
 }
 
-/// A node that is written for this job.
-enum PresentNode<'a> {
-    Value(JobValue<'a>),
-    Node(&'a TemplateNode),
-}
-
-impl<'a> PresentNode<'a> {
-    /// `None` for a lone placeholder without a value in this job.
-    fn for_job(node: &'a TemplateNode, job: &'a Job) -> Option<Self> {
-        match node {
-            TemplateNode::Field(field) => job_value(field, job).map(Self::Value),
-            _ => Some(Self::Node(node)),
-        }
-    }
-
-    fn write(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
-        match self {
-            Self::Value(value) => value.write(out),
-            Self::Node(node) => render(node, job, out),
-        }
-    }
-}
-
 fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
     match node {
         TemplateNode::Fixed(text) => out.push(text),
@@ -203,24 +180,45 @@ fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result
         }
         TemplateNode::List(items) => {
             out.push("[")?;
-            for (index, item) in items.iter().filter_map(|item| PresentNode::for_job(item, job)).enumerate() {
-                out.push(if index > 0 { "," } else { "" })?;
-                item.write(job, out)?;
-            }
+            render_all(items.iter().map(|item| (None, item)), job, out)?;
             out.push("]")
         }
         TemplateNode::Object(members) => {
             out.push("{")?;
-            let members = members.iter().filter_map(|(name, node)| Some((name, PresentNode::for_job(node, job)?)));
-            for (index, (name, value)) in members.enumerate() {
-                out.push(if index > 0 { "," } else { "" })?;
-                write_quoted(name, out)?;
-                out.push(":")?;
-                value.write(job, out)?;
-            }
+            render_all(members.iter().map(|(name, node)| (Some(name.as_str()), node)), job, out)?;
             out.push("}")
         }
     }
+}
+
+/// Writes the members of an object, or the elements of a list, which have no name. A lone placeholder without a value in
+/// this job is left out.
+fn render_all<'a>(
+    nodes: impl Iterator<Item = (Option<&'a str>, &'a TemplateNode)>,
+    job: &Job,
+    out: &mut BoundedBuffer,
+) -> io::Result<()> {
+    let mut separator = "";
+    for (name, node) in nodes {
+        let lone = match node {
+            TemplateNode::Field(field) => match job_value(field, job) {
+                None => continue,
+                value => value,
+            },
+            _ => None,
+        };
+        out.push(separator)?;
+        separator = ",";
+        if let Some(name) = name {
+            write_quoted(name, out)?;
+            out.push(":")?;
+        }
+        match lone {
+            Some(value) => value.write(out)?,
+            None => render(node, job, out)?,
+        }
+    }
+    Ok(())
 }
 
 /// Value of a field; `None` when this job has none.

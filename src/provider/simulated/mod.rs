@@ -329,14 +329,6 @@ impl ArrivalWindows {
         Self { arrivals: Vec::new(), counts: counts.collect() }
     }
 
-    pub fn arrivals(&self) -> &[u64] {
-        &self.arrivals
-    }
-
-    pub fn counts(&self) -> &[LimitCount] {
-        &self.counts
-    }
-
     /// Records an arrival, which must not be earlier than the last. If it breached a limit, returns the wait until the
     /// next one would fit within all limits.
     pub fn record_arrival(&mut self, at_us: u64) -> Option<Duration> {

@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::strict::{Arrival, Reply};
+use super::strict::{Arrival, Reply, error_body};
 use super::{ChargeRequest, Effect, FakeOptions, FakeProviderReport, ResponseTimes, StrictProvider};
 use crate::domain::time::millis_up;
 
@@ -188,7 +188,7 @@ async fn process_request(
     let (parts, body) = request.into_parts();
     if parts.method == Method::GET && parts.uri.path() == LOOKUP_PATH {
         let mut provider = handle.provider.lock();
-        if !provider.supports_lookup() {
+        if !provider.options.lookup {
             return Err((404, "no_such_page"));
         }
         let query = url::form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
@@ -211,10 +211,6 @@ fn rate_limit_response(wait: Duration) -> Response<Body> {
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait_ms.div_ceil(1_000)));
     response.headers_mut().insert(RETRY_AFTER_MS, HeaderValue::from(wait_ms));
     response
-}
-
-fn error_body(code: &str) -> String {
-    serde_json::json!({ "error": { "code": code } }).to_string()
 }
 
 fn json_response(status: u16, body: String) -> Response<Body> {

@@ -114,8 +114,19 @@ impl Queue for EmbeddedQueue {
         Ok(())
     }
 
+    /// Takes it under a number of its own, so that its receipt finishes its row and no other. A receipt that is dropped
+    /// keeps its message until the next start.
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
-        take_dead_letter(&self.store).await
+        let number = rand::random_range(1..i64::MAX);
+        let Some((message, queue)) = self.store.take_dead(number).await? else { return Ok(None) };
+        let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
+        Ok(Some(DeadLetter {
+            cause: DeathCause::DeliveryLimit,
+            lane: name.and_then(|name| ProviderName::new(name).ok()),
+            body: message.body.into(),
+            properties: message.properties,
+            receipt: Box::new(EmbeddedReceipt { store: self.store.clone(), id: message.id, number, lane: None }),
+        }))
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
@@ -137,21 +148,6 @@ impl Queue for EmbeddedQueue {
     async fn ping(&self) -> Result<Option<String>, QueueError> {
         self.store.ping().await.map(Some)
     }
-}
-
-/// Takes a dead-lettered message under a number of its own, so that its receipt finishes its row and no other. A receipt
-/// that is dropped keeps its message until the next start.
-async fn take_dead_letter(store: &Store) -> Result<Option<DeadLetter>, QueueError> {
-    let number = rand::random_range(1..i64::MAX);
-    let Some((message, queue)) = store.take_dead(number).await? else { return Ok(None) };
-    let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
-    Ok(Some(DeadLetter {
-        cause: DeathCause::DeliveryLimit,
-        lane: name.and_then(|name| ProviderName::new(name).ok()),
-        body: message.body.into(),
-        properties: message.properties,
-        receipt: Box::new(EmbeddedReceipt { store: store.clone(), id: message.id, number, lane: None }),
-    }))
 }
 
 /// How soon messages that other processes publish are seen.

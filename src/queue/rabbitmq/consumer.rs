@@ -228,7 +228,7 @@ impl LaneConsumer for RabbitLane {
                     }
                 }
                 opened = ready(&mut self.opening), if opening => self.add_consumer(opened)?,
-                () = self.receipts.unacked.freed(), if waiting => {}
+                () = self.receipts.unacked.freed.notified(), if waiting => {}
                 _ = self.receipts.unacked.fault.wait() => {}
             }
         }

@@ -89,7 +89,7 @@ impl Queue for RabbitMq {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
         let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
         let names = providers.to_vec();
-        detached(async move { supervisor::declare(&generation, &topology, &names).await }).await?;
+        detached(async move { declare_all(&generation, &topology, &names).await }).await?;
         self.declared.add(providers);
         Ok(())
     }
@@ -121,10 +121,7 @@ impl Queue for RabbitMq {
     }
 
     async fn topology_problems(&self, providers: &[ProviderName]) -> Result<Vec<TopologyProblem>, QueueError> {
-        let mut declarations = self.topology.shared();
-        for provider in providers {
-            declarations.extend(self.topology.lane(provider)?);
-        }
+        let declarations = self.topology.declarations(providers)?;
         let generation = self.declaring.generation().await?;
         detached(async move { find_topology_problems(&generation, &declarations).await }).await
     }
@@ -152,8 +149,14 @@ impl Queue for RabbitMq {
 /// `ra_directory.erl`); a broker killed before that creates the queue again, empty and without a leader (seen with 3.10.8).
 const REGISTRY_SETTLES: Duration = Duration::from_millis(1_500);
 
-/// Declares everything, and returns when it would outlive a crash of the broker.
-async fn declare_all(generation: &Generation, declarations: &[Declaration]) -> Result<(), QueueError> {
+/// Declares what all providers share and these providers' lanes, and returns when it would outlive a crash of the
+/// broker.
+async fn declare_all(
+    generation: &Generation,
+    topology: &Topology,
+    providers: &[ProviderName],
+) -> Result<(), QueueError> {
+    let declarations = &topology.declarations(providers)?;
     let mut creates = false;
     for declaration in declarations {
         if let Declaration::Queue { name, .. } = declaration {

@@ -95,8 +95,12 @@ impl Publisher {
             }
         };
         match answer {
-            Ok(verdict) => check_outcome(verdict, &message.destination, &route),
-            Err(ChannelEndCause::NoExchange) => Err(unroutable(&message.destination, &route)),
+            // Only an acknowledgement without a returned message means that a queue has it.
+            Ok(PublishOutcome::Delivered) => Ok(()),
+            Ok(PublishOutcome::Nacked) => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
+            Ok(PublishOutcome::Returned) | Err(ChannelEndCause::NoExchange) => {
+                Err(unroutable(&message.destination, &route))
+            }
             Err(ChannelEndCause::Other(why)) => Err(QueueError::NotConfirmed(why)),
         }
     }
@@ -157,15 +161,6 @@ impl ExchangePublisher {
         };
         let late = |failure: CallFailure| failure.into_error("open a channel for publishing");
         with_body_limit(0, having).await.map_err(late)?
-    }
-}
-
-/// Only an acknowledgement without a returned message means that a queue has it.
-fn check_outcome(verdict: PublishOutcome, destination: &Destination, route: &Route) -> Result<(), QueueError> {
-    match verdict {
-        PublishOutcome::Delivered => Ok(()),
-        PublishOutcome::Returned => Err(unroutable(destination, route)),
-        PublishOutcome::Nacked => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
     }
 }
 

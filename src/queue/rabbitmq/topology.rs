@@ -87,8 +87,19 @@ impl Topology {
         format!("{}.delay.{}", self.prefix, millis_up(step))
     }
 
-    /// What all providers share, in an order in which nothing names what is not there yet.
-    pub fn shared(&self) -> Vec<Declaration> {
+    /// What all providers share and these providers' lanes, in an order in which nothing names what is not there yet.
+    ///
+    /// # Errors
+    /// When a provider's name is one that a queue of our own has.
+    pub fn declarations(&self, providers: &[ProviderName]) -> Result<Vec<Declaration>, QueueError> {
+        let mut declarations = self.shared();
+        for provider in providers {
+            declarations.extend(self.lane(provider)?);
+        }
+        Ok(declarations)
+    }
+
+    fn shared(&self) -> Vec<Declaration> {
         let mut declarations = vec![
             exchange(self.prefix.clone(), ExchangeKind::Direct),
             exchange(self.outcomes(), ExchangeKind::Topic),
@@ -116,9 +127,7 @@ impl Topology {
         declarations
     }
 
-    /// # Errors
-    /// When the provider's name is one that a queue of our own has.
-    pub fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
+    fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
         let queue = self.lane_queue(provider)?;
         let bound_to = |exchange| Declaration::Binding {
             queue: queue.clone(),
