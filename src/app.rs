@@ -75,8 +75,13 @@ pub enum ServiceError {
     Thread(#[from] JoinError),
 }
 
-/// Keeps out a second embedded `run`; `None` for backends that several processes can share.
-pub type RunLock = Option<Box<dyn std::any::Any + Send + Sync>>;
+/// Keeps out a second embedded `run`: two limiters would each grant the whole limit. It is empty for backends that
+/// several processes can share, and for a database that no other process can reach.
+#[derive(Default)]
+pub struct RunLock {
+    _file: Option<File>,
+    session: Option<Arc<DatabaseSessionLock>>,
+}
 
 /// The backends of one process, each opened at its first use and shared within the process.
 #[derive(Default)]
@@ -176,12 +181,11 @@ impl Services {
 
     pub async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, ServiceError> {
         let open = || async {
-            match &config.limiter.url {
-                LimiterUrl::Embedded => Ok(Arc::new(EmbeddedLimiter::new()) as Arc<dyn Limiter>),
-                LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => {
-                    Ok::<_, ServiceError>(Arc::new(redis_limiter(config)?) as Arc<dyn Limiter>)
-                }
-            }
+            let limiter: Arc<dyn Limiter> = match &config.limiter.url {
+                LimiterUrl::Embedded => Arc::new(EmbeddedLimiter::new()),
+                LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => Arc::new(redis_limiter(config)?),
+            };
+            Ok::<_, ServiceError>(limiter)
         };
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
     }
@@ -189,7 +193,7 @@ impl Services {
     /// Fails when another `run` uses the same embedded limiter or queue. Connects to nothing but the database.
     pub async fn check_no_other_run(&self, config: &Config) -> Result<(), ServiceError> {
         if is_embedded(config) {
-            acquire_process_lock(config, &self.ledger(config).await?).await?;
+            acquire_run_lock(config, &self.ledger(config).await?).await?;
         }
         Ok(())
     }
@@ -197,16 +201,15 @@ impl Services {
     /// The backends of a worker, after every check for its start. The worker may run while the lock is held.
     pub async fn worker_backends(&self, config: &Config) -> Result<(worker::Backends, RunLock), ServiceError> {
         let ledger = self.ledger(config).await?;
-        let lock =
-            if is_embedded(config) { acquire_process_lock(config, &ledger).await? } else { ProcessLock::InMemory };
+        let lock = if is_embedded(config) { acquire_run_lock(config, &ledger).await? } else { RunLock::default() };
         let queue = self.open_queue(config).await?;
         if let OpenQueue::Embedded(queue) = queue {
             let messages = queue.recover().await?;
             tracing::debug!(messages, "messages of an earlier run are available again");
         }
         let providers = Arc::new(HttpProviders(outbound_policy(config)?));
-        let limiter = self.worker_limiter(config, &ledger, lock.session()).await?;
-        Ok((worker::Backends { queue: queue.as_queue(), ledger, limiter, providers }, lock.into_run_lock()))
+        let limiter = self.worker_limiter(config, &ledger, lock.session.clone()).await?;
+        Ok((worker::Backends { queue: queue.as_queue(), ledger, limiter, providers }, lock))
     }
 
     /// The limiter of a worker. With Redis or PostgreSQL, the leader row in the database names the limiter leader.
@@ -214,13 +217,13 @@ impl Services {
         &self,
         config: &Config,
         database: &Database,
-        session: Option<&Arc<DatabaseSessionLock>>,
+        session: Option<Arc<DatabaseSessionLock>>,
     ) -> Result<Arc<dyn Limiter>, ServiceError> {
         let store: Arc<dyn RemoteLimiter> = match (&config.limiter.url, session) {
             (LimiterUrl::Embedded, None) => return self.limiter(config).await,
             (LimiterUrl::Embedded, Some(session)) => {
                 let run_id = format!("embedded-{}", Uuid::now_v7().simple());
-                Arc::new(SingleProcessLimiter::new(run_id, Arc::<DatabaseSessionLock>::clone(session)))
+                Arc::new(SingleProcessLimiter::new(run_id, session))
             }
             _ => Arc::new(redis_limiter(config)?),
         };
@@ -244,26 +247,18 @@ impl Services {
     }
 }
 
-/// The lock of an embedded limiter or queue, which serve one process: two limiters would each grant the whole limit.
-enum ProcessLock {
-    /// No other process can reach the database.
-    InMemory,
-    File(File),
-    Session(Arc<DatabaseSessionLock>),
-}
-
 /// Whether the limiter or the queue is embedded.
 fn is_embedded(config: &Config) -> bool {
     matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded)
 }
 
-async fn acquire_process_lock(config: &Config, database: &Database) -> Result<ProcessLock, ServiceError> {
+async fn acquire_run_lock(config: &Config, database: &Database) -> Result<RunLock, ServiceError> {
     match &config.database.url {
         DatabaseUrl::Postgres(_) => {
             let run = database.try_run_lock().await?.ok_or(ServiceError::AnotherRun)?;
-            Ok(ProcessLock::Session(Arc::new(DatabaseSessionLock(run))))
+            Ok(RunLock { session: Some(Arc::new(DatabaseSessionLock(run))), ..RunLock::default() })
         }
-        DatabaseUrl::Sqlite { path: None, .. } => Ok(ProcessLock::InMemory),
+        DatabaseUrl::Sqlite { path: None, .. } => Ok(RunLock::default()),
         DatabaseUrl::Sqlite { path: Some(path), .. } => {
             let failed = |source| ServiceError::Lock { path: path.clone(), source };
             // The resolved path: through a link, a second worker would lock another file.
@@ -272,27 +267,10 @@ async fn acquire_process_lock(config: &Config, database: &Database) -> Result<Pr
             let file =
                 File::options().create(true).truncate(false).write(true).mode(0o600).open(&name).map_err(failed)?;
             match file.try_lock() {
-                Ok(()) => Ok(ProcessLock::File(file)),
+                Ok(()) => Ok(RunLock { _file: Some(file), ..RunLock::default() }),
                 Err(TryLockError::WouldBlock) => Err(ServiceError::AnotherRun),
                 Err(TryLockError::Error(error)) => Err(failed(error)),
             }
-        }
-    }
-}
-
-impl ProcessLock {
-    fn session(&self) -> Option<&Arc<DatabaseSessionLock>> {
-        match self {
-            Self::Session(session) => Some(session),
-            Self::InMemory | Self::File(_) => None,
-        }
-    }
-
-    fn into_run_lock(self) -> RunLock {
-        match self {
-            Self::InMemory => None,
-            Self::File(file) => Some(Box::new(file)),
-            Self::Session(session) => Some(Box::new(session)),
         }
     }
 }

@@ -9,7 +9,7 @@ use sluicegate::domain::response::{
     CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit,
 };
 use sluicegate::provider::http::classify::{ProviderResponse, ResponseBody, ResponseRules, classify};
-use sluicegate::provider::http::retry_after::RETRY_AFTER_MAX;
+use sluicegate::provider::http::response_fields::RETRY_AFTER_MAX;
 
 use super::Bytes;
 

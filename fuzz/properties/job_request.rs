@@ -7,8 +7,7 @@ use std::task::{Context, Poll, Waker};
 use sluicegate::domain::expansion::{HEADERS_BYTES_MAX, REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX};
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::FreezeError;
-use sluicegate::provider::http::OutboundPolicy;
-use sluicegate::provider::http::request_builder::RequestBuilder;
+use sluicegate::provider::http::{OutboundPolicy, RequestBuilder};
 use sluicegate::provider::secret_grants::SecretGrants;
 use sluicegate::queue::message::{CardNumbers, decode};
 

@@ -209,6 +209,13 @@ fn pieces(word: &str, most: usize) -> Vec<String> {
     chars.chunks(most).map(|piece| piece.iter().collect()).collect()
 }
 
+/// `1,234,567`.
+pub fn group_thousands(count: u64) -> String {
+    let digits = count.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
+    groups.collect::<Vec<_>>().join(",")
+}
+
 /// Lays out a table.
 pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: TableShape) -> String {
     let rows: Vec<Vec<Cow<'_, str>>> =

@@ -5,8 +5,6 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Args;
 use tokio::net::TcpListener;
@@ -14,10 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::os::Signals;
 use super::{CommandError, Console};
-use crate::domain::limit::Rate;
 use crate::domain::printable::printable_json;
-use crate::domain::time::parse_duration;
-use crate::provider::simulated::{AccountStatus, FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
+use crate::provider::simulated::{FakeOptions, FakeProvider, FakeProviderReport};
 
 /// Arguments of `fake-provider`.
 #[derive(Args, Clone, Debug)]
@@ -28,83 +24,11 @@ pub struct FakeProviderArgs {
     /// Allow an address that other machines can reach.
     #[arg(long)]
     expose: bool,
-    /// A limit such as 100/1s, counted over every sliding window; repeatable. Without one, everything is allowed.
-    #[arg(long = "limit", value_name = "N/DURATION")]
-    limits: Vec<Rate>,
-    /// Most requests in flight; one more gets a 429. Without it, any number is allowed.
-    #[arg(long, value_name = "N")]
-    concurrency: Option<u32>,
-    /// What happens to a request above a limit: refuse (429 with Retry-After) or count (served and reported).
-    #[arg(long, value_name = "refuse|count", default_value = "refuse")]
-    on_limit: OnLimit,
-    /// Time from request to response: one duration or a range, drawn evenly.
-    #[arg(long, value_name = "MIN..MAX", default_value = "20ms..80ms")]
-    latency: LatencyArg,
-    /// Share of requests that get a 500 or 503 and have no effect, 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
-    error_rate: f64,
-    /// Share of requests that take effect but whose connection is closed instead of a response, 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
-    lost_answer_rate: f64,
-    /// Share of payments that are declined (402), 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
-    decline_rate: f64,
-    /// Share of requests that get a 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
-    busy_rate: f64,
-    /// Status of each charge of an account, such as acct_7=403; repeatable. Such a charge has no effect.
-    #[arg(long = "account-status", value_name = "ACCOUNT=STATUS", allow_hyphen_values = true)]
-    account_statuses: Vec<AccountStatus>,
-    /// Ignore Idempotency-Key: every request charges.
-    #[arg(long)]
-    no_dedupe: bool,
-    /// How long an idempotency key is remembered, for example 1h. Default: for ever.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    retention: Option<Duration>,
-    /// Payments cannot be looked up: GET /charges?id= always returns 404.
-    #[arg(long)]
-    no_lookup: bool,
+    #[command(flatten)]
+    options: FakeOptions,
     /// Print the report as JSON, which is always the case.
     #[arg(long)]
     json: bool,
-    /// Decides which requests meet a fault, and the latency of each.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-}
-
-/// `MIN..MAX`, or one duration for both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LatencyArg(Duration, Duration);
-
-impl FromStr for LatencyArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (least, most) = text.split_once("..").unwrap_or((text, text));
-        let parse = |text| parse_duration(text).map_err(|problem| problem.to_string());
-        let (least, most) = (parse(least)?, parse(most)?);
-        if least > most { Err(format!("`{text}`: write the shorter duration first")) } else { Ok(Self(least, most)) }
-    }
-}
-
-impl FakeProviderArgs {
-    fn options(&self) -> FakeOptions {
-        FakeOptions {
-            limits: self.limits.clone(),
-            concurrency: self.concurrency,
-            on_limit: self.on_limit,
-            latency: (self.latency.0, self.latency.1),
-            error_rate: self.error_rate,
-            lost_answer_rate: self.lost_answer_rate,
-            decline_rate: self.decline_rate,
-            busy_rate: self.busy_rate,
-            deduplicate: !self.no_dedupe,
-            retention: self.retention,
-            lookup: !self.no_lookup,
-            account_statuses: self.account_statuses.clone(),
-            seed: self.seed,
-        }
-    }
 }
 
 /// Serves until a stop signal, then prints the report as JSON on stdout. A second signal ends the process even if the
@@ -142,7 +66,7 @@ async fn serve(
     listener: TcpListener,
     stopped: impl Future<Output = ()>,
 ) -> Result<FakeProviderReport, CommandError> {
-    let fake = FakeProvider::new(args.options());
+    let fake = FakeProvider::new(args.options.clone());
     let (handle, stop) = (fake.handle(), CancellationToken::new());
     let serving = fake.serve(listener, stop.clone());
     tokio::pin!(serving);
@@ -160,17 +84,14 @@ fn to_command_error(error: impl std::fmt::Display) -> CommandError {
     CommandError::Failed(error.to_string())
 }
 
-/// A share of requests.
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
-    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("`{text}` is not between 0 and 1")) }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::Parser;
 
     use super::*;
+    use crate::provider::simulated::{AccountStatus, OnLimit};
 
     #[derive(Parser)]
     struct TestCommand {
@@ -186,7 +107,7 @@ mod tests {
     fn arguments_become_options() {
         let line = "x --limit 100/1s --limit 600/1m --concurrency 5 --latency 5ms..1s --error-rate 0.25 \
                     --busy-rate 0.5 --account-status acct_7=403 --no-dedupe --no-lookup --retention 1h --seed 9 --on-limit count";
-        let options = parse(line).unwrap().options();
+        let options = parse(line).unwrap().options;
         let wanted = FakeOptions {
             limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],
             concurrency: Some(5),
@@ -203,7 +124,10 @@ mod tests {
         };
         assert_eq!(options, wanted);
         let plain = parse("x --latency 0ms").unwrap();
-        assert_eq!((plain.options(), plain.listen.to_string().as_str()), (FakeOptions::default(), "127.0.0.1:9000"));
+        assert_eq!(
+            (plain.options.clone(), plain.listen.to_string().as_str()),
+            (FakeOptions::default(), "127.0.0.1:9000")
+        );
         for bad in [
             "--limit 100",
             "--latency 2s..1s",

@@ -5,7 +5,6 @@
 //! rejects such a command line: `--account --json` lacks a value, and `jobs show --jsn` has a misspelt option.
 
 use std::ffi::OsString;
-use std::fmt;
 
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
@@ -13,44 +12,9 @@ use clap::{Arg, Command};
 /// Minimum similarity for a suggestion.
 const SIMILARITY_MIN: f64 = 0.7;
 
-/// An option that was taken for a value.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum OptionAsValue {
-    /// The option before it has no value.
-    MissingValue { option: String, consumed: String },
-    /// The command has no such option.
-    UnknownOption { consumed: String, similar: Option<String> },
-}
-
-impl OptionAsValue {
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::MissingValue { .. } => ErrorKind::InvalidValue,
-            Self::UnknownOption { .. } => ErrorKind::UnknownArgument,
-        }
-    }
-}
-
-impl fmt::Display for OptionAsValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MissingValue { option, consumed: taken } => {
-                write!(
-                    f,
-                    "{option} needs a value, and {taken} is an option; if {taken} is the value, write {option}={taken}"
-                )
-            }
-            Self::UnknownOption { consumed: taken, similar } => {
-                write!(f, "there is no option {taken}")?;
-                similar.iter().try_for_each(|similar| write!(f, "; did you mean {similar}?"))?;
-                write!(f, "; if it is a value, write it after `--`: -- {taken}")
-            }
-        }
-    }
-}
-
-/// The first option in a valid command line that was taken as a value.
-pub(super) fn find_option_as_value(root: &Command, arguments: &[OsString]) -> Option<OptionAsValue> {
+/// The problem with the first option in a valid command line that was taken as a value: the option before it has no
+/// value, or the command has no such option.
+pub(super) fn find_option_as_value(root: &Command, arguments: &[OsString]) -> Option<(ErrorKind, String)> {
     let mut root = root.clone();
     // This adds the global options to every command.
     root.build();
@@ -68,10 +32,11 @@ pub(super) fn find_option_as_value(root: &Command, arguments: &[OsString]) -> Op
         let Some(option) = find_option(command, name) else {
             let takes_hyphens = command.get_positionals().any(Arg::is_allow_hyphen_values_set);
             if takes_hyphens {
-                return Some(OptionAsValue::UnknownOption {
-                    consumed: word.to_owned(),
-                    similar: similar_option(command, name),
-                });
+                let similar = similar_option(command, name).map(|similar| format!("; did you mean {similar}?"));
+                let similar = similar.unwrap_or_default();
+                let text =
+                    format!("there is no option {word}{similar}; if it is a value, write it after `--`: -- {word}");
+                return Some((ErrorKind::UnknownArgument, text));
             }
             continue;
         };
@@ -82,7 +47,9 @@ pub(super) fn find_option_as_value(root: &Command, arguments: &[OsString]) -> Op
         let is_option =
             |next: &str| split_long_option(next).is_some_and(|(name, _)| self::find_option(command, name).is_some());
         if option.is_allow_hyphen_values_set() && (next == "--" || is_option(next)) {
-            return Some(OptionAsValue::MissingValue { option: word.to_owned(), consumed: next.to_owned() });
+            let text =
+                format!("{word} needs a value, and {next} is an option; if {next} is the value, write {word}={next}");
+            return Some((ErrorKind::InvalidValue, text));
         }
     }
     None

@@ -44,11 +44,6 @@ impl From<io::Error> for InputError {
     }
 }
 
-enum OpenedFile {
-    File(File, u64),
-    Pipe(File),
-}
-
 /// Opens a file, a pipe or standard input.
 ///
 /// # Errors
@@ -63,24 +58,26 @@ pub async fn open(path: &Path) -> Result<Input, InputError> {
     let opening = tokio::task::spawn_blocking(move || open_file_or_pipe(&path));
     let late = |_| InputError::Read(FileReadError::TimedOut { within: READ_TIMEOUT });
     let opened = timeout(READ_TIMEOUT, opening).await.map_err(late)?.map_err(io::Error::other)?;
-    Ok(match opened? {
-        OpenedFile::File(file, bytes) => Input { reader: Box::new(tokio::fs::File::from_std(file)), size: Some(bytes) },
-        // Waits for a writer without blocking a thread.
-        OpenedFile::Pipe(file) => Input { reader: Box::new(pipe::Receiver::from_file(file)?), size: None },
-    })
+    let (file, size) = opened?;
+    if size.is_some() {
+        return Ok(Input { reader: Box::new(tokio::fs::File::from_std(file)), size });
+    }
+    // Waits for a writer without blocking a thread.
+    Ok(Input { reader: Box::new(pipe::Receiver::from_file(file)?), size })
 }
 
-fn open_file_or_pipe(path: &Path) -> Result<OpenedFile, InputError> {
+/// A file with its size, or a pipe without one.
+fn open_file_or_pipe(path: &Path) -> Result<(File, Option<u64>), InputError> {
     if !path.metadata()?.file_type().is_fifo() {
         return match files::open_regular(path) {
-            Ok((file, opened)) => Ok(OpenedFile::File(file, opened.len())),
+            Ok((file, opened)) => Ok((file, Some(opened.len()))),
             Err(FileReadError::NotRegular) => Err(InputError::NotFileOrPipe),
             Err(unread) => Err(unread.into()),
         };
     }
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
-    if file.metadata()?.file_type().is_fifo() { Ok(OpenedFile::Pipe(file)) } else { Err(InputError::NotFileOrPipe) }
+    if file.metadata()?.file_type().is_fifo() { Ok((file, None)) } else { Err(InputError::NotFileOrPipe) }
 }
 
 /// Reads a text of at most `bytes_max` bytes.

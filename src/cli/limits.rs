@@ -8,14 +8,13 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::json;
 
-use crate::app::Services;
 use crate::cli::console::{TableShape, width, wrap_words};
 use crate::cli::jobs::{actor, parse_id};
 use crate::cli::provider::{
     LIMIT_HEADER, drop_default_columns, limit_cells, load_readable_rows, parse_name, unknown_provider,
 };
-use crate::cli::{CommandError, Console, Exit, ops_client};
-use crate::config::{Config, LimiterUrl};
+use crate::cli::{CommandContext, CommandError, Console, Exit, ops_client};
+use crate::config::LimiterUrl;
 use crate::domain::format::duration;
 use crate::domain::job::Identifier;
 use crate::domain::limit::Rate;
@@ -73,20 +72,15 @@ enum Action {
 ///
 /// # Errors
 /// When the database fails, or the provider or limit does not exist.
-pub async fn run(
-    args: &Args,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    let ledger = services.ledger(config).await?;
+pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let ledger = cx.ledger().await?;
     match &args.action {
         Action::Peek { provider, account, json } => {
-            let used = fetch_usage(provider, account.as_ref(), &ledger, config, services).await?;
-            print_usage(&used, *json, console)
+            let (limits, backlog) = fetch_usage(provider, account.as_ref(), &ledger, cx).await?;
+            print_usage(&limits, backlog, *json, cx.console)
         }
-        Action::List { json } => list(&ledger, *json, console).await,
-        Action::History(args) => history(args, &ledger, console).await,
+        Action::List { json } => list(&ledger, *json, cx.console).await,
+        Action::History(args) => history(args, &ledger, cx.console).await,
         Action::Set { provider, limit, rate, because, json } => {
             let name = parse_name(provider)?;
             let by = actor(because.as_deref());
@@ -95,51 +89,43 @@ pub async fn run(
                 let change = json!({
                     "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
                 });
-                console.json(&change)?;
+                cx.console.json(&change)?;
             } else {
-                console.line(&format!("{provider} {limit}: {old} → {rate}"))?;
+                cx.console.line(&format!("{provider} {limit}: {old} → {rate}"))?;
             }
             Ok(Exit::Success)
         }
     }
 }
 
-/// What `limits peek` shows.
-struct PeekedUsage {
-    limits: Vec<PeekedLimit>,
-    /// What waits of the account that is asked for.
-    backlog: Option<AccountBacklog>,
-}
-
-/// Asks the Redis that all workers share, or the one process with the embedded limiter. Without `account`, nothing is
-/// counted in the backlog.
+/// The limits, and what waits of the account that is asked for. Asks the Redis that all workers share, or the one
+/// process with the embedded limiter.
 async fn fetch_usage(
     provider: &str,
     account: Option<&Identifier>,
     ledger: &Database,
-    config: &Config,
-    services: &Services,
-) -> Result<PeekedUsage, CommandError> {
+    cx: &CommandContext<'_>,
+) -> Result<(Vec<PeekedLimit>, Option<AccountBacklog>), CommandError> {
     let name = parse_name(provider)?;
-    if matches!(config.limiter.url, LimiterUrl::Embedded) {
+    if matches!(cx.config.limiter.url, LimiterUrl::Embedded) {
         // An identifier needs no escaping in a query. The database answered just now, so the deployment is verified.
         let path = format!("/api/v1/limits/{name}");
         let Some(account) = account else {
-            let limits = ops_client::get(config, services, &path).await?.value;
-            return Ok(PeekedUsage { limits, backlog: None });
+            let limits = ops_client::get(cx, &path).await?.value;
+            return Ok((limits, None));
         };
-        let limits = ops_client::get(config, services, &format!("{path}?account={account}")).await?.value;
-        let backlog = ops_client::get(config, services, &format!("{path}/backlog?account={account}")).await?.value;
-        return Ok(PeekedUsage { limits, backlog: Some(backlog) });
+        let limits = ops_client::get(cx, &format!("{path}?account={account}")).await?.value;
+        let backlog = ops_client::get(cx, &format!("{path}/backlog?account={account}")).await?.value;
+        return Ok((limits, Some(backlog)));
     }
     let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
-    let limiter = services.limiter(config).await?;
+    let limiter = cx.limiter().await?;
     let failed = |error: PeekError| match error {
         PeekError::NoActiveProvider if !known.providers.contains_key(&name) => unknown_provider(provider),
         PeekError::NoActiveProvider => {
             CommandError::Failed(format!("{provider} is disabled: its limits are not counted"))
         }
-        error => peek_failure(&error),
+        error => CommandError::Failed(error.to_string()),
     };
     let account = account.map(Identifier::as_str);
     let limits = peek(limiter.as_ref(), &known, &name, account).await.map_err(failed)?;
@@ -150,11 +136,7 @@ async fn fetch_usage(
         }
         None => None,
     };
-    Ok(PeekedUsage { limits, backlog })
-}
-
-fn peek_failure(error: &PeekError) -> CommandError {
-    CommandError::Failed(error.to_string())
+    Ok((limits, backlog))
 }
 
 /// Of a limit of requests in flight: nothing names the instant.
@@ -166,9 +148,14 @@ fn no_start_text(limit: &PeekedLimit) -> &'static str {
     if is_open { WHEN_ONE_ENDS } else { "never" }
 }
 
-fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+fn print_usage(
+    limits: &[PeekedLimit],
+    backlog: Option<AccountBacklog>,
+    json: bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
     if json {
-        console.json(&used.limits)?;
+        console.json(&limits)?;
     } else {
         let shadow = |l: &PeekedLimit| match &l.shadow {
             Some(would) => {
@@ -177,7 +164,7 @@ fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<
             None => String::new(),
         };
         let wait = |ms: u64| duration(Duration::from_millis(ms));
-        let cells = used.limits.iter().map(|l| {
+        let cells = limits.iter().map(|l| {
             vec![
                 l.limit.clone(),
                 l.allows.clone(),
@@ -190,7 +177,7 @@ fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<
         });
         let header = ["limit", "allows", "used", "remaining", "retry after", "reset after", "shadow"];
         console.table(&header, &cells.collect::<Vec<_>>())?;
-        if let Some(backlog) = &used.backlog {
+        if let Some(backlog) = backlog {
             console.line("")?;
             console.lines(&wrap_words("", &backlog.text, width(console.shape())))?;
         }

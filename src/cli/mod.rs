@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -12,12 +13,15 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use crate::app::{MissingDatabase, ServiceError, Services};
 use crate::config::{Config, ConfigProblems, LogConfig};
 use crate::domain::printable::{is_hidden, printable};
+use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
+use crate::limiter::Limiter;
+use crate::queue::{Queue, QueueError};
 use crate::worker::retry::Transient;
 
 pub mod check;
 pub mod console;
 pub mod demo;
-pub mod dlq;
 pub mod enqueue;
 pub mod fake_provider;
 pub mod generated;
@@ -57,8 +61,8 @@ impl Cli {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
         let parsed = Self::try_parse_from(&arguments);
         let taken = parsed.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::UnknownArgument);
-        if taken && let Some(problem) = hyphen_values::find_option_as_value(&Self::command(), &arguments) {
-            return Err(Self::command().error(problem.kind(), problem));
+        if taken && let Some((kind, problem)) = hyphen_values::find_option_as_value(&Self::command(), &arguments) {
+            return Err(Self::command().error(kind, problem));
         }
         let mut cli = parsed?;
         // clap lets a global flag behind the command replace those before it, silently: a database.url would be lost.
@@ -110,6 +114,27 @@ pub fn usage_error_text(error: &clap::Error) -> String {
     message.strip_prefix("error: ").unwrap_or(message).to_owned()
 }
 
+/// What a command works with: the configuration, the backends and the output.
+pub struct CommandContext<'a> {
+    pub config: &'a Config,
+    pub services: &'a Services,
+    pub console: &'a mut Console,
+}
+
+impl CommandContext<'_> {
+    pub async fn ledger(&self) -> Result<Database, CommandError> {
+        Ok(self.services.ledger(self.config).await?)
+    }
+
+    pub async fn queue(&self) -> Result<Arc<dyn Queue>, CommandError> {
+        Ok(self.services.queue(self.config).await?)
+    }
+
+    pub async fn limiter(&self) -> Result<Arc<dyn Limiter>, CommandError> {
+        Ok(self.services.limiter(self.config).await?)
+    }
+}
+
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 usage, 78 bad configuration.\n\
     With --json a command that fails prints {\"error\": …} on stdout and its message on stderr.\n\
     Environment: SLUICEGATE_<SECTION>__<KEY> sets a configuration key, …_FILE reads a secret from a file; NO_COLOR.";
@@ -117,7 +142,7 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 usage, 78 bad confi
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a worker until SIGTERM: a lane for every enabled provider, and the ops server.
-    Run(run::Args),
+    Run,
     /// Watch a run in memory against a strict provider, with a proof at the end.
     Demo(demo::Args),
     /// Bring the database to the current schema; safe to repeat, and to run in several places at once.
@@ -135,7 +160,7 @@ pub enum Command {
     /// Payments: show one, explain why it waits, list, resolve those in review, cancel, erase.
     Jobs(Box<jobs::Args>),
     /// Dead payments: list, show, replay, discard.
-    Dlq(Box<dlq::Args>),
+    Dlq(Box<jobs::decide::DlqArgs>),
     /// Run a strict provider for rehearsals: it counts every window, deduplicates, and can inject faults by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
@@ -146,55 +171,51 @@ pub enum Command {
     Man(generated::ManArgs),
 }
 
-/// The result of a command that has printed its own report.
+/// The result of a command that has printed its own report, and the process's exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    Success,
-    Failed,
-    /// The arguments are invalid together; exit code 2, as for arguments that clap rejects.
-    Usage,
-    /// Already reported; exit code 78.
-    BadConfiguration,
+    Success = 0,
+    Failed = 1,
+    /// The arguments are invalid together, as for arguments that clap rejects.
+    Usage = 2,
+    /// Already reported.
+    BadConfiguration = 78,
 }
 
 impl Exit {
     /// The process's exit code.
     pub fn code(self) -> u8 {
-        match self {
-            Self::Success => 0,
-            Self::Failed => 1,
-            Self::Usage => 2,
-            Self::BadConfiguration => 78,
-        }
+        self as u8
     }
 }
 
 /// Why a command failed, as text for the terminal.
 #[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub enum CommandError {
     /// The configuration or a file is invalid; nothing was changed.
-    #[error("{0}")]
     Configuration(String),
     /// The arguments are valid for clap, and invalid together; nothing was changed.
-    #[error("{0}")]
     Usage(String),
-    #[error("{0}")]
     Failed(String),
     /// Several problems of a configuration, a file or arguments, one per line; nothing was changed.
     #[error("{}", .lines.join("\n"))]
-    Problems { exit: Exit, lines: Vec<String> },
+    Problems {
+        exit: Exit,
+        lines: Vec<String>,
+    },
     /// The file of an embedded database does not exist. Only `run`, `migrate` and `provider apply` create one.
     #[error(
         "no deployment here: there is no database {} (database.url). Run this where it lies or set database.url; `sluicegate \
          provider apply FILE`, `migrate` and `run` make a new one",
         .path.display()
     )]
-    DatabaseMissing { path: PathBuf },
+    DatabaseMissing {
+        path: PathBuf,
+    },
     /// The process on `ops.listen` uses another database than the configured one.
-    #[error("{0}")]
     OtherDeployment(String),
     /// A backend is unreachable now; a retry may succeed.
-    #[error("{0}")]
     BackendUnavailable(String),
     #[error("writing the output: {0}")]
     Output(#[from] std::io::Error),
@@ -215,9 +236,7 @@ impl CommandError {
             | Self::Output(_) => Exit::Failed,
         }
     }
-}
 
-impl CommandError {
     /// The message, line by line. A line is not escaped yet.
     pub fn lines(&self) -> Vec<String> {
         match self {
@@ -227,10 +246,10 @@ impl CommandError {
     }
 }
 
-impl From<crate::ledger::LedgerError> for CommandError {
-    fn from(error: crate::ledger::LedgerError) -> Self {
+impl From<LedgerError> for CommandError {
+    fn from(error: LedgerError) -> Self {
         match error {
-            crate::ledger::LedgerError::Unavailable(_) => Self::BackendUnavailable(error.to_string()),
+            LedgerError::Unavailable(_) => Self::BackendUnavailable(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
     }
@@ -263,8 +282,8 @@ impl From<ConfigProblems> for CommandError {
     }
 }
 
-impl From<crate::queue::QueueError> for CommandError {
-    fn from(error: crate::queue::QueueError) -> Self {
+impl From<QueueError> for CommandError {
+    fn from(error: QueueError) -> Self {
         Self::Failed(error.to_string())
     }
 }
@@ -273,7 +292,7 @@ impl Command {
     /// The log level of the command. Commands that print a report log only errors, unless `debug` or `trace` is
     /// configured.
     pub fn log(&self, configured: LogConfig) -> LogConfig {
-        if matches!(self, Self::Run(_)) {
+        if matches!(self, Self::Run) {
             return configured;
         }
         let detail = configured.level > tracing::Level::INFO;
@@ -284,8 +303,8 @@ impl Command {
     /// Whether the command runs until it is stopped. Such a command must not wait for the reader of its messages.
     pub fn is_long_running(&self) -> bool {
         match self {
-            Self::Run(_) | Self::Demo(_) | Self::FakeProvider(_) => true,
-            Self::Status(args) => args.is_watching(),
+            Self::Run | Self::Demo(_) | Self::FakeProvider(_) => true,
+            Self::Status(args) => args.watch,
             _ => false,
         }
     }
@@ -293,7 +312,7 @@ impl Command {
     /// What the command does when the file of an embedded database does not exist.
     pub fn missing_database(&self) -> MissingDatabase {
         match self {
-            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) => MissingDatabase::Create,
+            Self::Run | Self::Demo(_) | Self::Migrate(_) => MissingDatabase::Create,
             Self::Provider(args) => args.missing_database(),
             _ => MissingDatabase::Fail,
         }
@@ -329,39 +348,35 @@ pub async fn execute(
     services: &Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
+    let cx = &mut CommandContext { config, services, console };
     // Process 1, such as a container's command, has no default reaction to signals: it would wait for a pipe for ever.
     // `run` handles its own signals.
-    if std::process::id() != 1 || matches!(command, Command::Run(_)) {
-        return dispatch(command, config, services, console).await;
+    if std::process::id() != 1 || matches!(command, Command::Run) {
+        return dispatch(command, cx).await;
     }
     let mut signals = os::Signals::watch()?;
     tokio::select! {
         biased;
-        ended = dispatch(command, config, services, console) => ended,
+        ended = dispatch(command, cx) => ended,
         signal = signals.wait_for_stop() => Err(CommandError::Failed(format!("stopped by {signal}"))),
     }
 }
 
-async fn dispatch(
-    command: &Command,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
+async fn dispatch(command: &Command, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     match command {
-        Command::Migrate(args) => run::migrate(args, config, services, console).await,
-        Command::Check(args) => check::run(args, config, services, console).await,
-        Command::Provider(args) => provider::run(args, config, services, console).await,
-        Command::Limits(args) => limits::run(args, config, services, console).await,
-        Command::Enqueue(args) => enqueue::run(args, config, services, console).await,
-        Command::Status(args) => status::run(args, config, services, console).await,
-        Command::Jobs(args) => jobs::run(args, config, services, console).await,
-        Command::Dlq(args) => dlq::run(args, config, services, console).await,
-        Command::Simulate(args) => simulate::run(args, config, services, console).await,
-        Command::Completions(args) => generated::completions(args, console),
-        Command::Man(args) => generated::man(args, console),
-        Command::FakeProvider(args) => run_fake_provider(args, console),
-        Command::Run(_) => run::run(config, services, console).await,
-        Command::Demo(args) => demo::run(args, services, console).await,
+        Command::Migrate(args) => run::migrate(args, cx).await,
+        Command::Check(args) => check::run(args, cx).await,
+        Command::Provider(args) => provider::run(args, cx).await,
+        Command::Limits(args) => limits::run(args, cx).await,
+        Command::Enqueue(args) => enqueue::run(args, cx).await,
+        Command::Status(args) => status::run(args, cx).await,
+        Command::Jobs(args) => jobs::run(args, cx).await,
+        Command::Dlq(args) => jobs::decide::dlq(args, cx).await,
+        Command::Simulate(args) => simulate::run(args, cx).await,
+        Command::Completions(args) => generated::completions(args, cx.console),
+        Command::Man(args) => generated::man(args, cx.console),
+        Command::FakeProvider(args) => run_fake_provider(args, cx.console),
+        Command::Run => run::run(cx).await,
+        Command::Demo(args) => demo::run(args, cx.services, cx.console).await,
     }
 }

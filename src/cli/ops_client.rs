@@ -12,9 +12,8 @@ use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::CommandError;
-use crate::app::Services;
-use crate::config::{Config, DatabaseUrl};
+use super::{CommandContext, CommandError};
+use crate::config::DatabaseUrl;
 use crate::ledger::fleet::DeploymentId;
 use crate::ops::openapi::{Deployment, HEADER};
 
@@ -55,23 +54,15 @@ enum RunningDeployment {
     NotSluicegate,
 }
 
-/// Both addresses, for messages.
-#[derive(Clone, Debug)]
-struct DeploymentAddresses {
-    ops: SocketAddr,
-    database: String,
-}
-
 /// Reads one resource of the ops API; `None` when there is no running process to ask.
 pub async fn get_if_running<T: DeserializeOwned>(
-    config: &Config,
-    services: &Services,
+    cx: &CommandContext<'_>,
     path: &str,
 ) -> Result<Option<OpsResponse<T>>, CommandError> {
-    let Some(address) = config.ops.listen else { return Ok(None) };
+    let Some(address) = cx.config.ops.listen else { return Ok(None) };
     let reached = timeout(CONNECT_TIMEOUT, tokio::net::TcpStream::connect(address)).await;
     match reached {
-        Ok(Ok(_)) => get(config, services, path).await.map(Some),
+        Ok(Ok(_)) => get(cx, path).await.map(Some),
         _ => Ok(None),
     }
 }
@@ -80,12 +71,8 @@ pub async fn get_if_running<T: DeserializeOwned>(
 ///
 /// # Errors
 /// When no ops server is configured or none answers, when it works for another deployment, or when it refuses.
-pub async fn get<T: DeserializeOwned>(
-    config: &Config,
-    services: &Services,
-    path: &str,
-) -> Result<OpsResponse<T>, CommandError> {
-    let address = config.ops.listen.ok_or_else(|| {
+pub async fn get<T: DeserializeOwned>(cx: &CommandContext<'_>, path: &str) -> Result<OpsResponse<T>, CommandError> {
+    let address = cx.config.ops.listen.ok_or_else(|| {
         CommandError::Configuration(
             "ops.listen is `none`: only the running process knows, and it has no API".to_owned(),
         )
@@ -99,18 +86,17 @@ pub async fn get<T: DeserializeOwned>(
         .build()
         .map_err(|error| no_response(address, error))?;
     let unnamed = client.get(format!("http://{address}/api/v1/deployment"));
-    let (configured, listening) =
-        tokio::join!(configured_deployment(config, services), running_deployment(unnamed, address));
-    let addresses = DeploymentAddresses { ops: address, database: config.database.url.location() };
+    let (configured, listening) = tokio::join!(configured_deployment(cx), running_deployment(unnamed, address));
+    let ours = cx.config.database.url.location();
     let (configured, listening) = (configured?, listening?);
-    let unverified = verify_deployment(&configured, &listening, &addresses)?;
+    let unverified = verify_deployment(&configured, &listening, address, &ours)?;
     let mut request = client.get(format!("http://{address}{path}"));
-    if let Some(token) = &config.ops.token {
+    if let Some(token) = &cx.config.ops.token {
         request = request.bearer_auth(token.expose_secret());
     }
     let answer = request.send().await.map_err(|error| no_response(address, error))?;
     // Another process may have taken the port meanwhile.
-    verify_deployment(&configured, &deployment_from_header(&answer, None), &addresses)?;
+    verify_deployment(&configured, &deployment_from_header(&answer), address, &ours)?;
     let value = read_body(answer, address).await?;
     Ok(OpsResponse { value, unverified })
 }
@@ -137,11 +123,11 @@ fn no_response(address: SocketAddr, error: reqwest::Error) -> CommandError {
     ))
 }
 
-async fn configured_deployment(config: &Config, services: &Services) -> Result<ConfiguredDeployment, CommandError> {
-    if matches!(config.database.url, DatabaseUrl::Sqlite { path: None, .. }) {
+async fn configured_deployment(cx: &CommandContext<'_>) -> Result<ConfiguredDeployment, CommandError> {
+    if matches!(cx.config.database.url, DatabaseUrl::Sqlite { path: None, .. }) {
         return Ok(ConfiguredDeployment::InMemory);
     }
-    let id = async { Ok::<_, CommandError>(services.ledger(config).await?.deployment().await?) };
+    let id = async { Ok::<_, CommandError>(cx.ledger().await?.deployment().await?) };
     match timeout(DATABASE_TIMEOUT, id).await {
         Ok(Ok(id)) => Ok(ConfiguredDeployment::Known(id)),
         Ok(Err(CommandError::BackendUnavailable(why))) => Ok(ConfiguredDeployment::Unavailable(why)),
@@ -152,24 +138,20 @@ async fn configured_deployment(config: &Config, services: &Services) -> Result<C
 
 async fn running_deployment(request: RequestBuilder, address: SocketAddr) -> Result<RunningDeployment, CommandError> {
     let answer = request.send().await.map_err(|error| no_response(address, error))?;
-    let without_body = deployment_from_header(&answer, None);
-    if !answer.status().is_success() {
-        return Ok(without_body);
+    let mut running = deployment_from_header(&answer);
+    if let RunningDeployment::Deployment { database, .. } = &mut running
+        && answer.status().is_success()
+    {
+        *database = answer.json::<Deployment>().await.ok().map(|deployment| deployment.database);
     }
-    let deployment: Option<Deployment> = answer.json().await.ok();
-    Ok(match (without_body, deployment) {
-        (RunningDeployment::Deployment { id, .. }, Some(deployment)) => {
-            RunningDeployment::Deployment { id, database: Some(deployment.database) }
-        }
-        (without_body, _) => without_body,
-    })
+    Ok(running)
 }
 
 /// Reads the deployment from the header of a response.
-fn deployment_from_header(answer: &Response, database: Option<String>) -> RunningDeployment {
+fn deployment_from_header(answer: &Response) -> RunningDeployment {
     let header = answer.headers().get(HEADER).and_then(|id| id.to_str().ok());
     match header.and_then(|id| DeploymentId::parse(id).ok()) {
-        Some(id) => RunningDeployment::Deployment { id, database },
+        Some(id) => RunningDeployment::Deployment { id, database: None },
         None if answer.status() == StatusCode::SERVICE_UNAVAILABLE => RunningDeployment::Starting,
         None => RunningDeployment::NotSluicegate,
     }
@@ -179,9 +161,9 @@ fn deployment_from_header(answer: &Response, database: Option<String>) -> Runnin
 fn verify_deployment(
     configured: &ConfiguredDeployment,
     listening: &RunningDeployment,
-    addresses: &DeploymentAddresses,
+    ops: SocketAddr,
+    ours: &str,
 ) -> Result<Option<String>, CommandError> {
-    let DeploymentAddresses { ops, database: ours } = addresses;
     let (id, database) = match listening {
         RunningDeployment::Deployment { id, database } => (id, database),
         RunningDeployment::Starting => {
@@ -208,8 +190,8 @@ fn verify_deployment(
         ConfiguredDeployment::Known(known) if known == id => Ok(None),
         ConfiguredDeployment::Known(known) => other(format!("{ours} (deployment {known})")),
         ConfiguredDeployment::InMemory if database.as_ref().is_none_or(|theirs| theirs == ours) => Ok(None),
-        ConfiguredDeployment::InMemory => other(ours.clone()),
-        ConfiguredDeployment::Unavailable(_) if database.as_ref() == Some(ours) => Ok(None),
+        ConfiguredDeployment::InMemory => other(ours.to_owned()),
+        ConfiguredDeployment::Unavailable(_) if database.as_deref() == Some(ours) => Ok(None),
         ConfiguredDeployment::Unavailable(why) => Ok(Some(format!(
             "not verified that the process on {ops} (ops.listen) works for {ours}, because that database is unavailable \
              ({why}): its own database is {theirs} (deployment {id})"
@@ -229,13 +211,10 @@ mod tests {
         let listening =
             |id, database: Option<&str>| RunningDeployment::Deployment { id, database: database.map(str::to_owned) };
         let unavailable = ConfiguredDeployment::Unavailable("refused".to_owned());
-        let at =
-            |database: &str| DeploymentAddresses { ops: ([127, 0, 0, 1], 9_464).into(), database: database.to_owned() };
+        let at = ([127, 0, 0, 1], 9_464).into();
         let verdict =
             |configured: &ConfiguredDeployment, listening: &RunningDeployment, database: &str| match verify_deployment(
-                configured,
-                listening,
-                &at(database),
+                configured, listening, at, database,
             ) {
                 Ok(None) => "believed".to_owned(),
                 Ok(Some(warning)) => format!("warning: {warning}"),

@@ -56,8 +56,10 @@ enum Reaction {
     Ignore,
 }
 
-/// Signals whose default is to end the process, by name. SIGPIPE is ignored by Rust's runtime.
-fn handled_signals() -> Vec<(String, SignalKind, Reaction)> {
+/// Signals whose default is to end the process, by name, with their numbers on Linux (x86, ARM, RISC-V), see signal(7).
+/// SIGPIPE is ignored by Rust's runtime.
+fn handled_signals() -> impl Iterator<Item = (String, SignalKind, Reaction)> {
+    let raw = SignalKind::from_raw;
     let named = [
         ("SIGTERM", SignalKind::terminate(), Drain),
         ("SIGINT", SignalKind::interrupt(), Drain),
@@ -67,16 +69,6 @@ fn handled_signals() -> Vec<(String, SignalKind, Reaction)> {
         ("SIGUSR2", SignalKind::user_defined2(), Ignore),
         ("SIGALRM", SignalKind::alarm(), Ignore),
         ("SIGIO", SignalKind::io(), Ignore),
-    ];
-    let named = named.into_iter().chain(linux()).map(|(name, kind, reaction)| (name.to_owned(), kind, reaction));
-    named.chain(real_time()).collect()
-}
-
-/// Signals by their numbers on Linux (x86, ARM, RISC-V), see signal(7).
-#[cfg(target_os = "linux")]
-fn linux() -> Vec<(&'static str, SignalKind, Reaction)> {
-    let raw = SignalKind::from_raw;
-    vec![
         ("SIGPWR", raw(30), Drain),
         // The soft limit of CPU time; the hard limit kills the process.
         ("SIGXCPU", raw(24), Drain),
@@ -85,23 +77,10 @@ fn linux() -> Vec<(&'static str, SignalKind, Reaction)> {
         ("SIGVTALRM", raw(26), Ignore),
         ("SIGPROF", raw(27), Ignore),
         ("SIGSTKFLT", raw(16), Ignore),
-    ]
-}
-
-/// The first two of the kernel's real-time signals belong to the C library.
-#[cfg(target_os = "linux")]
-fn real_time() -> impl Iterator<Item = (String, SignalKind, Reaction)> {
-    (34..=64).map(|number| (format!("real-time signal {number}"), SignalKind::from_raw(number), Ignore))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn linux() -> Vec<(&'static str, SignalKind, Reaction)> {
-    Vec::new()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn real_time() -> impl Iterator<Item = (String, SignalKind, Reaction)> {
-    std::iter::empty()
+    ];
+    let named = named.into_iter().map(|(name, kind, reaction)| (name.to_owned(), kind, reaction));
+    // The first two of the kernel's real-time signals belong to the C library.
+    named.chain((34..=64).map(move |number| (format!("real-time signal {number}"), raw(number), Ignore)))
 }
 
 /// The watched signals.
@@ -113,7 +92,7 @@ impl Signals {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let hangup = SignalKind::hangup();
         let is_watched = |kind: SignalKind| kind != hangup || !is_ignored(&status, hangup);
-        let watched = handled_signals().into_iter().filter(|(_, kind, _)| is_watched(*kind));
+        let watched = handled_signals().filter(|(_, kind, _)| is_watched(*kind));
         watched.map(|(name, kind, reaction)| Ok((name, signal(kind)?, reaction))).collect::<io::Result<_>>().map(Self)
     }
 

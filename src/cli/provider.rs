@@ -1,32 +1,35 @@
 //! The `provider` command: lists, shows, pauses and resumes providers, and applies a provider file to the database.
 //!
-//! `apply` checks every row before it writes the first one, and writes in one transaction.
+//! `apply` reads a file, validates it as a whole and compares it with the database. It rejects a file with an invalid
+//! row, and the error lists every problem of the file. It writes in one transaction.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
 
 use super::enqueue::declare_lanes;
+use super::input::{self, PROVIDER_FILE_BYTES_MAX};
 use super::jobs::actor;
-use super::{CommandError, Console, Exit};
-use crate::app::{MissingDatabase, Services};
+use super::{CommandContext, CommandError, Console, Exit};
+use crate::app::{MissingDatabase, outbound_policy};
 use crate::config::Config;
 use crate::domain::format::count;
-use crate::domain::provider::ProviderName;
+use crate::domain::provider::{Provider, ProviderName};
 use crate::fleet::pace::PaceOverview;
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;
-use crate::ledger::provider_row::{ProviderRow, RedactedRow};
+use crate::ledger::provider_row::{
+    ParsedProviderFile, ProviderRow, RedactedRow, mark_unmentioned_pauses, read_provider_file,
+};
 use crate::ledger::settings::SettingsChange;
 use crate::ops::{SettingsChangeError, change};
+use crate::provider::http::HttpProvider;
 use crate::worker::resend::provider_names;
 
-mod file;
 mod views;
 
-pub use file::{check_callable, checked_rows, parse_rows, unreadable_secrets};
 pub use views::{LIMIT_HEADER, drop_default_columns, limit_cells};
 
 use views::{PROVIDER_HEADER, provider_cells};
@@ -115,47 +118,43 @@ struct PauseArgs {
 ///
 /// # Errors
 /// 78 when the file is invalid; 1 when a backend fails or a provider does not exist.
-pub async fn run(
-    args: &Args,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
+pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     match &args.action {
         Action::Apply { file, dry_run, because, json } => {
-            let rows = checked_rows(&file::read_file(file).await?, file)?;
-            for warning in file::warnings(&rows, config).await {
-                console.message(&format!("warning: {warning}"))?;
+            let rows = checked_rows(&input::read_text(file, PROVIDER_FILE_BYTES_MAX).await?, file)?;
+            for warning in file_warnings(&rows, cx.config).await {
+                cx.console.message(&format!("warning: {warning}"))?;
             }
-            let ledger = services.ledger(config).await?;
-            let paused = file::unmentioned_pauses(&rows, &ledger).await?;
+            let ledger = cx.ledger().await?;
+            let paused = unmentioned_pauses(&rows, &ledger).await?;
             let changes = match dry_run {
                 true => ledger.apply_settings(&rows, true).await?,
                 false => ledger.apply_settings_as(&rows, &actor(because.as_deref())).await?,
             };
-            print_changes(&changes, *dry_run, *json, console)?;
+            print_changes(&changes, *dry_run, *json, cx.console)?;
             for name in paused {
-                console.message(&format!(
+                cx.console.message(&format!(
                     "{name} stays paused, because the file does not set `paused`: `sluicegate provider resume {name}` resumes it"
                 ))?;
             }
             if !dry_run {
-                declare_all_lanes(config, services, &ledger).await?;
+                declare_all_lanes(cx, &ledger).await?;
             }
             Ok(Exit::Success)
         }
-        Action::List { json } => list(&services.ledger(config).await?, *json, console).await,
+        Action::List { json } => list(&cx.ledger().await?, *json, cx.console).await,
         Action::Show(which) => {
             let name = parse_name(&which.name)?;
-            show(&services.ledger(config).await?, &name, which, console).await
+            show(&cx.ledger().await?, &name, which, cx.console).await
         }
         Action::Flows(which) => {
             let name = parse_name(&which.name)?;
-            find_row(&services.ledger(config).await?, &name).await?;
-            views::list_flows(&services.ledger(config).await?, &name, which, console).await
+            let ledger = cx.ledger().await?;
+            find_row(&ledger, &name).await?;
+            views::list_flows(&ledger, &name, which, cx.console).await
         }
-        Action::Pause(which) => set_paused(&services.ledger(config).await?, which, true, console).await,
-        Action::Resume(which) => set_paused(&services.ledger(config).await?, which, false, console).await,
+        Action::Pause(which) => set_paused(&cx.ledger().await?, which, true, cx.console).await,
+        Action::Resume(which) => set_paused(&cx.ledger().await?, which, false, cx.console).await,
     }
 }
 
@@ -183,10 +182,10 @@ fn print_changes(
 }
 
 /// Lanes must exist before a producer publishes to them, even while no worker runs.
-async fn declare_all_lanes(config: &Config, services: &Services, ledger: &Database) -> Result<(), CommandError> {
+async fn declare_all_lanes(cx: &CommandContext<'_>, ledger: &Database) -> Result<(), CommandError> {
     let names = provider_names(ledger).await?;
     let declared = async {
-        let queue = services.queue(config).await?;
+        let queue = cx.queue().await?;
         Ok::<_, CommandError>(declare_lanes(queue.as_ref(), &names, &names).await?)
     };
     let undeclared = declared.await.map_err(|error| {
@@ -299,4 +298,87 @@ impl From<SettingsChangeError> for CommandError {
     fn from(error: SettingsChangeError) -> Self {
         Self::Failed(error.to_string())
     }
+}
+
+/// Parses a provider file; each error names its place in the file.
+pub fn parse_rows(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
+    let ParsedProviderFile { mut rows, mut problems } = read_provider_file(text);
+    if !problems.is_empty() {
+        // The problems of the readable rows are reported in the same run.
+        for provider in rows.iter().filter_map(|row| row.validate(0).ok()) {
+            let found = provider_problems(&provider).into_iter();
+            problems.extend(found.map(|problem| format!("provider `{}`: {problem}", provider.name)));
+        }
+        return Err(problems);
+    }
+    mark_unmentioned_pauses(text, &mut rows);
+    Ok(rows)
+}
+
+/// Problems of a valid row that no worker could use, one line each; the outbound policy is not checked here.
+fn provider_problems(provider: &Provider) -> Vec<String> {
+    HttpProvider::problems(provider).iter().map(ToString::to_string).collect()
+}
+
+/// Whether a worker of this configuration could call the provider; the error holds no secret.
+pub fn check_callable(provider: &Provider, config: &Config) -> Result<(), String> {
+    let outbound = outbound_policy(config).map_err(|error| error.to_string())?;
+    HttpProvider::new(provider, &outbound).map(drop).map_err(|error| error.to_string())
+}
+
+/// Secrets of a usable provider that this process cannot read; each names header and source, none holds a value.
+pub async fn unreadable_secrets(provider: &Provider, config: &Config) -> Vec<String> {
+    let Ok(outbound) = outbound_policy(config) else { return Vec::new() };
+    let Ok(usable) = HttpProvider::new(provider, &outbound) else { return Vec::new() };
+    usable.unreadable_secrets().await.iter().map(ToString::to_string).collect()
+}
+
+/// The rows of a file, if every row is valid.
+pub fn checked_rows(text: &str, file: &Path) -> Result<Vec<ProviderRow>, CommandError> {
+    let rows = parse_rows(text).map_err(|problems| invalid_file(file, &problems))?;
+    let mut problems = Vec::new();
+    for row in &rows {
+        let found = row.validate(0).map_or_else(|bad| bad.problems, |provider| provider_problems(&provider));
+        let found = row.literal_credentials().into_iter().chain(row.redaction_problems()).chain(found);
+        problems.extend(found.map(|problem| format!("provider `{}`: {problem}", row.name)));
+    }
+    if rows.is_empty() {
+        problems.push("has no provider: write [[provider]] tables".to_owned());
+    }
+    if problems.is_empty() { Ok(rows) } else { Err(invalid_file(file, &problems)) }
+}
+
+/// Paused providers for which the file does not set `paused`.
+async fn unmentioned_pauses(rows: &[ProviderRow], ledger: &Database) -> Result<Vec<ProviderName>, CommandError> {
+    let mut paused = Vec::new();
+    for row in rows.iter().filter(|row| row.pause_unmentioned) {
+        let name = parse_name(&row.name)?;
+        if ledger.readable_rows(Some(&name)).await?.iter().any(|there| there.paused) {
+            paused.push(name);
+        }
+    }
+    Ok(paused)
+}
+
+/// Warnings that may not apply where the workers run: the outbound policy, and unreadable secrets.
+async fn file_warnings(rows: &[ProviderRow], config: &Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for row in rows {
+        let Some(provider) = row.validate(0).ok().filter(|provider| provider.enabled) else { continue };
+        let unreachable = check_callable(&provider, config).err();
+        let unreachable =
+            unreachable.map(|problem| format!("{problem}; a worker with this configuration has no lane for it"));
+        let unreadable = unreadable_secrets(&provider, config).await.into_iter();
+        let unreadable =
+            unreadable.map(|secret| format!("not readable here: {secret}; the workers must be able to read it"));
+        let all = unreachable.into_iter().chain(unreadable);
+        warnings.extend(all.map(|warning| format!("provider `{}`: {warning}", row.name)));
+    }
+    warnings
+}
+
+fn invalid_file(file: &Path, problems: &[String]) -> CommandError {
+    let title = format!("{}: nothing was applied:", file.display());
+    let lines = [title].into_iter().chain(problems.iter().map(|problem| format!("  {problem}"))).collect();
+    CommandError::Problems { exit: Exit::BadConfiguration, lines }
 }

@@ -15,9 +15,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::app::{RunLock, ServiceError, Services};
+use crate::app::{RunLock, ServiceError};
 use crate::cli::os::{Signals, host};
-use crate::cli::{CommandError, Console, Exit};
+use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::ops::api::OperatorContext;
@@ -31,37 +31,34 @@ use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 /// Longest time that the last heartbeat may delay the exit.
 const LAST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
-#[derive(Debug, clap::Args)]
-pub struct Args {}
-
 /// Runs the command until a stop signal.
-pub async fn run(config: &Config, services: &Services, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();
     watch_signals(stop.clone())?;
-    let listener = match config.ops.listen {
+    let listener = match cx.config.ops.listen {
         None => None,
-        Some(address) => Some(listen(address, config, services).await?),
+        Some(address) => Some(listen(address, cx).await?),
     };
     let startup_gate = ops::StartupGate::default();
     if let Some(listener) = listener {
-        console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
+        cx.console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
         // Probes and peeks must not delay the drain, so the exit does not wait for this server.
         tokio::spawn(serve(listener, startup_gate.clone(), stop.clone()));
     }
     let opened = retry_while_unavailable("open the database", &stop, async || {
-        open_database(config, services).await.inspect_err(|error| startup_gate.set_waiting_for(error.to_string()))
+        open_database(cx).await.inspect_err(|error| startup_gate.set_waiting_for(error.to_string()))
     });
     let (opened, (backends, _lock)) = match opened.await {
         Ok(opened) => opened,
-        Err(RetryEnded::Stopped) => return Ok(print_report(DrainReport::default(), console)?),
+        Err(RetryEnded::Stopped) => return Ok(print_report(DrainReport::default(), cx.console)?),
         Err(RetryEnded::Failed(error)) => return Err(error),
     };
     let (progress, progress_rx) = watch::channel(WorkerStatus::default());
-    let options = options(config);
-    let identity = identity(config, &options.owner);
+    let options = options(cx.config);
+    let identity = identity(cx.config, &options.owner);
     let reports_end = CancellationToken::new();
-    if config.ops.listen.is_some() {
-        let state = ops_state(config, &backends, opened, &progress_rx, &identity);
+    if cx.config.ops.listen.is_some() {
+        let state = ops_state(cx.config, &backends, opened, &progress_rx, &identity);
         let (collector, collector_end) = (state.collector.clone(), reports_end.clone());
         tokio::spawn(async move { collector.run(collector_end).await });
         startup_gate.open(state);
@@ -73,26 +70,23 @@ pub async fn run(config: &Config, services: &Services, console: &mut Console) ->
     if timeout(LAST_HEARTBEAT_TIMEOUT, reporting).await.is_err() {
         tracing::debug!("the worker's heartbeat was not deleted in time; the database forgets it after a day");
     }
-    Ok(print_report(report?, console)?)
+    Ok(print_report(report?, cx.console)?)
 }
 
-async fn open_database(
-    config: &Config,
-    services: &Services,
-) -> Result<(Deployment, (worker::Backends, RunLock)), CommandError> {
-    let id = services.ledger(config).await?.deployment().await?;
-    let deployment = Deployment { id, database: config.database.url.location() };
-    Ok((deployment, services.worker_backends(config).await?))
+async fn open_database(cx: &CommandContext<'_>) -> Result<(Deployment, (worker::Backends, RunLock)), CommandError> {
+    let id = cx.ledger().await?.deployment().await?;
+    let deployment = Deployment { id, database: cx.config.database.url.location() };
+    Ok((deployment, cx.services.worker_backends(cx.config).await?))
 }
 
 /// Binds the port of the ops server. If another `run` on the same embedded backends uses it, reports that instead.
-async fn listen(address: SocketAddr, config: &Config, services: &Services) -> Result<TcpListener, CommandError> {
+async fn listen(address: SocketAddr, cx: &CommandContext<'_>) -> Result<TcpListener, CommandError> {
     let error = match TcpListener::bind(address).await {
         Ok(listener) => return Ok(listener),
         Err(error) => error,
     };
     if error.kind() == std::io::ErrorKind::AddrInUse
-        && let Err(reason @ ServiceError::AnotherRun) = services.check_no_other_run(config).await
+        && let Err(reason @ ServiceError::AnotherRun) = cx.services.check_no_other_run(cx.config).await
     {
         return Err(reason.into());
     }
@@ -210,18 +204,13 @@ pub struct MigrateArgs {
 ///
 /// # Errors
 /// When the database cannot be reached or refuses a step.
-pub async fn migrate(
-    args: &MigrateArgs,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    let changed = services.migrate(config).await?;
+pub async fn migrate(args: &MigrateArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let changed = cx.services.migrate(cx.config).await?;
     if args.json {
-        console.json(&json!({ "database": config.database.url.to_string(), "changed": changed }))?;
+        cx.console.json(&json!({ "database": cx.config.database.url.to_string(), "changed": changed }))?;
         return Ok(Exit::Success);
     }
     let outcome = if changed { "is up to date now" } else { "was already up to date" };
-    console.message(&format!("{} {outcome}", config.database.url))?;
+    cx.console.message(&format!("{} {outcome}", cx.config.database.url))?;
     Ok(Exit::Success)
 }

@@ -67,20 +67,25 @@ pub struct RequestResult<T = Outcome> {
 
 /// Reason why a request could not be built. The text names the header or field and the fix, never a secret.
 #[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
 pub enum FreezeError {
     #[error("header `{header}`: {problem}")]
-    Header { header: String, problem: String },
+    Header {
+        header: String,
+        problem: String,
+    },
     #[error("request template: {0}")]
     Template(String),
     #[error("url `{url}` is refused: {problem}")]
-    Url { url: String, problem: String },
-    #[error("{0}")]
+    Url {
+        url: String,
+        problem: String,
+    },
     Job(RequestBuildError),
     /// The request was frozen with other header values, or with another header for its key.
     #[error("the credential has changed since this request was recorded")]
     CredentialChanged,
     /// A fault of this process; neither the row nor the job is wrong.
-    #[error("{0}")]
     Local(LocalFault),
 }
 

@@ -104,21 +104,14 @@ pub struct Delivery {
 }
 
 /// A queue or an exchange that is not as it must be, as far as can be seen; a line for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub enum TopologyProblem {
     Missing(String),
     /// It exists with another type or other arguments: declaring it again fails until it is deleted.
     Mismatch(String),
     /// The broker refuses the inspection, in its own words.
     Refused(String),
-}
-
-impl std::fmt::Display for TopologyProblem {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Missing(line) | Self::Mismatch(line) | Self::Refused(line) => f.write_str(line),
-        }
-    }
 }
 
 /// Why a message is in no lane any more.

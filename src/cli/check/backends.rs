@@ -5,15 +5,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::time::timeout;
-
-use crate::app::{ServiceError, Services, open_database, redis_limiter};
-use crate::cli::CommandError;
-use crate::cli::check::{Finding, PROBE_TIMEOUT, no_response};
+use crate::app::{ServiceError, open_database, redis_limiter};
+use crate::cli::check::{Finding, probe};
+use crate::cli::{CommandContext, CommandError};
 use crate::config::{Config, DatabaseUrl, LimiterUrl};
 use crate::domain::format::count;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::database::ConnectionLimits;
+use crate::limiter::LimiterError;
 use crate::limiter::redis::client::{StoreFacts, StoreReport, UNNAMED_MASTER, UNNAMED_MASTER_FIX};
 use crate::queue::{Queue, QueueError, TopologyProblem};
 
@@ -27,44 +26,42 @@ const FIX_CHANNEL_LIMIT: &str = "Allow its user more channels, or stop other pro
 const FIX_CONNECTION_LIMIT: &str = "Allow three connections for each worker (max-connections of the user or of the virtual host), or stop other programs that use them";
 const FIX_USER_RIGHTS: &str = "Give the user of queue.url the rights that docs/topology.md names";
 
-pub async fn check_queue(config: &Config, services: &Services, providers: &[&Provider]) -> Vec<Finding> {
-    let subject = format!("queue {}", config.queue.url);
+pub async fn check_queue(cx: &CommandContext<'_>, providers: &[&Provider]) -> Vec<Finding> {
+    let subject = format!("queue {}", cx.config.queue.url);
     let reached = async {
-        let queue = services.queue(config).await?;
+        let queue = cx.queue().await?;
         let answered = queue.ping().await;
         Ok::<_, CommandError>((queue, answered))
     };
-    match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
-        Err(_) => vec![no_response(subject)],
+    let (queue, answered) = match probe(&subject, reached).await {
+        Err(silent) => return vec![silent],
         // The embedded queue is in the database, which has its own finding.
-        Ok(Err(CommandError::DatabaseMissing { .. })) => Vec::new(),
-        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), FIX_NOT_RUNNING)],
-        Ok(Ok((_, Err(error)))) => {
-            vec![Finding::error(subject, error.to_string(), fix_for_error(&error, FIX_NOT_RUNNING))]
-        }
-        Ok(Ok((queue, Ok(_)))) => {
-            let mut findings = vec![Finding::ok(subject, "answers".to_owned())];
-            let mut declared = Vec::new();
-            for provider in providers {
-                let found = check_lane(queue.as_ref(), &provider.name).await;
-                if found.is_none() {
-                    declared.push(provider.name.clone());
-                }
-                findings.extend(found);
-            }
-            if !declared.is_empty() {
-                findings.extend(check_topology(queue.as_ref(), &declared).await);
-            }
-            findings
+        Ok(Err(CommandError::DatabaseMissing { .. })) => return Vec::new(),
+        Ok(Err(error)) => return vec![Finding::error(subject, error.to_string(), FIX_NOT_RUNNING)],
+        Ok(Ok(reached)) => reached,
+    };
+    if let Err(error) = answered {
+        return vec![Finding::error(subject, error.to_string(), fix_for_error(&error, FIX_NOT_RUNNING))];
+    }
+    let mut findings = vec![Finding::ok(subject, "answers")];
+    let mut declared = Vec::new();
+    for provider in providers {
+        match check_lane(queue.as_ref(), &provider.name).await {
+            Some(finding) => findings.push(finding),
+            None => declared.push(provider.name.clone()),
         }
     }
+    if !declared.is_empty() {
+        findings.extend(check_topology(queue.as_ref(), &declared).await);
+    }
+    findings
 }
 
 /// A finding if the lane could drop a message. Lanes of disabled providers count too: they keep collecting.
 async fn check_lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Finding> {
     let subject = format!("lane {provider}");
-    let (what, fix) = match tokio::time::timeout(PROBE_TIMEOUT, queue.depth(provider)).await {
-        Err(_) => return Some(no_response(subject)),
+    let (what, fix) = match probe(&subject, queue.depth(provider)).await {
+        Err(silent) => return Some(silent),
         Ok(Ok(Some(_))) => return None,
         Ok(Ok(None)) => {
             ("has no queue: messages for it are returned to their producer, or dropped".to_owned(), FIX_NOT_DECLARED)
@@ -76,21 +73,18 @@ async fn check_lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Findin
 
 /// Checks the other queues and exchanges, and the lanes' arguments: a lane without dead-lettering drops messages.
 async fn check_topology(queue: &dyn Queue, lanes: &[ProviderName]) -> Vec<Finding> {
-    let subject = || "queues and exchanges".to_owned();
-    match tokio::time::timeout(PROBE_TIMEOUT, queue.topology_problems(lanes)).await {
-        Err(_) => vec![no_response(subject())],
-        Ok(Ok(problems)) => problems.into_iter().map(|problem| topology_finding(subject(), &problem)).collect(),
+    let subject = "queues and exchanges";
+    match probe(subject, queue.topology_problems(lanes)).await {
+        Err(silent) => vec![silent],
+        Ok(Ok(problems)) => problems.iter().map(|problem| topology_finding(subject, problem)).collect(),
         Ok(Err(error)) => {
-            vec![Finding::error(
-                subject(),
-                format!("cannot be checked: {error}"),
-                fix_for_error(&error, FIX_NOT_DECLARED),
-            )]
+            let fix = fix_for_error(&error, FIX_NOT_DECLARED);
+            vec![Finding::error(subject, format!("cannot be checked: {error}"), fix)]
         }
     }
 }
 
-fn topology_finding(subject: String, problem: &TopologyProblem) -> Finding {
+fn topology_finding(subject: &str, problem: &TopologyProblem) -> Finding {
     let fix = match problem {
         TopologyProblem::Missing(_) => FIX_NOT_DECLARED,
         TopologyProblem::Mismatch(_) => FIX_DECLARED_OTHERWISE,
@@ -134,10 +128,10 @@ pub async fn check_postgres(config: &Config) -> Option<Finding> {
         database.close().await;
         Ok::<_, ServiceError>(limits?)
     };
-    match timeout(PROBE_TIMEOUT, limits).await {
+    match probe(&subject, limits).await {
         Ok(Ok(Some(limits))) => check_connections(&subject, config.database.max_connections, limits),
         Ok(Ok(None) | Err(_)) => None,
-        Err(_) => Some(no_response(subject)),
+        Err(silent) => Some(silent),
     }
 }
 
@@ -168,10 +162,10 @@ pub async fn check_redis(config: &Config) -> Vec<Finding> {
     }
     let subject = format!("limiter {}", config.limiter.url);
     let report = async { redis_limiter(config)?.report().await };
-    match timeout(PROBE_TIMEOUT, report).await {
+    match probe(&subject, report).await {
         Ok(Ok(report)) => check_report(&subject, &report, SystemTime::now()),
-        Ok(Err(error)) => vec![unreachable(subject, error.to_string())],
-        Err(_) => vec![no_response(subject)],
+        Ok(Err(error)) => vec![unreachable(&subject, &error)],
+        Err(silent) => vec![silent],
     }
 }
 
@@ -180,33 +174,30 @@ fn check_report(subject: &str, report: &StoreReport, now: SystemTime) -> Vec<Fin
     if report.orphan_slots > 0 {
         let slots = count(report.orphan_slots.into(), "slot");
         let what = format!("{slots} of the cluster have no master: their quotas get no permits");
-        findings.push(Finding::error(
-            subject.to_owned(),
-            what,
-            "Check CLUSTER INFO, then run `redis-cli --cluster fix`",
-        ));
+        findings.push(Finding::error(subject, what, "Check CLUSTER INFO, then run `redis-cli --cluster fix`"));
     }
     if report.unnamed_slots > 0 {
         let slots = count(report.unnamed_slots.into(), "slot");
         let what = format!("the masters of {slots} {UNNAMED_MASTER}: their quotas get no permits");
-        findings.push(Finding::error(subject.to_owned(), what, format!("On the nodes: {UNNAMED_MASTER_FIX}")));
+        findings.push(Finding::error(subject, what, format!("On the nodes: {UNNAMED_MASTER_FIX}")));
     }
     for node in &report.nodes {
         let is_alone = report.nodes.len() == 1;
         let subject = if is_alone { subject.to_owned() } else { format!("limiter {}", node.address) };
         match &node.facts {
             Ok(facts) => findings.extend(check_facts(&subject, facts, now)),
-            Err(error) => findings.push(unreachable(subject, error.to_string())),
+            Err(error) => findings.push(unreachable(&subject, error)),
         }
     }
     findings
 }
-fn unreachable(subject: String, error: String) -> Finding {
-    Finding::error(subject, error, "Do what the finding says, or correct `limiter.url`")
+
+fn unreachable(subject: &str, error: &LimiterError) -> Finding {
+    Finding::error(subject, error.to_string(), "Do what the finding says, or correct `limiter.url`")
 }
 
 fn check_facts(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
-    let mut findings = vec![Finding::ok(subject, "answers; this user may load and call functions".to_owned())];
+    let mut findings = vec![Finding::ok(subject, "answers; this user may load and call functions")];
     if facts.eviction_policy != "noeviction" {
         let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
         let fix = "Run CONFIG SET maxmemory-policy noeviction: an evicted limit means a cold start";
@@ -226,7 +217,6 @@ mod tests {
     use super::*;
     use crate::cli::check::FindingLevel;
     use crate::domain::time::Micros;
-    use crate::limiter::LimiterError;
     use crate::limiter::redis::client::StoreNode;
 
     #[test]
@@ -260,8 +250,7 @@ mod tests {
             fix_for_error(&QueueError::Unavailable("ACCESS_REFUSED".to_owned()), FIX_NOT_RUNNING),
             FIX_NOT_RUNNING
         );
-        let different =
-            topology_finding("exchange".to_owned(), &TopologyProblem::Mismatch("exists with another type".to_owned()));
+        let different = topology_finding("exchange", &TopologyProblem::Mismatch("exists with another type".to_owned()));
         assert!(different.fix.as_deref().is_some_and(|fix| fix.contains("Delete it")), "{different:?}");
     }
 

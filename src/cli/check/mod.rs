@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::timeout;
 
-use crate::app::{Services, outbound_policy};
+use crate::app::outbound_policy;
 use crate::cli::console::{TableShape, width, wrap_words};
 use crate::cli::input::{self, PROVIDER_FILE_BYTES_MAX};
 use crate::cli::provider::{check_callable, checked_rows, unreadable_secrets};
-use crate::cli::{CommandError, Console, Exit};
+use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::config::{Config, ConfigProblems, DatabaseUrl};
 use crate::domain::format::count;
 use crate::domain::provider::Provider;
@@ -70,42 +71,37 @@ pub fn report_invalid_configuration(
 ///
 /// # Errors
 /// When the output is closed. Findings are no errors; they decide the exit code.
-pub async fn run(
-    args: &Args,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    let mut findings = static_checks::check_configuration(config);
+pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let mut findings = static_checks::check_configuration(cx.config);
     let mut misconfigured = false;
     let (mut senders, mut all_senders) = (Vec::new(), false);
     if let Some(file) = &args.providers {
-        let (found, file_providers) = check_provider_file(file, config).await;
+        let (found, file_providers) = check_provider_file(file, cx.config).await;
         senders.extend(file_providers);
         misconfigured = found.iter().any(|finding| finding.level == FindingLevel::Error);
         findings.extend(found);
     }
     if !args.no_connect {
-        let (found, snapshot) = check_database(config, services).await;
+        let (found, snapshot) = check_database(cx).await;
         findings.extend(found);
         let providers: Vec<&Provider> =
             snapshot.iter().flat_map(|snapshot| &snapshot.providers).filter_map(|row| row.as_ref().ok()).collect();
-        findings.extend(backends::check_queue(config, services, &providers).await);
-        findings.extend(static_checks::check_delivery_timeout(&providers, config));
+        findings.extend(backends::check_queue(cx, &providers).await);
+        findings.extend(static_checks::check_delivery_timeout(&providers, cx.config));
         all_senders = snapshot.as_ref().is_some_and(|snapshot| snapshot.providers.iter().all(Result::is_ok));
         senders.extend(providers.into_iter().cloned());
-        findings.extend(backends::check_postgres(config).await);
-        findings.extend(backends::check_redis(config).await);
+        findings.extend(backends::check_postgres(cx.config).await);
+        findings.extend(backends::check_redis(cx.config).await);
     }
-    let outbound = outbound_policy(config).ok();
+    let outbound = outbound_policy(cx.config).ok();
     let uses = |row: &Provider| outbound.as_ref().map(|outbound| HttpProvider::secret_uses(row, outbound));
     let sent: Vec<(String, SecretUse)> = senders
         .iter()
         .flat_map(|row| uses(row).unwrap_or_default().into_iter().map(|used| (row.name.to_string(), used)))
         .collect();
-    findings.extend(static_checks::check_secrets(config, &sent, all_senders));
-    findings.extend(static_checks::exposed_secrets(&sent, &config.outbound_secrets).await);
-    print_findings(&findings, args.json, console)?;
+    findings.extend(static_checks::check_secrets(cx.config, &sent, all_senders));
+    findings.extend(static_checks::exposed_secrets(&sent, &cx.config.outbound_secrets).await);
+    print_findings(&findings, args.json, cx.console)?;
     let failed = findings.iter().any(|finding| finding.level == FindingLevel::Error);
     Ok(match (misconfigured, failed) {
         (true, _) => Exit::BadConfiguration,
@@ -137,10 +133,8 @@ async fn check_provider_file(file: &Path, config: &Config) -> (Vec<Finding>, Vec
             let all: Vec<&Provider> = providers.iter().collect();
             for provider in &providers {
                 // A file may be checked on another machine, with another configuration than the workers'.
-                let unusable = not_callable(provider, config).map(|(subject, problem)| {
-                    let fix = "Nothing, if the workers' configuration allows it";
-                    Finding::warning(subject, problem, fix)
-                });
+                let fix = "Nothing, if the workers' configuration allows it";
+                let unusable = not_callable(provider, config, fix, Finding::warning);
                 findings.extend(static_checks::check_provider(provider, &all, config).into_iter().chain(unusable));
                 findings.extend(missing_secrets(provider, config, Finding::warning).await);
             }
@@ -149,17 +143,16 @@ async fn check_provider_file(file: &Path, config: &Config) -> (Vec<Finding>, Vec
     }
 }
 
-/// The subject and the problem of a valid row that a worker with this configuration cannot call.
-fn not_callable(provider: &Provider, config: &Config) -> Option<(String, String)> {
-    Some((format!("provider {}", provider.name), check_callable(provider, config).err()?))
+/// How a finding of this level is made.
+type NewFinding = fn(String, String, &'static str) -> Finding;
+
+/// A finding on a valid row that a worker with this configuration cannot call.
+fn not_callable(provider: &Provider, config: &Config, fix: &'static str, finding: NewFinding) -> Option<Finding> {
+    Some(finding(format!("provider {}", provider.name), check_callable(provider, config).err()?, fix))
 }
 
 /// Secrets that an enabled provider needs and this process cannot read.
-async fn missing_secrets(
-    provider: &Provider,
-    config: &Config,
-    finding: fn(String, String, &'static str) -> Finding,
-) -> Vec<Finding> {
+async fn missing_secrets(provider: &Provider, config: &Config, finding: NewFinding) -> Vec<Finding> {
     let fix = "Its lane stops at the first payment until its workers can read it; run check where the workers run, \
                 as the worker's user";
     let missing = if provider.enabled { unreadable_secrets(provider, config).await } else { Vec::new() };
@@ -168,11 +161,11 @@ async fn missing_secrets(
 }
 
 /// Findings, and the settings if they are readable.
-async fn check_database(config: &Config, services: &Services) -> (Vec<Finding>, Option<SettingsSnapshot>) {
-    let subject = format!("database {}", config.database.url);
+async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<SettingsSnapshot>) {
+    let subject = format!("database {}", cx.config.database.url);
     let reached = async {
         let started = tokio::time::Instant::now();
-        let ledger = services.ledger(config).await?;
+        let ledger = cx.ledger().await?;
         ledger.settings_version().await?;
         let answered = started.elapsed();
         let snapshot = ledger.load_settings().await?;
@@ -180,8 +173,8 @@ async fn check_database(config: &Config, services: &Services) -> (Vec<Finding>, 
         let rows: Vec<ProviderRow> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
         Ok::<_, CommandError>((answered, snapshot, rows))
     };
-    match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
-        Err(_) => (vec![no_response(subject)], None),
+    match probe(&subject, reached).await {
+        Err(silent) => (vec![silent], None),
         Ok(Err(CommandError::DatabaseMissing { path })) => {
             let what = format!("{} does not exist yet", path.display());
             let fix = "`sluicegate run` creates it here; if there should be one, run this in its directory or set database.url";
@@ -192,7 +185,7 @@ async fn check_database(config: &Config, services: &Services) -> (Vec<Finding>, 
             (vec![found], None)
         }
         Ok(Err(error)) => {
-            let fix = match (&error, &config.database.url) {
+            let fix = match (&error, &cx.config.database.url) {
                 (CommandError::BackendUnavailable(_), DatabaseUrl::Postgres(_)) => FIX_POSTGRES_UNREACHABLE,
                 _ => FIX_DATABASE_ERROR,
             };
@@ -200,38 +193,33 @@ async fn check_database(config: &Config, services: &Services) -> (Vec<Finding>, 
         }
         Ok(Ok((answered, snapshot, rows))) => {
             let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
-            let file = database_file(config);
+            let file = match &cx.config.database.url {
+                DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
+                DatabaseUrl::Postgres(_) => None,
+            };
             let readable = file.and_then(static_checks::readable_by_others);
             findings.extend(readable.map(|what| Finding::warning(subject.clone(), what, FIX_PERMISSIONS)));
             findings.extend(
                 file.and_then(static_checks::write_problem).map(|why| Finding::error(subject, why, FIX_NOT_WRITABLE)),
             );
-            findings.extend(static_checks::check_snapshot(&snapshot, config));
+            findings.extend(static_checks::check_snapshot(&snapshot, cx.config));
             findings.extend(rows.iter().flat_map(static_checks::check_raw_row));
             for provider in snapshot.providers.iter().filter_map(|row| row.as_ref().ok()) {
-                let unusable = not_callable(provider, config);
-                findings.extend(
-                    unusable
-                        .map(|(subject, problem)| Finding::error(subject, problem, static_checks::FIX_NOT_CALLABLE)),
-                );
-                findings.extend(missing_secrets(provider, config, Finding::error).await);
+                let unusable = not_callable(provider, cx.config, static_checks::FIX_NOT_CALLABLE, Finding::error);
+                findings.extend(unusable);
+                findings.extend(missing_secrets(provider, cx.config, Finding::error).await);
             }
             (findings, Some(snapshot))
         }
     }
 }
 
-/// The file of an embedded database.
-fn database_file(config: &Config) -> Option<&Path> {
-    match &config.database.url {
-        DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
-        DatabaseUrl::Postgres(_) => None,
-    }
-}
-
-pub(super) fn no_response(subject: String) -> Finding {
-    let what = format!("did not answer within {} s", PROBE_TIMEOUT.as_secs());
-    Finding::error(subject, what, "Check that it runs and that the network allows the connection")
+/// Waits for the answer of a backend, which is at fault if there is none in time.
+async fn probe<T>(subject: &str, answer: impl Future<Output = T>) -> Result<T, Finding> {
+    timeout(PROBE_TIMEOUT, answer).await.map_err(|_| {
+        let what = format!("did not answer within {} s", PROBE_TIMEOUT.as_secs());
+        Finding::error(subject, what, "Check that it runs and that the network allows the connection")
+    })
 }
 
 /// Width of the column of levels, with the blanks behind it.
@@ -274,11 +262,11 @@ impl Finding {
     }
 
     pub fn warning(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { level: FindingLevel::Warning, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
+        Self { level: FindingLevel::Warning, fix: Some(fix.into()), ..Self::ok(subject, what) }
     }
 
     pub fn error(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { level: FindingLevel::Error, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
+        Self { level: FindingLevel::Error, fix: Some(fix.into()), ..Self::ok(subject, what) }
     }
 }
 
@@ -290,8 +278,10 @@ pub fn print_findings(findings: &[Finding], json: bool, console: &mut Console) -
     }
     match console.shape() {
         TableShape::Plain => {
-            let rows: Vec<Vec<String>> = findings.iter().map(cells).collect();
-            console.table(&["", "what", "finding", "fix"], &rows)?;
+            let cells = findings.iter().map(|Finding { level, subject, what, fix }| {
+                vec![level.code().to_owned(), subject.clone(), what.clone(), fix.clone().unwrap_or_default()]
+            });
+            console.table(&["", "what", "finding", "fix"], &cells.collect::<Vec<_>>())?;
         }
         shape @ TableShape::Terminal { .. } => {
             let width = width(shape);
@@ -309,11 +299,6 @@ fn entry(finding: &Finding, width: Option<usize>) -> String {
     let what = wrap_words(&level, &format!("{}: {}", finding.subject, finding.what), width);
     let fix = finding.fix.iter().map(|fix| wrap_words(&format!("{:LEVEL_WIDTH$}fix: ", ""), fix, width));
     [what].into_iter().chain(fix).collect::<Vec<_>>().join("\n")
-}
-
-fn cells(finding: &Finding) -> Vec<String> {
-    let fix = finding.fix.clone().unwrap_or_default();
-    vec![finding.level.code().to_owned(), finding.subject.clone(), finding.what.clone(), fix]
 }
 
 #[cfg(test)]

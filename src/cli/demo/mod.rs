@@ -8,25 +8,24 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use bytes::Bytes;
-use clap::ValueEnum;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::input::job_count;
-use super::provider::parse_rows;
 use super::{CommandError, Console, Exit};
 use crate::app::Services;
 use crate::config::{self, Config};
 use crate::domain::format::count;
-use crate::domain::job::{Job, JobId};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::StateCount;
+use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
-use crate::queue::message::{CardNumbers, encode};
+use crate::queue::message::CardNumbers;
 use crate::queue::{Destination, OutgoingMessage, Properties};
 use crate::worker::supervisor::{self, WorkerStatus};
 use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
@@ -54,20 +53,14 @@ pub struct Args {
     #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
     limit: Rate,
     /// What a job does when it must wait for the limit: wait in the worker, or be requeued until then.
-    #[arg(long, value_enum, default_value = "blocking")]
-    mode: DemoMode,
+    #[arg(long, value_parser = ["blocking", "requeue"], default_value = "blocking")]
+    mode: String,
     /// Decides latencies and faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print the proof as JSON.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DemoMode {
-    Blocking,
-    Requeue,
 }
 
 fn parse_jobs(text: &str) -> Result<u64, String> {
@@ -100,8 +93,18 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
     let stop_provider = CancellationToken::new();
     let serving = tokio::spawn(fake.serve(listener, stop_provider.clone()));
 
-    let rows = parse_rows(&provider_file(args, &url)).map_err(|problems| CommandError::Failed(problems.join("; ")))?;
-    worker.ledger.apply_settings(&rows, false).await?;
+    let mut limit = LimitRow { name: "limit".to_owned(), ..LimitRow::default() };
+    limit.set_rate(args.limit);
+    let row = ProviderRow {
+        name: PROVIDER.to_owned(),
+        url,
+        mode: args.mode.clone(),
+        timeout_ms: 2_000,
+        idempotency_retention_s: Some(86_400),
+        limits: vec![limit],
+        ..ProviderRow::default()
+    };
+    worker.ledger.apply_settings(std::slice::from_ref(&row), false).await?;
     let name = ProviderName::new(PROVIDER).map_err(|problem| CommandError::Failed(problem.to_string()))?;
     worker.queue.declare(std::slice::from_ref(&name)).await?;
     let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));
@@ -118,12 +121,7 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
         report: provider.report(),
         effects: provider.effects(),
         arrivals_us: provider.arrivals_us(),
-        lost_hold: rows
-            .iter()
-            .filter_map(|row| row.validate(0).ok())
-            .map(|row| row.hold_max())
-            .max()
-            .unwrap_or_default(),
+        lost_hold: row.validate(0).map(|provider| provider.hold_max()).unwrap_or_default(),
     };
     let proof = Proof::from_counts(jobs, args.limit, &counts, &record);
     stop_provider.cancel();
@@ -138,19 +136,6 @@ fn in_memory_config() -> Result<Config, CommandError> {
     config::load(None, [], &sets).map_err(|problems| CommandError::Failed(problems.to_string()))
 }
 
-fn provider_file(args: &Args, url: &str) -> String {
-    let mode = match args.mode {
-        DemoMode::Blocking => "blocking",
-        DemoMode::Requeue => "requeue",
-    };
-    let (max_requests, window_ms) = (args.limit.max_requests(), args.limit.window().as_millis());
-    format!(
-        "[[provider]]\nname = \"{PROVIDER}\"\nurl = \"{url}\"\nmode = \"{mode}\"\ntimeout_ms = 2000\n\
-         idempotency_retention_s = 86400\n\n[[provider.limit]]\nname = \"limit\"\nmax_requests = {max_requests}\n\
-         window_ms = {window_ms}\n"
-    )
-}
-
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped and positive")]
 fn default_jobs(limit: Rate) -> u64 {
     (limit.per_second() * RUN_TIME.as_secs_f64()).clamp(20.0, 20_000.0) as u64
@@ -162,34 +147,17 @@ async fn publish(worker: &worker::Backends, provider: &ProviderName, jobs: u64) 
         let copies = if number.is_multiple_of(DUPLICATE_EVERY) { 2 } else { 1 };
         std::iter::repeat_n(number, copies)
     });
-    let messages = stream::iter(numbers.map(|number| job(provider, number)).collect::<Result<Vec<_>, _>>()?);
-    let published = messages.map(|job| {
+    let published = stream::iter(numbers).map(|number| {
+        let id = format!("demo-{number:06}");
+        let job = json!({ "v": 1, "id": id, "provider": PROVIDER, "amount": 100 + number % 900, "currency": "EUR" });
         let message = OutgoingMessage {
             destination: Destination::Lane(provider.clone()),
-            body: Bytes::from(encode(&job)),
-            properties: Properties { message_id: Some(job.id.as_str().to_owned()), ..Properties::default() },
+            body: Bytes::from(job.to_string()),
+            properties: Properties { message_id: Some(id), ..Properties::default() },
         };
         async move { worker.queue.publish(message).await }
     });
-    let count = published.buffer_unordered(64).try_fold(0, |count, ()| async move { Ok(count + 1) }).await?;
-    Ok(count)
-}
-
-fn job(provider: &ProviderName, number: u64) -> Result<Job, CommandError> {
-    Ok(Job {
-        id: JobId::new(format!("demo-{number:06}")).map_err(|problem| CommandError::Failed(problem.to_string()))?,
-        provider: provider.clone(),
-        amount: i64::try_from(100 + number % 900).unwrap_or(100),
-        currency: "EUR".to_owned(),
-        account: None,
-        reference: None,
-        idempotency_key: None,
-        cost: 1,
-        priority: 0,
-        not_before: None,
-        expires_at: None,
-        payload: None,
-    })
+    Ok(published.buffer_unordered(64).try_fold(0, |count, ()| async move { Ok(count + 1) }).await?)
 }
 
 /// Runs a worker until every job is finished, and collects the provider's and the ledger's counts.

@@ -133,13 +133,6 @@ impl From<ResendError> for JobActionResult {
     }
 }
 
-/// One payment of the batch, with its line number if it came from a file.
-struct JobActed {
-    line: Option<u64>,
-    id: JobId,
-    result: JobActionResult,
-}
-
 #[derive(Debug, Serialize)]
 pub struct BulkReport {
     from: &'static str,
@@ -197,15 +190,15 @@ impl BulkReport {
         loop {
             tokio::select! {
                 biased;
-                Some(acted) = in_flight.next(), if !in_flight.is_empty() => {
-                    self.record(acted, console)?;
+                Some((line, id, result)) = in_flight.next(), if !in_flight.is_empty() => {
+                    self.record(line, &id, result, console)?;
                     ended |= self.stopped;
                 }
                 entry = source.next(), if !ended && in_flight.len() < IN_FLIGHT_MAX => match entry? {
                     None => ended = true,
                     Some(IdEntry { line, id: Ok(id) }) => {
                         let acting = act(id.clone());
-                        in_flight.push(async move { JobActed { line, id, result: acting.await } });
+                        in_flight.push(async move { (line, id, acting.await) });
                     }
                     Some(IdEntry { line, id: Err(reason) }) => self.record_refusal(line, None, reason, console)?,
                 },
@@ -214,8 +207,13 @@ impl BulkReport {
         }
     }
 
-    fn record(&mut self, acted: JobActed, console: &mut Console) -> Result<(), CommandError> {
-        let JobActed { line, id, result } = acted;
+    fn record(
+        &mut self,
+        line: Option<u64>,
+        id: &JobId,
+        result: JobActionResult,
+        console: &mut Console,
+    ) -> Result<(), CommandError> {
         match result {
             JobActionResult::Done => {
                 if !self.json {
@@ -226,7 +224,7 @@ impl BulkReport {
             JobActionResult::WouldChange(provider) => {
                 *self.would_change.get_or_insert_default().entry(provider).or_default() += 1;
             }
-            JobActionResult::Refused(reason) => self.record_refusal(line, Some(&id), reason, console)?,
+            JobActionResult::Refused(reason) => self.record_refusal(line, Some(id), reason, console)?,
             JobActionResult::Unpublished { reason, aborts_batch } => {
                 self.stopped |= aborts_batch;
                 console.message(&format!("{id}: {reason}"))?;
@@ -235,7 +233,7 @@ impl BulkReport {
             JobActionResult::Skipped => {}
             JobActionResult::Aborted(reason) => {
                 self.stopped = true;
-                self.record_refusal(line, Some(&id), reason, console)?;
+                self.record_refusal(line, Some(id), reason, console)?;
             }
         }
         Ok(())

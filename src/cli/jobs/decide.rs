@@ -1,13 +1,20 @@
-//! An operator's decisions on many payments: `jobs resolve`, `jobs cancel`, `dlq replay` and `dlq discard`.
+//! An operator's decisions on many payments: `jobs resolve`, `jobs cancel`, and the `dlq` command.
 //!
 //! `resolve` accepts no other state than `review`: only there is an operator's decision needed. `cancel` refuses a
 //! payment that is in flight or may have been charged, and cancels one that a worker only holds. A resend runs at a
 //! steady rate. It does not start while RabbitMQ is unreachable, so that the ledger stays unchanged.
+//!
+//! `dlq` lists, shows, replays and discards `dead` jobs only: their retries are exhausted, and they are confirmed not
+//! charged. The sweeper handles messages that the broker itself dead-lettered. At a terminal, `replay` asks before it
+//! replays all payments of all providers, unless `--yes` is given. It goes through the ids once, so it replays no payment
+//! twice in one run.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use clap::Subcommand;
 use tokio::sync::Mutex;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -15,14 +22,15 @@ use crate::app::Services;
 use crate::cli::enqueue::declare_lanes;
 use crate::cli::jobs::bulk::{BulkReport, IdSource, JobActionResult};
 use crate::cli::jobs::show::check_provider_exists;
-use crate::cli::jobs::{IdArgs, actor};
+use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
-use crate::cli::{CommandError, Console, Exit};
+use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::config::{Config, QueueUrl};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
+use crate::ledger::database::Database;
 use crate::ledger::decision_input;
-use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
+use crate::ledger::operator::{Actor, JobFilter, JobResolution, ResolutionRefusal};
 use crate::ops::change::{JobDecision, ResolutionKind};
 use crate::queue::SearchResult;
 use crate::worker::resend::{ResendError, Resender, provider_names};
@@ -48,20 +56,15 @@ pub struct ResolveArgs {
 }
 
 /// Runs the command.
-pub async fn resolve(
-    args: &ResolveArgs,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
+pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let resolution = args
         .kind
-        .resolution(args.reference.clone(), config.worker.card_numbers)
+        .resolution(args.reference.clone(), cx.config.worker.card_numbers)
         .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
     let actor = actor(args.because.as_deref());
     let source = IdSource::from_args(&args.ids).await?;
     let request = DecisionRequest { resolution, actor, args: Some(&args.resend), json: args.json };
-    decide(request, source, config, services, console).await
+    decide(request, source, cx).await
 }
 
 /// Its message may be in a broker's queue, which cannot be searched.
@@ -89,17 +92,13 @@ pub struct CancelArgs {
 ///
 /// # Errors
 /// When the database fails or the file cannot be read.
-pub async fn cancel(
-    args: &CancelArgs,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
+pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let by = actor(args.because.as_deref());
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
-    check_provider_exists(provider.as_ref(), config, services).await?;
-    let ledger = services.ledger(config).await?;
+    check_provider_exists(provider.as_ref(), cx).await?;
+    let ledger = cx.ledger().await?;
     let mut source = IdSource::from_args(&args.ids).await?;
+    let (config, services) = (cx.config, cx.services);
     let decision = JobDecision::Record { ledger: &ledger, resolution: JobResolution::Cancel, actor: by.clone() };
     let cancel = |id: JobId| {
         let (ledger, by, provider, decision) = (&ledger, &by, &provider, &decision);
@@ -120,7 +119,7 @@ pub async fn cancel(
             }
         }
     };
-    BulkReport::new(&JobResolution::Cancel, false, args.json).run_on_all(&mut source, cancel, console).await
+    BulkReport::new(&JobResolution::Cancel, false, args.json).run_on_all(&mut source, cancel, cx.console).await
 }
 
 /// The provider whose embedded queue contains the job's message. A broker's queue cannot be searched.
@@ -137,13 +136,13 @@ async fn find_in_queue(id: &JobId, config: &Config, services: &Services) -> Opti
 
 /// The rate, and whether it is a dry run.
 #[derive(Debug, clap::Args)]
-pub struct ResendArgs {
+struct ResendArgs {
     /// Payments to send again per second.
     #[arg(long, default_value = "50", value_name = "PER_SECOND", value_parser = parse_resend_rate)]
     rate: NonZeroU32,
     /// Show how many payments would be changed, and change nothing.
     #[arg(long)]
-    pub dry_run: bool,
+    dry_run: bool,
 }
 
 fn parse_resend_rate(text: &str) -> Result<NonZeroU32, String> {
@@ -151,44 +150,42 @@ fn parse_resend_rate(text: &str) -> Result<NonZeroU32, String> {
 }
 
 /// The resolution, its actor, and how it is applied.
-pub struct DecisionRequest<'a> {
-    pub resolution: JobResolution,
-    pub actor: Actor,
+struct DecisionRequest<'a> {
+    resolution: JobResolution,
+    actor: Actor,
     /// Without it, a decision that sends nothing again is applied.
-    pub args: Option<&'a ResendArgs>,
-    pub json: bool,
+    args: Option<&'a ResendArgs>,
+    json: bool,
 }
 
 /// Applies a decision to every payment of the source.
 ///
 /// # Errors
 /// When a backend is unreachable before anything was changed, or the output is closed.
-pub async fn decide(
+async fn decide(
     request: DecisionRequest<'_>,
     mut source: IdSource<'_>,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
+    cx: &mut CommandContext<'_>,
 ) -> Result<Exit, CommandError> {
     let DecisionRequest { resolution, actor, args, json } = request;
     let dry_run = args.is_some_and(|args| args.dry_run);
-    let ledger = &services.ledger(config).await?;
+    let ledger = &cx.ledger().await?;
     let report = BulkReport::new(&resolution, dry_run, json);
     let (queue, providers);
     let (decision, ticks) = match args.filter(|_| resolution.needs_resend()) {
         None => (JobDecision::Record { ledger, resolution, actor }, None),
         Some(args) => {
             providers = provider_names(ledger).await?;
-            queue = services.queue(config).await?;
+            queue = cx.queue().await?;
             if dry_run {
                 queue.ping().await?;
             } else {
                 // Safe: the ledger has these payments, and the sweeper republishes lost messages.
                 for (name, why) in declare_lanes(queue.as_ref(), &providers, &providers).await? {
-                    console.message(&format!("warning: {name}: {why}"))?;
+                    cx.console.message(&format!("warning: {name}: {why}"))?;
                 }
             }
-            let (queue, card_numbers) = (queue.as_ref(), config.worker.card_numbers);
+            let (queue, card_numbers) = (queue.as_ref(), cx.config.worker.card_numbers);
             let resender = Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor };
             (JobDecision::Resend(resender), Some(Mutex::new(send_interval(args.rate))))
         }
@@ -213,7 +210,7 @@ pub async fn decide(
             outcome
         }
     };
-    report.run_on_all(&mut source, decide, console).await
+    report.run_on_all(&mut source, decide, cx.console).await
 }
 
 /// A steady interval: a late tick delays the next ones instead of a burst.
@@ -221,4 +218,141 @@ fn send_interval(rate: NonZeroU32) -> Interval {
     let mut ticks = interval(Duration::from_secs(1) / rate.get());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
+}
+
+const DEAD: &str = "dead";
+
+#[derive(Debug, clap::Args)]
+pub struct DlqArgs {
+    #[command(subcommand)]
+    action: DlqAction,
+}
+
+#[derive(Debug, Subcommand)]
+enum DlqAction {
+    /// List dead payments, page by page in the order of their ids.
+    List(show::PageArgs),
+    /// Show one dead payment: its requests, its events, and manual changes.
+    Show {
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
+        id: JobId,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Try dead payments again, one or all: same key, same request, attempts reset, within the limits.
+    Replay(ReplayArgs),
+    /// End a dead payment for good: it becomes `cancelled`.
+    Discard {
+        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
+        id: JobId,
+        /// Required: a discarded payment cannot be restored.
+        #[arg(long, required = true)]
+        yes: bool,
+        /// Why, for the audit; also in the job's reason and its outcome event.
+        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
+        because: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a backend fails, or the one payment does not exist. An id that is refused is reported and gives exit code 1.
+pub async fn dlq(args: &DlqArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    match &args.action {
+        DlqAction::List(page) => show::print_page(Some(DEAD), page, cx).await,
+        DlqAction::Show { id, json } => show::show(id, Some(DEAD), *json, cx).await,
+        DlqAction::Replay(args) => replay(args, cx).await,
+        DlqAction::Discard { id, because, json, .. } => {
+            let (resolution, actor) = (JobResolution::Discard, actor(because.as_deref()));
+            let request = DecisionRequest { resolution, actor, args: None, json: *json };
+            let source = IdSource::Argument(Some(id.clone()));
+            decide(request, source, cx).await
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+struct ReplayArgs {
+    /// One payment; without it and without --provider, all dead payments, after a confirmation.
+    #[arg(value_parser = parse_id, allow_hyphen_values = true)]
+    id: Option<JobId>,
+    /// The dead payments of this provider; with an id, the payment must be this provider's.
+    #[arg(long)]
+    provider: Option<String>,
+    /// Replay all dead payments of all providers without a confirmation; without a terminal there is none.
+    #[arg(long, conflicts_with_all = ["id", "provider"])]
+    yes: bool,
+    /// Why, for the audit; also in the job's reason.
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
+    because: Option<String>,
+    #[command(flatten)]
+    resend: ResendArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `dlq replay`.
+async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let ledger = &cx.ledger().await?;
+    let provider = args.provider.as_deref().map(parse_name).transpose()?;
+    let source = match &args.id {
+        Some(id) => {
+            let actual = ledger.job_details(id).await?.map(|details| details.line.provider);
+            if let (Some(actual), Some(wanted)) = (actual, &provider)
+                && actual != wanted.as_str()
+            {
+                return Err(CommandError::Failed(format!(
+                    "{id} is a payment of {actual}, not of {wanted}: nothing was replayed"
+                )));
+            }
+            IdSource::Argument(Some(id.clone()))
+        }
+        None => {
+            let dead = count_dead(ledger, provider.as_ref()).await?;
+            if dead.is_empty() {
+                // A success, unless the provider does not exist.
+                check_provider_exists(provider.as_ref(), cx).await?;
+                cx.console.message("no dead payments: nothing to replay")?;
+                return print_empty_report(args, Exit::Success, cx.console);
+            }
+            if provider.is_none() && !args.resend.dry_run && !args.yes && !confirm_replay(&dead, cx.console)? {
+                cx.console.message("nothing was changed")?;
+                return print_empty_report(args, Exit::Failed, cx.console);
+            }
+            let filter = JobFilter { state: Some(DEAD), provider, ..JobFilter::default() };
+            IdSource::Ledger { ledger, filter, page: VecDeque::new(), after: None, has_more: true }
+        }
+    };
+    let (resolution, actor) = (JobResolution::Replay, actor(args.because.as_deref()));
+    let request = DecisionRequest { resolution, actor, args: Some(&args.resend), json: args.json };
+    decide(request, source, cx).await
+}
+
+/// Dead payments, by provider.
+async fn count_dead(ledger: &Database, provider: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
+    let counts = ledger.job_counts(DEAD).await?.into_iter();
+    let dead = counts.filter(|count| provider.is_none_or(|name| name.as_str() == count.provider));
+    Ok(dead.map(|count| (count.provider, count.jobs)).collect())
+}
+
+fn print_empty_report(args: &ReplayArgs, exit: Exit, console: &mut Console) -> Result<Exit, CommandError> {
+    if args.json {
+        console.json(&BulkReport::new(&JobResolution::Replay, args.resend.dry_run, true))?;
+    }
+    Ok(exit)
+}
+
+/// Asks for a confirmation; without a terminal the script has decided.
+fn confirm_replay(dead: &BTreeMap<String, i64>, console: &mut Console) -> Result<bool, CommandError> {
+    let total: i64 = dead.values().sum();
+    let by_provider: Vec<String> = dead.iter().map(|(provider, jobs)| format!("{provider} {jobs}")).collect();
+    let all = if total == 1 { "the one dead payment".to_owned() } else { format!("all {total} dead payments") };
+    let question = format!("Replay {all} ({})?", by_provider.join(", "));
+    Ok(console.confirm(&question)?.unwrap_or(true))
 }

@@ -3,26 +3,26 @@
 //! Each page is bounded. If there are more payments, a message names the id for the next page. Payload and request body
 //! are not shown. Size and digest are enough to compare them with the expected ones.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+
 use crate::amount::display_amount;
-use crate::app::Services;
 use crate::cli::console::TableShape;
-use crate::cli::jobs::{StateArg, parse_id};
+use crate::cli::jobs::parse_id;
 use crate::cli::provider::{parse_name, unknown_provider};
-use crate::cli::{CommandError, Console, Exit};
-use crate::config::Config;
+use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::format::count;
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, JobFilter, JobPage, JobSummary, WaitDetails};
+use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, JobFilter, JobPage, JobSummary, STATES, WaitDetails};
 use crate::ops::unix_ms;
 
 /// Filters and the page; without a filter all payments are listed.
 #[derive(Debug, clap::Args)]
 pub struct ListArgs {
-    #[arg(long)]
-    state: Option<StateArg>,
+    #[arg(long, value_parser = PossibleValuesParser::new(STATES).map(known_state))]
+    pub state: Option<&'static str>,
     #[command(flatten)]
-    page: PageArgs,
+    pub page: PageArgs,
 }
 
 /// The page and its format.
@@ -44,49 +44,41 @@ pub struct PageArgs {
     json: bool,
 }
 
-/// Runs `jobs list`.
-pub async fn list(
-    args: &ListArgs,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    print_page(args.state.map(|state| state.0), &args.page, config, services, console).await
+fn known_state(name: String) -> &'static str {
+    STATES.into_iter().find(|state| *state == name).unwrap_or_default()
 }
 
 /// Prints one page.
 pub async fn print_page(
     state: Option<&'static str>,
     page: &PageArgs,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
+    cx: &mut CommandContext<'_>,
 ) -> Result<Exit, CommandError> {
     let provider = page.provider.as_deref().map(parse_name).transpose()?;
     let filter = JobFilter { state, provider: provider.clone(), account: page.account.clone(), id: None };
-    let listed = services.ledger(config).await?.list_jobs(&filter, page.after.as_ref(), page.limit).await?;
+    let listed = cx.ledger().await?.list_jobs(&filter, page.after.as_ref(), page.limit).await?;
     if listed.jobs.is_empty() && listed.unreadable.is_empty() {
-        check_provider_exists(provider.as_ref(), config, services).await?;
+        check_provider_exists(provider.as_ref(), cx).await?;
     }
     for row in &listed.unreadable {
-        console.message(&format!("warning: {row}"))?;
+        cx.console.message(&format!("warning: {row}"))?;
     }
     if page.json {
-        console.json(&listed)?;
+        cx.console.json(&listed)?;
         return Ok(Exit::Success);
     }
     let JobPage { jobs, unreadable, next } = listed;
     if jobs.is_empty() && unreadable.is_empty() {
-        console.message("no such payments")?;
+        cx.console.message("no such payments")?;
         return Ok(Exit::Success);
     }
     let header = ["id", "provider", "state", "amount", "attempts", "wake at", "reason"];
-    let (now, shape) = (DatabaseTime(unix_ms()), console.shape());
+    let (now, shape) = (DatabaseTime(unix_ms()), cx.console.shape());
     if !jobs.is_empty() {
-        console.table(&header, &jobs.iter().map(|job| job_cells(job, now, shape)).collect::<Vec<_>>())?;
+        cx.console.table(&header, &jobs.iter().map(|job| job_cells(job, now, shape)).collect::<Vec<_>>())?;
     }
     if let Some(next) = next {
-        console.message(&format!("next page: `--after {next}`"))?;
+        cx.console.message(&format!("next page: `--after {next}`"))?;
     }
     Ok(Exit::Success)
 }
@@ -97,11 +89,10 @@ pub async fn print_page(
 /// When the provider does not exist, or the database fails.
 pub async fn check_provider_exists(
     provider: Option<&ProviderName>,
-    config: &Config,
-    services: &Services,
+    cx: &CommandContext<'_>,
 ) -> Result<(), CommandError> {
     let Some(name) = provider else { return Ok(()) };
-    match services.ledger(config).await?.raw_rows(Some(name)).await?.is_empty() {
+    match cx.ledger().await?.raw_rows(Some(name)).await?.is_empty() {
         true => Err(unknown_provider(name.as_str())),
         false => Ok(()),
     }
@@ -141,11 +132,9 @@ pub async fn show(
     id: &JobId,
     state: Option<&str>,
     json: bool,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
+    cx: &mut CommandContext<'_>,
 ) -> Result<Exit, CommandError> {
-    let Some(details) = services.ledger(config).await?.job_details(id).await? else {
+    let Some(details) = cx.ledger().await?.job_details(id).await? else {
         return Err(CommandError::Failed(format!("{id}: the ledger has no such job")));
     };
     if let Some(state) = state.filter(|state| *state != details.line.state) {
@@ -153,18 +142,23 @@ pub async fn show(
         return Err(CommandError::Failed(format!("{id}: it is `{actual}`, not `{state}`; see `sluicegate jobs show`")));
     }
     if json {
-        console.json(&details)?;
+        cx.console.json(&details)?;
         return Ok(Exit::Success);
     }
-    console.table(&["field", "value"], &field_rows(&details))?;
+    cx.console.table(&["field", "value"], &field_rows(&details))?;
     print_section(
         "requests",
         &["number", "began", "ended", "outcome", "status", "counts", "details"],
         attempt_rows(&details),
-        console,
+        cx.console,
     )?;
-    print_section("events", &["state", "at", "published"], event_rows(&details), console)?;
-    print_section("manual changes", &["at", "from", "to", "who", "program", "because"], audit_rows(&details), console)?;
+    print_section("events", &["state", "at", "published"], event_rows(&details), cx.console)?;
+    print_section(
+        "manual changes",
+        &["at", "from", "to", "who", "program", "because"],
+        audit_rows(&details),
+        cx.console,
+    )?;
     Ok(Exit::Success)
 }
 

@@ -8,13 +8,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use rand::rngs::StdRng;
 
-use super::Args;
-use super::changes::SimulationSetup;
-use crate::app::Services;
+use super::{Args, SimulationSetup};
 use crate::cli::input::job_count;
 use crate::cli::provider::parse_name;
-use crate::cli::{CommandError, Exit, input};
-use crate::config::Config;
+use crate::cli::{CommandContext, CommandError, Exit, input};
 use crate::domain::format::count;
 use crate::domain::job::{COST_MAX, Identifier};
 use crate::domain::limit::Rate;
@@ -66,15 +63,14 @@ fn parse_time_range(text: &str) -> Result<(Timestamp, Timestamp), String> {
 pub(super) async fn gather(
     args: &Args,
     setup: &SimulationSetup,
-    config: &Config,
-    services: &Services,
+    cx: &CommandContext<'_>,
     rng: &mut StdRng,
 ) -> Result<GatheredArrivals, CommandError> {
     let requested = &args.arrivals;
     check_expected_jobs(requested)?;
     if let Some((from, to)) = requested.history {
         let name = parse_name(setup.provider_name())?;
-        let ledger = services.ledger(config).await?;
+        let ledger = cx.ledger().await?;
         let past = ledger
             .arrivals(&name, DatabaseTime(from.as_millisecond()), DatabaseTime(to.as_millisecond()), JOBS_MAX)
             .await?;

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use plotters::prelude::*;
 use serde_json::{Value, json};
 
+use crate::cli::console::group_thousands;
 use crate::cli::simulate::{Args, VariantRun};
 use crate::cli::{CommandError, Console};
 use crate::domain::pace::Pace;
@@ -125,12 +126,6 @@ pub fn format_ms(ms: u64) -> String {
 /// The cell of a value that was not measured.
 fn no_value() -> String {
     "–".to_owned()
-}
-
-pub fn group_thousands(count: u64) -> String {
-    let digits = count.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
-    groups.collect::<Vec<_>>().join(",")
 }
 
 const SIZE: (u32, u32) = (1_100, 760);

@@ -11,10 +11,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::app::Services;
 use crate::cli::console::TableShape;
-use crate::cli::{CommandError, Console, Exit, ops_client};
-use crate::config::Config;
+use crate::cli::{CommandContext, CommandError, Console, Exit, ops_client};
 use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
 use crate::fleet::workers::visible_workers;
@@ -45,54 +43,34 @@ const CLEAR_BELOW: &str = "\x1b[J";
 pub struct Args {
     /// Refresh every 2 seconds, until Ctrl-C.
     #[arg(long)]
-    watch: bool,
+    pub watch: bool,
     /// Print JSON: the whole overview, as /api/v1/overview; with --watch one object per line.
     #[arg(long)]
     json: bool,
-}
-
-impl Args {
-    /// Whether `--watch` is set.
-    pub fn is_watching(&self) -> bool {
-        self.watch
-    }
 }
 
 /// Runs the command.
 ///
 /// # Errors
 /// When neither a running process nor the database answers.
-pub async fn run(
-    args: &Args,
-    config: &Config,
-    services: &Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    let reader = OverviewReader { config, services };
+pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     if !args.watch {
-        let (overview, fallback) = reader.read().await?;
-        if let Some(why) = fallback {
-            console.message(&why)?;
-        }
-        return print(args, &overview, console);
+        let (overview, fallback) = read_overview(cx).await?;
+        fallback.iter().try_for_each(|why| cx.console.message(why))?;
+        return print(args, &overview, cx.console);
     }
-    let draws = !args.json && matches!(console.shape(), TableShape::Terminal { .. });
+    let draws = !args.json && matches!(cx.console.shape(), TableShape::Terminal { .. });
     if draws {
-        console.raw(ALTERNATE_SCREEN)?;
+        cx.console.raw(ALTERNATE_SCREEN)?;
     }
-    let watched = watch(args, &reader, draws, console).await;
+    let watched = watch(args, draws, cx).await;
     if draws {
-        console.raw(MAIN_SCREEN)?;
+        cx.console.raw(MAIN_SCREEN)?;
     }
     watched
 }
 
-async fn watch(
-    args: &Args,
-    reader: &OverviewReader<'_>,
-    draws: bool,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
+async fn watch(args: &Args, draws: bool, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let mut last_note = None;
     let stop = tokio::signal::ctrl_c();
     tokio::pin!(stop);
@@ -106,23 +84,23 @@ async fn watch(
     });
     loop {
         let result = tokio::select! {
-            result = reader.read() => result,
+            result = read_overview(cx) => result,
             stopped = &mut stop => return Ok(stopped.map(|()| Exit::Success)?),
         };
         match result {
-            Ok((overview, fallback)) if draws => draw_screen(&overview, fallback.as_deref(), console)?,
+            Ok((overview, fallback)) if draws => draw_screen(&overview, fallback.as_deref(), cx.console)?,
             Ok((overview, fallback)) => {
                 if last_note != fallback {
-                    fallback.iter().try_for_each(|why| console.message(why))?;
+                    fallback.iter().try_for_each(|why| cx.console.message(why))?;
                     last_note = fallback;
                 }
-                print(args, &overview, console)?;
+                print(args, &overview, cx.console)?;
             }
             // Keep watching: the next read may succeed.
-            Err(error) if draws => console.raw(&redraw_sequence(&printable(&format!("error: {error}"))))?,
+            Err(error) if draws => cx.console.raw(&redraw_sequence(&printable(&format!("error: {error}"))))?,
             Err(error) => return Err(error),
         }
-        console.flush()?;
+        cx.console.flush()?;
         tokio::select! {
             () = sleep(WATCH_INTERVAL) => {}
             stopped = &mut stop => return Ok(stopped.map(|()| Exit::Success)?),
@@ -164,72 +142,64 @@ fn redraw_sequence(page: &str) -> String {
     format!("{HOME}{lines}{CLEAR_BELOW}")
 }
 
-struct OverviewReader<'a> {
-    config: &'a Config,
-    services: &'a Services,
+/// The overview, and a note if no running process answered or its deployment is unverified.
+async fn read_overview(cx: &CommandContext<'_>) -> Result<(Overview, Option<String>), CommandError> {
+    match ops_client::get::<Overview>(cx, "/api/v1/overview").await {
+        Ok(answered) => Ok((answered.value, answered.unverified)),
+        Err(error @ (CommandError::DatabaseMissing { .. } | CommandError::OtherDeployment(_))) => Err(error),
+        Err(error) => {
+            let overview = overview(&overview_input(cx).await?);
+            Ok((overview, Some(format!("{error}; showing database and queue only"))))
+        }
+    }
 }
 
-impl OverviewReader<'_> {
-    /// The overview, and a note if no running process answered or its deployment is unverified.
-    async fn read(&self) -> Result<(Overview, Option<String>), CommandError> {
-        match ops_client::get::<Overview>(self.config, self.services, "/api/v1/overview").await {
-            Ok(answered) => Ok((answered.value, answered.unverified)),
-            Err(error @ (CommandError::DatabaseMissing { .. } | CommandError::OtherDeployment(_))) => Err(error),
-            Err(error) => {
-                let overview = overview(&self.overview_input().await?);
-                Ok((overview, Some(format!("{error}; showing database and queue only"))))
-            }
+/// The depths of the lanes' queues, and why some are unknown.
+async fn queue_depths(cx: &CommandContext<'_>, names: &[ProviderName]) -> (BTreeMap<String, u64>, Vec<String>) {
+    let queue = match timeout(QUEUE_TIMEOUT, cx.queue()).await {
+        Ok(Ok(queue)) => queue,
+        Ok(Err(error)) => return (BTreeMap::new(), vec![format!("queue: {error}")]),
+        Err(_) => return (BTreeMap::new(), vec!["queue: no response within 2 s".to_owned()]),
+    };
+    let (mut depths, mut problems) = (BTreeMap::new(), Vec::new());
+    for name in names {
+        match timeout(QUEUE_TIMEOUT, queue.depth(name)).await {
+            // A missing queue has no messages.
+            Ok(Ok(depth)) => drop(depths.insert(name.to_string(), depth.unwrap_or(0))),
+            Ok(Err(error)) => problems = vec![format!("queue: {error}")],
+            Err(_) => return (depths, vec!["queue: no response within 2 s".to_owned()]),
         }
     }
+    (depths, problems)
+}
 
-    /// The depths of the lanes' queues, and why some are unknown.
-    async fn queue_depths(&self, names: &[ProviderName]) -> (BTreeMap<String, u64>, Vec<String>) {
-        let queue = match timeout(QUEUE_TIMEOUT, self.services.queue(self.config)).await {
-            Ok(Ok(queue)) => queue,
-            Ok(Err(error)) => return (BTreeMap::new(), vec![format!("queue: {error}")]),
-            Err(_) => return (BTreeMap::new(), vec!["queue: no response within 2 s".to_owned()]),
-        };
-        let (mut depths, mut problems) = (BTreeMap::new(), Vec::new());
-        for name in names {
-            match timeout(QUEUE_TIMEOUT, queue.depth(name)).await {
-                // A missing queue has no messages.
-                Ok(Ok(depth)) => drop(depths.insert(name.to_string(), depth.unwrap_or(0))),
-                Ok(Err(error)) => problems = vec![format!("queue: {error}")],
-                Err(_) => return (depths, vec!["queue: no response within 2 s".to_owned()]),
-            }
-        }
-        (depths, problems)
-    }
-
-    /// The contents of the database: rows, jobs, and the workers' heartbeats.
-    async fn overview_input(&self) -> Result<OverviewInput, CommandError> {
-        let ledger = self.services.ledger(self.config).await?;
-        let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
-        let at_ms = unix_ms();
-        let accounts = ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await?;
-        let rows: Vec<_> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
-        let row_names =
-            rows.iter().map(|row| row.name.as_str()).chain(known.invalid_rows.iter().map(|row| row.provider.as_str()));
-        let names =
-            all_provider_names(&known, row_names.chain(accounts.iter().map(|account| account.provider.as_str())));
-        let (depths, problems) = self.queue_depths(&names).await;
-        Ok(OverviewInput {
-            at_ms,
-            counted_at_ms: Some(at_ms),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            paused_by: pause_authors(&ledger, &rows).await,
-            rows,
-            depths,
-            missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },
-            backend_problems: problems,
-            workers: visible_workers(&ledger.worker_reports().await?, Duration::ZERO, None),
-            reconciliation: Some(by_provider(accounts.into_iter().map(ProviderReconciliation::from))),
-            oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
-            providers: known.providers,
-            invalid_rows: known.invalid_rows,
-            ..OverviewInput::default()
-        })
-    }
+/// The contents of the database: rows, jobs, and the workers' heartbeats.
+async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewInput, CommandError> {
+    let ledger = cx.ledger().await?;
+    let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
+    let at_ms = unix_ms();
+    let accounts = ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await?;
+    let rows: Vec<_> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
+    let row_names =
+        rows.iter().map(|row| row.name.as_str()).chain(known.invalid_rows.iter().map(|row| row.provider.as_str()));
+    let names = all_provider_names(&known, row_names.chain(accounts.iter().map(|account| account.provider.as_str())));
+    let (depths, problems) = queue_depths(cx, &names).await;
+    Ok(OverviewInput {
+        at_ms,
+        counted_at_ms: Some(at_ms),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        paused_by: pause_authors(&ledger, &rows).await,
+        rows,
+        depths,
+        missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },
+        backend_problems: problems,
+        workers: visible_workers(&ledger.worker_reports().await?, Duration::ZERO, None),
+        reconciliation: Some(by_provider(accounts.into_iter().map(ProviderReconciliation::from))),
+        oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
+        providers: known.providers,
+        invalid_rows: known.invalid_rows,
+        ..OverviewInput::default()
+    })
 }
 
 /// Columns that are left out in a narrow terminal, in this order; `--json` has all of them.

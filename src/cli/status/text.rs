@@ -5,7 +5,7 @@
 
 use jiff::Timestamp;
 
-use crate::cli::console::{TableShape, render_table, width, wrap_words};
+use crate::cli::console::{TableShape, group_thousands, render_table, width, wrap_words};
 use crate::domain::format::{count, plural};
 use crate::domain::limit::AppliesTo;
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
@@ -109,14 +109,18 @@ fn fit_height(overview: &Overview, table: StatusTable, height: usize) -> Vec<Str
 /// The table for pipes.
 fn plain_table(overview: &Overview) -> StatusTable {
     let rows: Vec<Vec<String>> = overview.providers.iter().map(cells).collect();
-    let table = render_table(&HEADER, &rows, TableShape::Plain);
-    let mut lines = table.lines().map(str::to_owned);
+    with_notes(split_lines(&render_table(&HEADER, &rows, TableShape::Plain)), &overview.providers, None)
+}
+
+/// The lines of a table, with the note on each provider below its line.
+fn with_notes(lines: Vec<String>, providers: &[ProviderOverview], width: Option<usize>) -> StatusTable {
+    let mut lines = lines.into_iter();
     let head: Vec<String> = lines.next().into_iter().collect();
-    let with_note = |(line, provider): (String, &ProviderOverview)| {
-        let note = status_note(provider).map(|note| wrap_words(INDENT, &note, None));
-        [Some(line), note].into_iter().flatten().collect()
+    let block = |(line, provider): (String, &ProviderOverview)| {
+        let note = status_note(provider).map(|note| split_lines(&wrap_words(INDENT, &note, width))).unwrap_or_default();
+        [vec![line], note].concat()
     };
-    StatusTable { head, blocks: lines.zip(&overview.providers).map(with_note).collect() }
+    StatusTable { head, blocks: lines.zip(providers).map(block).collect() }
 }
 
 /// The table for a terminal: limit and usage in one column, and no column of zeros.
@@ -148,13 +152,7 @@ fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> Statu
         counted("dead", |provider| provider.dead),
         Some(column("clears in", true, clear_time)),
     ];
-    let mut lines = render_lines(columns.into_iter().flatten().collect(), width).into_iter();
-    let head: Vec<String> = lines.next().into_iter().collect();
-    let with_note = |(line, provider): (String, &ProviderOverview)| {
-        let note = status_note(provider).map(|note| split_lines(&wrap_words(INDENT, &note, width))).unwrap_or_default();
-        [vec![line], note].concat()
-    };
-    StatusTable { head, blocks: lines.zip(providers).map(with_note).collect() }
+    with_notes(render_lines(columns.into_iter().flatten().collect(), width), providers, width)
 }
 
 fn split_lines(text: &str) -> Vec<String> {
@@ -181,11 +179,11 @@ fn cells(provider: &ProviderOverview) -> Vec<String> {
 /// `1,332`; if a source is missing, the count of the others: `≥ 1,332`.
 fn waiting_text(provider: &ProviderOverview) -> String {
     let least = if provider.waiting_is_at_least { "≥ " } else { "" };
-    format!("{least}{}", group_digits(provider.waiting))
+    format!("{least}{}", group_thousands(provider.waiting))
 }
 
 fn count_text(count: Option<u64>) -> String {
-    count.map_or_else(|| UNKNOWN.to_owned(), group_digits)
+    count.map_or_else(|| UNKNOWN.to_owned(), group_thousands)
 }
 
 fn per_second(rate: Option<f64>) -> String {
@@ -200,7 +198,7 @@ fn waiting_note(provider: &ProviderOverview) -> Option<String> {
         (None, _) => "the broker is unreachable",
         (_, _) => "the jobs in the database could not be counted",
     };
-    Some(format!("at least {} wait; {missing}", group_digits(provider.waiting)))
+    Some(format!("at least {} wait; {missing}", group_thousands(provider.waiting)))
 }
 
 /// The clear time: `2 min 5 s`, its lower bound `≥ 34 s`, or why there is none.
@@ -283,7 +281,7 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
     let silent = matches!(provider.state, ProviderState::Running | ProviderState::Idle);
     let cause = provider.cause.clone().filter(|_| !silent);
     let refused = provider.refused_by_provider.filter(|refused| *refused > 0);
-    let requests = |refused| format!("{} {}", group_digits(refused), plural(refused, "request"));
+    let requests = |refused| format!("{} {}", group_thousands(refused), plural(refused, "request"));
     let refused = refused.map(|refused| format!("the provider refused {} that we allowed", requests(refused)));
     let good = fullest_limit(&provider.limits)
         .map(|limit| format!(" ({} {})", limit.name, limit.rate_in_words()))
@@ -327,7 +325,7 @@ fn reconciliation_lines(overview: &Overview) -> Vec<String> {
     let all = match jobs {
         0 => "no recorded payments".to_owned(),
         1 => "the one recorded payment is accounted for".to_owned(),
-        _ => format!("all {} recorded payments accounted for", group_digits(jobs)),
+        _ => format!("all {} recorded payments accounted for", group_thousands(jobs)),
     };
     vec![format!("{all}{}", count_age(overview))]
 }
@@ -338,19 +336,6 @@ fn count_age(overview: &Overview) -> String {
     let counted_at = overview.counted_at.as_deref().and_then(seconds);
     let age_s = counted_at.zip(seconds(&overview.at)).map_or(0, |(counted, now)| now - counted);
     if age_s <= COUNT_STALE_AFTER_S { String::new() } else { format!("; the counts shown are {age_s} s old") }
-}
-
-/// `1,234,567`.
-fn group_digits(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// Two units at most: `1.2 s`, `59 s`, `2 min 5 s`, `3 h 7 min`, `4 d 1 h`.

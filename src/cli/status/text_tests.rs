@@ -245,7 +245,7 @@ fn discrepancies_and_warnings_are_shown() {
 #[test]
 fn numbers_and_durations_are_formatted() {
     for (number, words) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
-        assert_eq!(group_digits(number), words);
+        assert_eq!(group_thousands(number), words);
     }
     for (ms, words) in [
         (0, "0.0 s"),

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
 
+use super::response_fields::{read_wait_field, retry_after};
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
-use super::retry_after::{read_wait_field, retry_after};
 use crate::domain::outcome::{Outcome, UnknownCause};
 use crate::domain::provider::Provider;
 use crate::domain::response::{CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField};
@@ -60,9 +60,7 @@ impl ProviderResponse {
         let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match &self.body {
             ResponseBody::Whole(bytes) if !self.is_encoded() => ResponseJson::parse(bytes, content_type),
-            ResponseBody::Whole(_) | ResponseBody::TooLarge | ResponseBody::Incomplete(_) | ResponseBody::Ambiguous => {
-                None
-            }
+            _ => None,
         }
     }
 
@@ -188,9 +186,7 @@ fn has_code(body: Option<&ResponseJson>, wanted: Option<&CodeCondition>) -> Resu
     let Some(body) = body else { return Ok(false) };
     let is_code = |field: &FieldValue| match field {
         FieldValue::Text(_) | FieldValue::Number(_) => field.matches(&wanted.code),
-        FieldValue::Bool(_) | FieldValue::Null | FieldValue::List(_) | FieldValue::Object | FieldValue::Unreadable => {
-            false
-        }
+        _ => false,
     };
     let pointers = wanted.pointer.as_ref().map_or(CODE_POINTERS.to_vec(), |pointer| vec![pointer.as_str()]);
     for pointer in pointers {

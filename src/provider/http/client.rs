@@ -87,7 +87,7 @@ impl HttpClient {
     ) -> Result<Self, FreezeError> {
         Ok(Self {
             connector: Connector::new(target, resolver, timeout)?,
-            pool: ConnectionPool::new(reuse),
+            pool: Arc::new(ConnectionPool { reuse, idle: Mutex::default() }),
             timeout,
             response_log,
         })
@@ -101,7 +101,7 @@ impl HttpClient {
     pub async fn exchange(&self, outgoing: PreparedRequest) -> Result<Box<ReceivedResponse>, RequestFailure> {
         let deadline = Instant::now() + self.timeout;
         let mut request = build_request(outgoing)?;
-        if !self.pool.reuses_connections() {
+        if !self.pool.reuse.is_allowed {
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         while let Some(connection) = self.pool.take() {
@@ -141,7 +141,8 @@ fn build_request(outgoing: PreparedRequest) -> Result<Request<Full<Bytes>>, Requ
         RequestFailure::Local(LocalFault::Unbuildable(format!("the address has a {what} that cannot be sent")))
     };
     let path = url[Position::BeforePath..Position::AfterQuery].parse().map_err(|_| unusable("path"))?;
-    let host = HeaderValue::from_str(&authority(url)).map_err(|_| unusable("host"))?;
+    // `host` or `host:port`, without the scheme's default port.
+    let host = HeaderValue::from_str(&url[Position::BeforeHost..Position::AfterPort]).map_err(|_| unusable("host"))?;
     let length = outgoing.body.as_ref().map(Vec::len);
     let mut request = Request::new(Full::from(outgoing.body.unwrap_or_default()));
     (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) = (outgoing.method, path, outgoing.headers);
@@ -149,11 +150,6 @@ fn build_request(outgoing: PreparedRequest) -> Result<Request<Full<Bytes>>, Requ
     // A POST without a length is refused by some servers (411).
     request.headers_mut().extend(length.map(|length| (CONTENT_LENGTH, HeaderValue::from(length))));
     Ok(request)
-}
-
-/// Value of the `Host` header: `host` or `host:port`, without the scheme's default port.
-fn authority(url: &Url) -> String {
-    url[Position::BeforeHost..Position::AfterPort].to_owned()
 }
 
 /// Longest time that making a connection may take.
@@ -303,15 +299,6 @@ struct IdleConnection {
 }
 
 impl ConnectionPool {
-    pub fn new(reuse: ConnectionReuse) -> Arc<Self> {
-        Arc::new(Self { reuse, idle: Mutex::default() })
-    }
-
-    /// Whether a connection carries more than one request.
-    pub fn reuses_connections(&self) -> bool {
-        self.reuse.is_allowed
-    }
-
     /// Takes the most recently used connection. Its server may have closed it, or sent bytes on it, meanwhile.
     pub fn take(&self) -> Option<HttpConnection> {
         loop {
@@ -324,7 +311,7 @@ impl ConnectionPool {
 
     /// Keeps a connection for the next request, if it may carry one after a response with these headers.
     pub fn put(self: &Arc<Self>, connection: HttpConnection, headers: &HeaderMap) {
-        let until = (Instant::now() + max_idle_time(headers)).min(connection.opened_at() + self.reuse.max_age);
+        let until = (Instant::now() + max_idle_time(headers)).min(connection.socket.opened_at + self.reuse.max_age);
         if !self.reuse.is_allowed || until <= Instant::now() {
             return;
         }

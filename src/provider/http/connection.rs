@@ -47,7 +47,7 @@ pub type Transport = Box<dyn ByteStream>;
 type OutgoingRequest = Request<Full<Bytes>>;
 
 pub struct HttpConnection {
-    socket: Arc<Socket>,
+    pub socket: Arc<Socket>,
     sender: SendRequest<Full<Bytes>>,
     driver_state: DriverState,
     early: Arc<EarlyReads>,
@@ -82,17 +82,20 @@ pub struct ReceivedResponse {
     pub on_used_connection: bool,
 }
 
+impl ReceivedResponse {
+    /// On a connection that carries no other request.
+    fn last(response: ProviderResponse, read_at: Instant, on_used_connection: bool) -> Box<Self> {
+        Box::new(Self { response, read_at, connection: None, on_used_connection })
+    }
+}
+
 impl HttpConnection {
     pub async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
-        let early = EarlyReads::allowed();
-        let io = TokioIo::new(HalfDuplex::new(transport, Arc::clone(&early)));
+        let early = Arc::<EarlyReads>::default();
+        let io = TokioIo::new(HalfDuplex { stream: transport, early: Arc::clone(&early), is_writing: false });
         let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(io).await?;
         let driver = DriverState::Running(Box::new(driver));
         Ok(Self { socket, sender, driver_state: driver, early, was_used: false, has_unexpected_bytes: false })
-    }
-
-    pub fn opened_at(&self) -> Instant {
-        self.socket.opened_at()
     }
 
     /// Polls the connection once, and returns whether it can take another request.
@@ -150,12 +153,7 @@ impl HttpConnection {
         }
         if !whole {
             // The server sends too much, or its next response could not be found: the connection is closed.
-            return ExchangeResult::Responded(Box::new(ReceivedResponse {
-                response: reading,
-                read_at,
-                connection: None,
-                on_used_connection: self.was_used,
-            }));
+            return ExchangeResult::Responded(ReceivedResponse::last(reading, read_at, self.was_used));
         }
         self.end_exchange(reading, read_at, strays).await
     }
@@ -182,13 +180,9 @@ impl HttpConnection {
         }
         let on_used_connection = std::mem::replace(&mut self.was_used, true);
         self.early.forbid();
-        let connection = reusable.then_some(self);
-        ExchangeResult::Responded(Box::new(ReceivedResponse {
-            response: reading,
-            read_at,
-            connection,
-            on_used_connection,
-        }))
+        let mut received = ReceivedResponse::last(reading, read_at, on_used_connection);
+        received.connection = reusable.then_some(self);
+        ExchangeResult::Responded(received)
     }
 
     async fn read_body(&mut self, response: &mut Response<Incoming>, deadline: Instant) -> (ResponseBody, Instant) {
@@ -197,10 +191,8 @@ impl HttpConnection {
             let frame = match timeout_at(deadline, self.drive(response.body_mut().frame())).await {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(error))) => {
-                    return (
-                        ResponseBody::Incomplete(failure_after_connect(&error, &self.socket).into_unknown_cause()),
-                        read_at,
-                    );
+                    let cause = failure_after_connect(&error, &self.socket).into_unknown_cause();
+                    return (ResponseBody::Incomplete(cause), read_at);
                 }
                 Ok(None) => return (ResponseBody::Whole(bytes), Instant::now()),
                 Err(_) => return (ResponseBody::Incomplete(UnknownCause::Timeout), read_at),
@@ -239,12 +231,7 @@ fn end_early(response: ProviderResponse, read_at: Instant, strays: &UnexpectedRe
         strays.record(UnexpectedResponse::WhileWriting);
         return ExchangeResult::Failed(RequestFailure::Unknown(UnknownCause::ConnectionLost));
     }
-    ExchangeResult::Responded(Box::new(ReceivedResponse {
-        response,
-        read_at,
-        connection: None,
-        on_used_connection: false,
-    }))
+    ExchangeResult::Responded(ReceivedResponse::last(response, read_at, false))
 }
 
 /// Whether a head says in two ways where its body ends. hyper itself refuses two different numbers.
@@ -266,19 +253,15 @@ pub struct EarlyResponse;
 /// Whether a response may begin early, and whether one did.
 ///
 /// The first response of a connection answers its first request, and a server may refuse that by its head alone.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct EarlyReads {
-    is_allowed: AtomicBool,
+    is_forbidden: AtomicBool,
     has_happened: AtomicBool,
 }
 
 impl EarlyReads {
-    pub fn allowed() -> Arc<Self> {
-        Arc::new(Self { is_allowed: AtomicBool::new(true), has_happened: AtomicBool::new(false) })
-    }
-
     fn forbid(&self) {
-        self.is_allowed.store(false, Ordering::Relaxed);
+        self.is_forbidden.store(true, Ordering::Relaxed);
     }
 
     fn have_happened(&self) -> bool {
@@ -287,9 +270,9 @@ impl EarlyReads {
 
     fn record(&self) -> io::Result<()> {
         self.has_happened.store(true, Ordering::Relaxed);
-        match self.is_allowed.load(Ordering::Relaxed) {
-            true => Ok(()),
-            false => Err(io::Error::new(io::ErrorKind::InvalidData, EarlyResponse)),
+        match self.is_forbidden.load(Ordering::Relaxed) {
+            true => Err(io::Error::new(io::ErrorKind::InvalidData, EarlyResponse)),
+            false => Ok(()),
         }
     }
 }
@@ -299,12 +282,6 @@ struct HalfDuplex<S> {
     early: Arc<EarlyReads>,
     /// Something was written since the last flush that came to its end.
     is_writing: bool,
-}
-
-impl<S> HalfDuplex<S> {
-    pub fn new(stream: S, early: Arc<EarlyReads>) -> Self {
-        Self { stream, early, is_writing: false }
-    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for HalfDuplex<S> {
@@ -345,8 +322,8 @@ mod tests {
     #[tokio::test]
     async fn response_before_the_request_ends_is_an_error() {
         let (ours, mut peer) = duplex(64);
-        let early = EarlyReads::allowed();
-        let mut ours = HalfDuplex::new(ours, Arc::clone(&early));
+        let early = Arc::<EarlyReads>::default();
+        let mut ours = HalfDuplex { stream: ours, early: Arc::clone(&early), is_writing: false };
         for _ in 0..2 {
             ours.write_all(b"request").await.unwrap();
             ours.flush().await.unwrap();

@@ -12,13 +12,12 @@ use reqwest::Method;
 
 use super::classify::{ProviderResponse, ResponseBody, ResponseRules, is_token, reference, row_meaning};
 use super::client::{self, ConnectionReuse, HttpClient, PreparedRequest};
-use super::echo::{check_echo, minor_units};
 use super::failure::UnexpectedResponseLog;
 use super::outbound::OutboundPolicy;
-use super::request_builder::lookup_url;
+use super::response_fields::{check_echo, minor_units};
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
 use super::secrets::HeaderTemplates;
-use super::without_response;
+use super::{lookup_url, without_response};
 use crate::domain::job::Job;
 use crate::domain::outcome::{LookupResult, UnknownCause};
 use crate::domain::provider::{LookupConfig, LookupMethod, Provider};
@@ -210,14 +209,14 @@ fn compare_amount(
     if currency == Some(None) {
         return Ok(AmountComparison::Unreadable("currency"));
     }
-    let theirs = (amount.flatten().unwrap_or(request.payment.amount), currency.flatten());
-    let theirs = (theirs.0, theirs.1.unwrap_or_else(|| request.currency.clone()));
-    if theirs == (request.payment.amount, request.currency.clone()) {
+    let ours = (request.payment.amount, request.currency.clone());
+    let theirs = (amount.flatten().unwrap_or(ours.0), currency.flatten().unwrap_or_else(|| ours.1.clone()));
+    if theirs == ours {
         return Ok(AmountComparison::Same);
     }
     Ok(AmountComparison::Differs(format!(
         "the provider has {} {} for this payment, the job has {} {}: check the payment at the provider",
-        theirs.0, theirs.1, request.payment.amount, request.currency
+        theirs.0, theirs.1, ours.0, ours.1
     )))
 }
 

@@ -120,12 +120,6 @@ impl From<serde_json::Error> for BodyError {
     }
 }
 
-fn encode_form(json: &[u8]) -> Result<Vec<u8>, BodyError> {
-    let mut form = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
-    encode(std::str::from_utf8(json).unwrap_or_default(), &mut form)?;
-    Ok(form.into_bytes())
-}
-
 /// Default body. Absent fields are left out; the payload is the producer's own text.
 #[derive(Serialize)]
 struct DefaultBody<'a> {
@@ -159,13 +153,14 @@ const DEPTH_MAX: usize = 64;
 ///
 /// # Errors
 /// When `json` is not a JSON object, or its form does not fit.
-fn encode(json: &str, out: &mut BoundedBuffer) -> Result<(), BodyError> {
+fn encode_form(json: &[u8]) -> Result<Vec<u8>, BodyError> {
+    let mut form = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
     let members: BTreeMap<String, &RawValue> =
-        serde_json::from_str(json).map_err(|_| BodyError::Malformed("a form needs a JSON object".to_owned()))?;
+        serde_json::from_slice(json).map_err(|_| BodyError::Malformed("a form needs a JSON object".to_owned()))?;
     for (mut name, value) in members {
-        append_value(out, &mut name, value.get(), DEPTH_MAX)?;
+        append_value(&mut form, &mut name, value.get(), DEPTH_MAX)?;
     }
-    Ok(())
+    Ok(form.into_bytes())
 }
 
 /// Appends one value. `path` is its name, and is the same afterwards.
@@ -216,7 +211,6 @@ fn push_pair(out: &mut BoundedBuffer, name: &str, text: &str) -> Result<(), Body
 mod tests {
     use super::super::tests::job;
     use super::*;
-    use crate::domain::expansion::REQUEST_BODY_BYTES_MAX;
     use crate::domain::job::Identifier;
 
     fn body(shape: &RequestShape, job: &Job) -> String {
@@ -271,8 +265,7 @@ mod tests {
     }
 
     fn encode(json: &str) -> Result<String, BodyError> {
-        let mut out = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
-        super::encode(json, &mut out).map(|()| String::from_utf8(out.into_bytes()).unwrap())
+        encode_form(json.as_bytes()).map(|form| String::from_utf8(form).unwrap())
     }
 
     #[test]

@@ -14,7 +14,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{io, vec};
 
-use async_trait::async_trait;
 use hyper_util::client::legacy::connect::dns::Name;
 use tower::Service;
 
@@ -37,29 +36,10 @@ pub struct AddressRefused;
 #[error("the host name cannot be resolved")]
 pub struct NameUnresolved(#[source] io::Error);
 
-/// Source of the addresses of a name.
-#[async_trait]
-trait HostResolver: Send + Sync {
-    async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>>;
-}
-
-/// Function that resolves a name. It may block.
-type ResolveFn = fn(&str) -> io::Result<Vec<SocketAddr>>;
+/// Source of the addresses of a name. It may block.
+type ResolveFn = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 /// The machine's own resolver.
-struct SystemResolver {
-    threads: BlockingThreads,
-    resolve_fn: ResolveFn,
-}
-
-#[async_trait]
-impl HostResolver for SystemResolver {
-    async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>> {
-        let (resolve, name) = (self.resolve_fn, name.to_owned());
-        self.threads.run(move || resolve(&name)).await?
-    }
-}
-
 fn resolve_with_system(name: &str) -> io::Result<Vec<SocketAddr>> {
     // Port 0: the client replaces it by the URL's port.
     Ok((name, 0).to_socket_addrs().map_err(local_fault_or)?.collect())
@@ -76,7 +56,8 @@ fn local_fault_or(error: io::Error) -> io::Error {
 #[derive(Clone)]
 pub struct GuardedResolver {
     rule: AddressRule,
-    host_resolver: Arc<dyn HostResolver>,
+    threads: BlockingThreads,
+    resolve_fn: Arc<ResolveFn>,
 }
 
 type ResolvedAddresses = vec::IntoIter<SocketAddr>;
@@ -84,17 +65,12 @@ type ResolveError = Box<dyn Error + Send + Sync>;
 
 impl GuardedResolver {
     pub fn system(rule: AddressRule) -> Self {
-        Self {
-            rule,
-            host_resolver: Arc::new(SystemResolver {
-                threads: BlockingThreads::new(RESOLVE_MAX),
-                resolve_fn: resolve_with_system,
-            }),
-        }
+        Self { rule, threads: BlockingThreads::new(RESOLVE_MAX), resolve_fn: Arc::new(resolve_with_system) }
     }
 
     async fn resolve(self, name: &str) -> Result<ResolvedAddresses, ResolveError> {
-        let found = self.host_resolver.addresses(name).await.map_err(NameUnresolved)?.into_iter();
+        let (resolve, name) = (self.resolve_fn, name.to_owned());
+        let found = self.threads.run(move || resolve(&name)).await.flatten().map_err(NameUnresolved)?.into_iter();
         let permitted: Vec<SocketAddr> = found.filter(|address| self.rule.permits(address.ip())).collect();
         if permitted.is_empty() {
             return Err(AddressRefused.into());
@@ -145,10 +121,8 @@ mod tests {
     async fn hanging_host_does_not_block_other_hosts() {
         let resolver = |within| GuardedResolver {
             rule: AddressRule::LoopbackOnly,
-            host_resolver: Arc::new(SystemResolver {
-                threads: BlockingThreads::new(within),
-                resolve_fn: hangs_for_one,
-            }),
+            threads: BlockingThreads::new(within),
+            resolve_fn: Arc::new(hangs_for_one),
         };
         let (hangs, others) = (resolver(Duration::from_millis(50)), resolver(Duration::MAX));
         let hung = futures_util::future::join_all((0..20).map(|_| hangs.clone().resolve("hangs.test"))).await;
@@ -174,17 +148,6 @@ mod tests {
     use crate::provider::http::failure::UnexpectedResponseLog;
     use crate::provider::http::outbound::{OutboundPolicy, OutboundTarget};
 
-    /// A name whose addresses change from one query to the next.
-    struct RebindingResolver(Mutex<VecDeque<Vec<&'static str>>>);
-
-    #[async_trait]
-    impl HostResolver for RebindingResolver {
-        async fn addresses(&self, _name: &str) -> io::Result<Vec<SocketAddr>> {
-            let answer = self.0.lock().unwrap().pop_front().expect("asked once per connection");
-            Ok(answer.into_iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect())
-        }
-    }
-
     /// Responds with the address that it was reached at; each connection serves `requests` requests.
     async fn answering(listener: TcpListener, requests: usize) {
         let at = listener.local_addr().unwrap().ip().to_string();
@@ -201,9 +164,9 @@ mod tests {
         }
     }
 
-    /// Servers at 127.0.0.1 and 127.0.0.2, and a client that resolves their name by `lookup`.
+    /// Servers at 127.0.0.1 and 127.0.0.2, and a client that resolves their name by `resolve_fn`.
     async fn client_with(
-        lookup: Arc<dyn HostResolver>,
+        resolve_fn: Arc<ResolveFn>,
         rule: AddressRule,
         requests: usize,
     ) -> (HttpClient, OutboundTarget) {
@@ -215,7 +178,7 @@ mod tests {
         let allow = OutboundPolicy::parse(&[format!("http://pay.example:{port}")]).unwrap();
         let target = allow.admit(&format!("http://pay.example:{port}/")).unwrap();
         let reuse = ConnectionReuse { is_allowed: true, max_age: Duration::from_millis(300) };
-        let resolver = GuardedResolver { rule, host_resolver: lookup };
+        let resolver = GuardedResolver { rule, threads: BlockingThreads::new(RESOLVE_MAX), resolve_fn };
         let strays = Arc::new(UnexpectedResponseLog::new(ProviderName::new("acme").unwrap()));
         (HttpClient::with_resolver(&target, resolver, Duration::from_secs(5), reuse, strays).unwrap(), target)
     }
@@ -242,7 +205,12 @@ mod tests {
     async fn rebound_name_is_checked_at_each_resolution() {
         let answers = [vec!["127.0.0.1"], vec!["127.0.0.2"], vec!["127.0.0.2", "127.0.0.1"], vec!["::ffff:127.0.0.2"]];
         let rule = AddressRule::Public { loopback: false, networks: vec!["127.0.0.1/32".parse().unwrap()] };
-        let client = client_with(Arc::new(RebindingResolver(Mutex::new(answers.into()))), rule, 1).await;
+        let answers = Mutex::new(VecDeque::from(answers));
+        let rebinding = move |_: &str| {
+            let answer = answers.lock().unwrap().pop_front().expect("asked once per connection");
+            Ok(answer.into_iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect())
+        };
+        let client = client_with(Arc::new(rebinding), rule, 1).await;
         let mut addresses = Vec::new();
         for _ in 0..4 {
             addresses.push(reached(&client).await);
@@ -251,21 +219,15 @@ mod tests {
         assert_eq!(addresses, ["127.0.0.1", &refused, "127.0.0.1", &refused]);
     }
 
-    /// A name whose address changes once.
-    struct MovingResolver(Arc<AtomicBool>);
-
-    #[async_trait]
-    impl HostResolver for MovingResolver {
-        async fn addresses(&self, _name: &str) -> io::Result<Vec<SocketAddr>> {
-            let last = if self.0.load(Ordering::SeqCst) { 2 } else { 1 };
-            Ok(vec![SocketAddr::from(([127, 0, 0, last], 0))])
-        }
-    }
-
     #[tokio::test]
     async fn steady_traffic_follows_a_changed_address() {
         let has_moved = Arc::new(AtomicBool::new(false));
-        let client = client_with(Arc::new(MovingResolver(Arc::clone(&has_moved))), AddressRule::Any, usize::MAX).await;
+        let moved = Arc::clone(&has_moved);
+        let moving = move |_: &str| {
+            let last = if moved.load(Ordering::SeqCst) { 2 } else { 1 };
+            Ok(vec![SocketAddr::from(([127, 0, 0, last], 0))])
+        };
+        let client = client_with(Arc::new(moving), AddressRule::Any, usize::MAX).await;
         assert_eq!(reached(&client).await, "127.0.0.1");
         has_moved.store(true, Ordering::SeqCst);
         // Never idle, and the old server never closes.

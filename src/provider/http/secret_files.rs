@@ -27,7 +27,8 @@ const FILE_BYTES_MAX: u64 = 16 * 1024;
 const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Reason why a file was not read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub enum SecretReadError {
     /// A fault of this process; the file may be right.
     Local(LocalFault),
@@ -87,7 +88,7 @@ impl SecretFiles {
             asked.into_iter().map(contents).collect()
         });
         contents.await.unwrap_or_else(|error| {
-            let within = self.threads.timeout();
+            let within = self.threads.timeout;
             let unread: SecretReadError = match error.kind() {
                 io::ErrorKind::TimedOut => files::FileReadError::TimedOut { within }.into(),
                 _ => error.into(),
@@ -139,10 +140,6 @@ impl BlockingThreads {
     /// `timeout` bounds a caller's wait for a thread and its result together.
     pub fn new(timeout: Duration) -> Self {
         Self { slots: Arc::new(Semaphore::new(THREADS_MAX)), timeout }
-    }
-
-    pub fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// Runs the work on a thread and waits for its result.

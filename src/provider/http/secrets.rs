@@ -157,21 +157,14 @@ impl HeaderTemplates {
         }
         Ok(ResolvedHeaders(resolved))
     }
-}
 
-impl HeaderTemplates {
     /// References that this process cannot read now, one error per header. A job's account is not checked. `host` is
     /// one that the secrets may be sent to.
     pub async fn unreadable(&self, host: String) -> Vec<FreezeError> {
         let files = self.files.read_all(secret_paths(self.headers.iter())).await;
         let unreadable = |(name, sources): &(HeaderName, Vec<ValueSource>)| {
             let unread = sources.iter().filter_map(|source| read_source(source, "", &files).err());
-            let problems: Vec<String> = unread
-                .map(|unread| match unread {
-                    SecretReadError::Local(fault) => fault.to_string(),
-                    SecretReadError::Problem(problem) => problem,
-                })
-                .collect();
+            let problems: Vec<String> = unread.map(|unread| unread.to_string()).collect();
             let refused = FreezeError::Header { header: name.to_string(), problem: problems.join("; ") };
             (!problems.is_empty()).then_some(refused)
         };
@@ -278,14 +271,12 @@ fn read_source(source: &ValueSource, account: &str, files: &FileContents) -> Res
             Err(std::env::VarError::NotUnicode(_)) => unset(name, "is not UTF-8"),
         },
         ValueSource::Secret(SecretReference::File(path)) => {
-            let content = files.get(path).cloned();
-            content.unwrap_or_else(|| Err(SecretReadError::Problem("was not read".to_owned()))).map_err(|unread| {
-                match unread {
-                    SecretReadError::Problem(problem) => {
-                        SecretReadError::Problem(format!("file `{}`: {problem}", path.display()))
-                    }
-                    local @ SecretReadError::Local(_) => local,
+            let unread = || Err(SecretReadError::Problem("was not read".to_owned()));
+            files.get(path).cloned().unwrap_or_else(unread).map_err(|unread| match unread {
+                SecretReadError::Problem(problem) => {
+                    SecretReadError::Problem(format!("file `{}`: {problem}", path.display()))
                 }
+                local @ SecretReadError::Local(_) => local,
             })
         }
     }

@@ -34,7 +34,7 @@ fn user_timeout(left: Duration) -> Duration {
 #[derive(Debug)]
 pub struct Socket {
     stream: TcpStream,
-    opened_at: Instant,
+    pub opened_at: Instant,
     /// Microseconds after `opened_at`.
     deadline_us: AtomicU64,
     /// Bytes that the kernel took since the request began.
@@ -52,10 +52,6 @@ impl Socket {
             Self { stream, opened_at: opened, deadline_us: AtomicU64::new(0), bytes_written: AtomicU64::new(0) };
         socket.begin_request(deadline)?;
         Ok(Arc::new(socket))
-    }
-
-    pub fn opened_at(&self) -> Instant {
-        self.opened_at
     }
 
     /// Begins a request. From now on, dropping the socket resets the connection, and nothing is written after the

@@ -12,7 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::amount::{Decimal, decimal_amount};
-use crate::domain::expansion::BoundedBuffer;
+use crate::domain::expansion::{BoundedBuffer, REQUEST_BODY_BYTES_MAX};
 use crate::domain::job::Job;
 
 /// Decimal digits that a number with fraction or exponent keeps in a row, whose numbers are read as binary floats.
@@ -160,63 +160,65 @@ impl<'a> JobValue<'a> {
     }
 }
 
-/// A node that is written for this job.
-enum PresentNode<'a> {
-    Value(JobValue<'a>),
-    Node(&'a TemplateNode),
-}
-
-impl<'a> PresentNode<'a> {
-    /// `None` for a lone placeholder without a value in this job.
-    fn for_job(node: &'a TemplateNode, job: &'a Job) -> Option<Self> {
-        match node {
-            TemplateNode::Field(field) => job_value(field, job).map(Self::Value),
-            _ => Some(Self::Node(node)),
-        }
-    }
-
-    fn write(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
-        match self {
-            Self::Value(value) => value.write(out),
-            Self::Node(node) => render(node, job, out),
-        }
-    }
-}
-
 fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
     match node {
         TemplateNode::Fixed(text) => out.push(text),
         TemplateNode::Field(field) => job_value(field, job).map_or(Ok(()), |value| value.write(out)),
         TemplateNode::Text(pieces) => {
-            out.push("\"")?;
+            // Bounded like the body, which it is a part of.
+            let mut text = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
             for piece in pieces {
                 match piece {
-                    TextPiece::Text(text) => write_escaped(text, out)?,
-                    TextPiece::Field(field) => write_escaped(&job_text(field, job), out)?,
+                    TextPiece::Text(piece) => text.push(piece)?,
+                    // An absent value is empty.
+                    TextPiece::Field(field) => {
+                        text.push(&job_value(field, job).map_or(Cow::Borrowed(""), JobValue::into_text))?;
+                    }
                 }
             }
-            out.push("\"")
+            write_quoted(str::from_utf8(&text.into_bytes()).unwrap_or_default(), out)
         }
         TemplateNode::List(items) => {
             out.push("[")?;
-            for (index, item) in items.iter().filter_map(|item| PresentNode::for_job(item, job)).enumerate() {
-                out.push(if index > 0 { "," } else { "" })?;
-                item.write(job, out)?;
-            }
+            render_all(items.iter().map(|item| (None, item)), job, out)?;
             out.push("]")
         }
         TemplateNode::Object(members) => {
             out.push("{")?;
-            let members = members.iter().filter_map(|(name, node)| Some((name, PresentNode::for_job(node, job)?)));
-            for (index, (name, value)) in members.enumerate() {
-                out.push(if index > 0 { "," } else { "" })?;
-                write_quoted(name, out)?;
-                out.push(":")?;
-                value.write(job, out)?;
-            }
+            render_all(members.iter().map(|(name, node)| (Some(name.as_str()), node)), job, out)?;
             out.push("}")
         }
     }
+}
+
+/// Writes the members of an object, or the elements of a list, which have no name. A lone placeholder without a value in
+/// this job is left out.
+fn render_all<'a>(
+    nodes: impl Iterator<Item = (Option<&'a str>, &'a TemplateNode)>,
+    job: &Job,
+    out: &mut BoundedBuffer,
+) -> io::Result<()> {
+    let mut separator = "";
+    for (name, node) in nodes {
+        let lone = match node {
+            TemplateNode::Field(field) => match job_value(field, job) {
+                None => continue,
+                value => value,
+            },
+            _ => None,
+        };
+        out.push(separator)?;
+        separator = ",";
+        if let Some(name) = name {
+            write_quoted(name, out)?;
+            out.push(":")?;
+        }
+        match lone {
+            Some(value) => value.write(out)?,
+            None => render(node, job, out)?,
+        }
+    }
+    Ok(())
 }
 
 /// Value of a field; `None` when this job has none.
@@ -233,11 +235,6 @@ fn job_value<'a>(field: &TemplateField, job: &'a Job) -> Option<JobValue<'a>> {
     })
 }
 
-/// Value of a field within text; an absent value is empty.
-fn job_text<'a>(field: &TemplateField, job: &'a Job) -> Cow<'a, str> {
-    job_value(field, job).map_or(Cow::Borrowed(""), JobValue::into_text)
-}
-
 /// Follows the path through raw JSON without touching the value at its end.
 fn json_at_path<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
     for step in path {
@@ -252,29 +249,7 @@ fn json_at_path<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
 }
 
 fn write_quoted(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
-    out.push("\"")?;
-    write_escaped(text, out)?;
-    out.push("\"")
-}
-
-/// Writes a string as `serde_json` does, without its quotes. <https://www.rfc-editor.org/rfc/rfc8259#section-7>
-fn write_escaped(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
-    let mut rest = text;
-    while let Some(at) = rest.find(|c: char| matches!(c, '"' | '\\' | '\0'..='\x1f')) {
-        out.push(&rest[..at])?;
-        match rest.as_bytes()[at] {
-            b'"' => out.push("\\\"")?,
-            b'\\' => out.push("\\\\")?,
-            b'\x08' => out.push("\\b")?,
-            b'\t' => out.push("\\t")?,
-            b'\n' => out.push("\\n")?,
-            b'\x0c' => out.push("\\f")?,
-            b'\r' => out.push("\\r")?,
-            other => out.push(&format!("\\u{other:04x}"))?,
-        }
-        rest = &rest[at + 1..];
-    }
-    out.push(rest)
+    Ok(serde_json::to_writer(out, text)?)
 }
 
 /// Literal text, or the name inside one `${…}`.

@@ -1,25 +1,27 @@
 //! Strict provider for rehearsals, the demo and the tests. It counts every window, remembers every key and charge, and
 //! reports them.
 //!
-//! Its counting shares no code with the limiter that it checks.
+//! Its counting shares no code with the limiter that it checks. A window of length W that ends at t covers (t − W, t]: an
+//! arrival exactly W earlier is outside. A count can only peak at an arrival, so the windows that end at an arrival are
+//! enough. The report does not compare its counts with a promise. The reader knows the limits that the worker was given.
 //!
 //! Its faults and latencies are drawn from the seed, the key and the number of the try. There is no shared random
 //! stream. With one, each draw would depend on the order of arrival, and no run could be repeated.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-pub use self::report::{FakeProviderReport, LimitReport, ResponseTimes};
 pub use self::server::{FakeHandle, FakeProvider};
 pub use self::strict::{Effect, StrictProvider};
 use crate::domain::limit::Rate;
+use crate::domain::time::{micros_up, parse_duration};
 
-mod report;
 mod server;
 pub mod strict;
 
@@ -45,36 +47,63 @@ impl FromStr for OnLimit {
     }
 }
 
-/// Behaviour of the provider. Rates are shares of requests, 0–1. They are drawn from the seed, the key and the number
-/// of the try, so a repeated run meets the same faults in any order of arrival.
-#[derive(Clone, Debug, PartialEq)]
+/// Behaviour of the provider, as the options of `fake-provider` name it. Rates are shares of requests, 0–1. They are drawn
+/// from the seed, the key and the number of the try, so a repeated run meets the same faults in any order of arrival.
+#[derive(clap::Args, Clone, Debug, PartialEq)]
 pub struct FakeOptions {
-    /// Limits, each counted over every sliding window. Without any, everything is allowed.
+    /// A limit such as 100/1s, counted over every sliding window; repeatable. Without one, everything is allowed.
+    #[arg(long = "limit", value_name = "N/DURATION")]
     pub limits: Vec<Rate>,
-    /// Most requests in flight; `None`: any number.
+    /// Most requests in flight; one more gets a 429. Without it, any number is allowed.
+    #[arg(long, value_name = "N")]
     pub concurrency: Option<u32>,
+    /// What happens to a request above a limit: refuse (429 with Retry-After) or count (served and reported).
+    #[arg(long, value_name = "refuse|count", default_value = "refuse")]
     pub on_limit: OnLimit,
-    /// Least and most time from receipt to response; uniformly distributed.
+    /// Time from request to response: one duration or a range, drawn evenly.
+    #[arg(long, value_name = "MIN..MAX", default_value = "20ms..80ms", value_parser = parse_latency)]
     pub latency: (Duration, Duration),
-    /// Answered with 500 or 503. Nothing is charged or remembered.
+    /// Share of requests that get a 500 or 503 and have no effect, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     pub error_rate: f64,
-    /// Processed and remembered, but the connection is dropped instead of a response.
+    /// Share of requests that take effect but whose connection is closed instead of a response, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     pub lost_answer_rate: f64,
-    /// Answered with 402, and remembered.
+    /// Share of payments that are declined (402), 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     pub decline_rate: f64,
-    /// Answered with 429 and code `lock_timeout`, as if the payment's own object were locked. Nothing is charged or
-    /// remembered.
+    /// Share of requests that get a 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     pub busy_rate: f64,
-    /// Whether `Idempotency-Key` is honoured.
-    pub deduplicate: bool,
-    /// How long a key is remembered; `None`: for ever.
-    pub retention: Option<Duration>,
-    /// Whether `GET /charges?id=` returns the state of a payment. Look-ups count like charges, and meet the same
-    /// faults.
-    pub lookup: bool,
-    /// Statuses of all charges of an account. Nothing is charged or remembered.
+    /// Status of each charge of an account, such as acct_7=403; repeatable. Such a charge has no effect.
+    #[arg(long = "account-status", value_name = "ACCOUNT=STATUS", allow_hyphen_values = true)]
     pub account_statuses: Vec<AccountStatus>,
+    /// Ignore Idempotency-Key: every request charges.
+    #[arg(long = "no-dedupe", action = clap::ArgAction::SetFalse)]
+    pub deduplicate: bool,
+    /// How long an idempotency key is remembered, for example 1h. Default: for ever.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub retention: Option<Duration>,
+    /// Payments cannot be looked up: GET /charges?id= always returns 404.
+    #[arg(long = "no-lookup", action = clap::ArgAction::SetFalse)]
+    pub lookup: bool,
+    /// Decides which requests meet a fault, and the latency of each.
+    #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+/// Reads `MIN..MAX`, or one duration for both.
+fn parse_latency(text: &str) -> Result<(Duration, Duration), String> {
+    let (least, most) = text.split_once("..").unwrap_or((text, text));
+    let parse = |text| parse_duration(text).map_err(|problem| problem.to_string());
+    let (least, most) = (parse(least)?, parse(most)?);
+    if least > most { Err(format!("`{text}`: write the shorter duration first")) } else { Ok((least, most)) }
+}
+
+/// Reads a share of requests.
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("`{text}` is not between 0 and 1")) }
 }
 
 /// The status that each charge of an account gets: 403 as for a wrong credential, 422 as for invalid payments.
@@ -202,68 +231,138 @@ fn draw(options: &FakeOptions, key: &str, attempt: u32) -> FaultDraw {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Report of all requests, as `GET /_report` returns it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FakeProviderReport {
+    /// All requests that arrived, also refused and failed ones.
+    pub requests: u64,
+    /// Payments charged at least once.
+    pub charges: u64,
+    /// Payments charged more than once.
+    pub doubles: u64,
+    /// Ids of up to 20 of them.
+    pub double_ids: Vec<String>,
+    /// Payments charged or declined under more than one idempotency key.
+    pub several_keys: u64,
+    pub declines: u64,
+    /// Responses repeated for a known idempotency key.
+    pub replays: u64,
+    /// Look-ups that were not refused, with any result.
+    #[serde(default)]
+    pub lookups: u64,
+    /// Requests that were processed, but whose connection was dropped instead of a response.
+    pub lost_answers: u64,
+    pub refused_429: u64,
+    /// Most requests in flight at once, with those that were refused for being too many.
+    #[serde(default)]
+    pub largest_in_flight: u64,
+    /// Requests beyond `--concurrency`.
+    #[serde(default)]
+    pub in_flight_breaches: u64,
+    /// Responses by HTTP status.
+    pub statuses: BTreeMap<u16, u64>,
+    pub limits: Vec<LimitReport>,
+    /// Times from receipt to response; `None` before the first response.
+    pub answer_ms: Option<ResponseTimes>,
+    /// Microseconds since the provider started.
+    pub first_arrival_us: Option<u64>,
+    pub last_arrival_us: Option<u64>,
+    /// Rate between the first arrival and the last; 0 with fewer than two.
+    pub rate_per_second: f64,
+}
 
-    #[test]
-    fn json_and_form_are_read_invalid_ones_rejected() {
-        let json = br#"{"id":"p1","amount":5,"currency":"EUR","payload":{"x":1}}"#;
-        let read = ChargeRequest::parse(Some("k1"), false, json).unwrap();
-        assert_eq!((read.payment.as_str(), read.amount, read.currency.as_str()), ("p1", 5, "EUR"));
-        let form = ChargeRequest::parse(Some("k1"), true, b"amount=5&currency=EUR&account=a%201").unwrap();
-        assert_eq!((form.payment.as_str(), form.account.as_deref()), ("k1", Some("a 1")));
-        for (body, code) in [
-            (r#"{"amount":5,"currency":"EUR"}"#, "missing_id"),
-            (r#"{"id":"p1","currency":"EUR"}"#, "bad_amount"),
-            (r#"{"id":"p1","amount":-5,"currency":"EUR"}"#, "bad_amount"),
-            (r#"{"id":"p1","amount":5}"#, "missing_currency"),
-            (r#"{"id":"p1","amount":1.5,"currency":"EUR"}"#, "bad_body"),
-            ("", "bad_body"),
-        ] {
-            assert_eq!(ChargeRequest::parse(None, false, body.as_bytes()), Err(code), "{body}");
-        }
-    }
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitReport {
+    /// The limit as configured: `100/1s`.
+    pub limit: String,
+    /// Most arrivals in any window.
+    pub largest: u64,
+    /// Arrivals that found the window full.
+    pub breaches: u64,
+}
 
-    #[test]
-    fn draws_repeat_and_keep_their_rates() {
-        let options = FakeOptions {
-            latency: (Duration::from_millis(20), Duration::from_millis(80)),
-            error_rate: 0.1,
-            lost_answer_rate: 0.2,
-            decline_rate: 0.5,
-            busy_rate: 0.3,
-            seed: 7,
-            ..FakeOptions::default()
+/// Response times in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResponseTimes {
+    pub mean: f64,
+    pub p50: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl ResponseTimes {
+    /// Nearest-rank percentiles over durations in microseconds.
+    fn from_durations(mut durations_us: Vec<u32>) -> Option<Self> {
+        durations_us.sort_unstable();
+        let max = f64::from(*durations_us.last()?) / 1_000.0;
+        let total: u64 = durations_us.iter().copied().map(u64::from).sum();
+        let rank = |percent: usize| {
+            let index = (durations_us.len() * percent).div_ceil(100).saturating_sub(1);
+            f64::from(durations_us[index]) / 1_000.0
         };
-        let draws: Vec<FaultDraw> = (0..4_000).map(|n| draw(&options, &format!("pay-{n}"), 1)).collect();
-        assert_eq!(draws[17], draw(&options, "pay-17", 1));
-        assert_ne!(draws[17], draw(&options, "pay-17", 2));
-        assert_ne!(draws[17], draw(&FakeOptions { seed: 8, ..options.clone() }, "pay-17", 1));
-        let count = |what: fn(&FaultDraw) -> bool| draws.iter().filter(|draw| what(draw)).count();
-        assert!((300..500).contains(&count(|draw| draw.error_status.is_some())));
-        assert!((650..950).contains(&count(|draw| draw.loses_response)));
-        assert!((1_850..2_150).contains(&count(|draw| draw.declines)));
-        assert!((1_050..1_350).contains(&count(|draw| draw.is_busy)));
-        assert!(draws.iter().all(|draw| (20..=80).contains(&draw.latency.as_millis())));
-        let statuses: std::collections::BTreeSet<_> = draws.iter().filter_map(|draw| draw.error_status).collect();
-        assert_eq!(statuses, [500, 503].into());
+        let mean = total as f64 / durations_us.len() as f64 / 1_000.0;
+        Some(Self { mean, p50: rank(50), p99: rank(99), max })
+    }
+}
+
+/// All arrivals so far, and the current window of each limit.
+#[derive(Debug)]
+struct ArrivalWindows {
+    /// Times in microseconds, ascending.
+    arrivals: Vec<u64>,
+    counts: Vec<LimitCount>,
+}
+
+/// Counts of one limit.
+#[derive(Debug)]
+struct LimitCount {
+    pub limit: Rate,
+    pub largest: u64,
+    pub breaches: u64,
+    /// Index of the oldest arrival in the current window.
+    oldest: usize,
+}
+
+impl ArrivalWindows {
+    pub fn new(limits: &[Rate]) -> Self {
+        let counts = limits.iter().map(|limit| LimitCount { limit: *limit, largest: 0, breaches: 0, oldest: 0 });
+        Self { arrivals: Vec::new(), counts: counts.collect() }
     }
 
-    #[test]
-    fn rate_zero_never_fails_rate_one_always() {
-        let calm = draw(&FakeOptions::default(), "x", 1);
-        assert_eq!(
-            calm,
-            FaultDraw {
-                latency: Duration::ZERO,
-                error_status: None,
-                loses_response: false,
-                declines: false,
-                is_busy: false
-            }
-        );
-        let all = FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() };
-        assert!((0..100).all(|attempt| draw(&all, "x", attempt).loses_response));
+    /// Records an arrival, which must not be earlier than the last. If it breached a limit, returns the wait until the
+    /// next one would fit within all limits.
+    pub fn record_arrival(&mut self, at_us: u64) -> Option<Duration> {
+        debug_assert!(self.arrivals.last().is_none_or(|last| *last <= at_us), "arrivals must be recorded in order");
+        self.arrivals.push(at_us);
+        let breached_before: u64 = self.counts.iter().map(|count| count.breaches).sum();
+        for count in &mut self.counts {
+            count.record_arrival(&self.arrivals, at_us);
+        }
+        let breached: u64 = self.counts.iter().map(|count| count.breaches).sum();
+        // The next arrival may have to wait for a limit that this arrival only filled.
+        let free_at_us = self.counts.iter().map(|count| count.free_at_us(&self.arrivals, at_us)).max()?;
+        (breached > breached_before).then(|| Duration::from_micros(free_at_us.saturating_sub(at_us)))
+    }
+}
+
+impl LimitCount {
+    fn record_arrival(&mut self, arrivals: &[u64], at_us: u64) {
+        let window_us = micros_up(self.limit.window());
+        while arrivals[self.oldest] + window_us <= at_us {
+            self.oldest += 1;
+        }
+        let in_window = (arrivals.len() - self.oldest) as u64;
+        self.largest = self.largest.max(in_window);
+        self.breaches += u64::from(in_window > u64::from(self.limit.max_requests()));
+    }
+
+    /// When the arrival that is `max_requests` from the end leaves the window. A closed limit never frees a slot; its
+    /// wait is one window.
+    fn free_at_us(&self, arrivals: &[u64], at_us: u64) -> u64 {
+        let window_us = micros_up(self.limit.window());
+        match usize::try_from(self.limit.max_requests()) {
+            Ok(0) | Err(_) => at_us + window_us,
+            Ok(slots) => arrivals.len().checked_sub(slots).map_or(0, |index| arrivals[index] + window_us),
+        }
     }
 }

@@ -5,11 +5,9 @@
 //! written to it.
 
 use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -21,12 +19,12 @@ use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use axum::routing::{get, post};
 use axum::serve::{IncomingStream, Listener};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::strict::{Arrival, Reply};
+use super::strict::{Arrival, Reply, error_body};
 use super::{ChargeRequest, Effect, FakeOptions, FakeProviderReport, ResponseTimes, StrictProvider};
 use crate::domain::time::millis_up;
 
@@ -75,7 +73,7 @@ impl FakeProvider {
             .fallback(handle_request)
             .with_state(self.handle)
             .into_make_service_with_connect_info::<SeverHandle>();
-        let served = axum::serve(SeverableListener(listener), router)
+        let served = axum::serve(NodelayListener(listener), router)
             .with_graceful_shutdown(cancel.clone().cancelled_owned())
             .into_future();
         let overdue = async {
@@ -140,8 +138,8 @@ async fn handle_request(
         None => match respond_to_the_end(&handle, arrival, request).await {
             Some(response) => response,
             None => {
-                // The connection is severed, so this response cannot be written.
-                connection.sever();
+                connection.sever().await;
+                // This response cannot be written.
                 return Response::default();
             }
         },
@@ -190,7 +188,7 @@ async fn process_request(
     let (parts, body) = request.into_parts();
     if parts.method == Method::GET && parts.uri.path() == LOOKUP_PATH {
         let mut provider = handle.provider.lock();
-        if !provider.supports_lookup() {
+        if !provider.options.lookup {
             return Err((404, "no_such_page"));
         }
         let query = url::form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
@@ -215,10 +213,6 @@ fn rate_limit_response(wait: Duration) -> Response<Body> {
     response
 }
 
-fn error_body(code: &str) -> String {
-    serde_json::json!({ "error": { "code": code } }).to_string()
-}
-
 fn json_response(status: u16, body: String) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -226,51 +220,17 @@ fn json_response(status: u16, body: String) -> Response<Body> {
     response
 }
 
-/// Pause after a failed accept, most likely for lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Listener with TCP_NODELAY: without it, small responses wait for acknowledgements, which would falsify measured times.
+struct NodelayListener(TcpListener);
 
-/// Handle that drops one connection.
-#[derive(Clone, Debug)]
-struct SeverHandle(Arc<AtomicBool>);
-
-impl SeverHandle {
-    fn sever(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
-struct SeverableListener(TcpListener);
-
-struct SeverableStream {
-    stream: TcpStream,
-    sever_handle: SeverHandle,
-}
-
-impl SeverableStream {
-    fn check(&self) -> io::Result<()> {
-        if self.sever_handle.0.load(Ordering::Acquire) { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
-    }
-}
-
-impl Listener for SeverableListener {
-    type Io = SeverableStream;
+impl Listener for NodelayListener {
+    type Io = TcpStream;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (SeverableStream, SocketAddr) {
-        loop {
-            // Without TCP_NODELAY small responses wait for acknowledgements, which would falsify measured times.
-            let accepted = self.0.accept().await.and_then(|(stream, peer)| {
-                stream.set_nodelay(true)?;
-                Ok((stream, peer))
-            });
-            match accepted {
-                Ok((stream, peer)) => {
-                    let severed = SeverHandle(Arc::new(AtomicBool::new(false)));
-                    return (SeverableStream { stream, sever_handle: severed }, peer);
-                }
-                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-            }
-        }
+    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+        let (stream, peer) = Listener::accept(&mut self.0).await;
+        let _ = stream.set_nodelay(true);
+        (stream, peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -278,29 +238,23 @@ impl Listener for SeverableListener {
     }
 }
 
-impl Connected<IncomingStream<'_, SeverableListener>> for SeverHandle {
-    fn connect_info(stream: IncomingStream<'_, SeverableListener>) -> Self {
-        stream.io().sever_handle.clone()
+/// Handle that closes one connection. It has a descriptor of its own; without one, it cannot close anything.
+#[derive(Clone, Debug)]
+struct SeverHandle(Option<Arc<OwnedFd>>);
+
+impl SeverHandle {
+    /// Closes the connection for both sides, or waits for its client to do so.
+    async fn sever(&self) {
+        match &self.0 {
+            // An error means that the client has closed it already.
+            Some(socket) => drop(SockRef::from(&**socket).shutdown(Shutdown::Both)),
+            None => std::future::pending().await,
+        }
     }
 }
 
-impl AsyncRead for SeverableStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for SeverableStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.check()?;
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+impl Connected<IncomingStream<'_, NodelayListener>> for SeverHandle {
+    fn connect_info(stream: IncomingStream<'_, NodelayListener>) -> Self {
+        Self(stream.io().as_fd().try_clone_to_owned().ok().map(Arc::new))
     }
 }

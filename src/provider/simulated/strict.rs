@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{ArrivalWindows, FakeProviderReport, LimitReport, ResponseTimes};
-use super::{ChargeRequest, FakeOptions, FaultDraw, OnLimit, draw};
+use super::{
+    ArrivalWindows, ChargeRequest, FakeOptions, FakeProviderReport, FaultDraw, LimitReport, OnLimit, ResponseTimes,
+    draw,
+};
 use crate::domain::time::micros_up;
 
 /// Largest number of ids in a report.
@@ -80,7 +82,7 @@ struct PaymentRecord {
 /// A provider that counts every request, and remembers every key and charge.
 #[derive(Debug)]
 pub struct StrictProvider {
-    options: FakeOptions,
+    pub(super) options: FakeOptions,
     windows: ArrivalWindows,
     idempotency_records: HashMap<String, IdempotencyRecord>,
     /// Requests so far under a key, or for a payment without one. The next draw depends on it.
@@ -117,7 +119,7 @@ impl StrictProvider {
     /// Records a request when it arrives, before anything else is known about it. A time before the last arrival counts
     /// as the last arrival's.
     pub fn record_arrival(&mut self, now_us: u64) -> Arrival {
-        let at_us = now_us.max(self.windows.arrivals().last().copied().unwrap_or(0));
+        let at_us = now_us.max(self.windows.arrivals.last().copied().unwrap_or(0));
         let breached = self.windows.record_arrival(at_us);
         let refused_for = breached.filter(|_| self.options.on_limit == OnLimit::Refuse);
         self.totals.refused_429 += u64::from(refused_for.is_some());
@@ -213,11 +215,6 @@ impl StrictProvider {
         Reply { status: 200, body: body.to_string(), replayed: false, lost: draw.loses_response, due_us }
     }
 
-    /// Whether payments can be looked up.
-    pub fn supports_lookup(&self) -> bool {
-        self.options.lookup
-    }
-
     /// Records a response that is being sent.
     pub fn record_response(&mut self, arrival: Arrival, now_us: u64, status: u16) {
         *self.totals.statuses.entry(status).or_default() += 1;
@@ -240,12 +237,12 @@ impl StrictProvider {
 
     /// The report without response times. Its cost does not grow with the number of requests.
     pub(super) fn report_without_times(&self) -> FakeProviderReport {
-        let limits = self.windows.counts().iter().map(|count| LimitReport {
+        let limits = self.windows.counts.iter().map(|count| LimitReport {
             limit: count.limit.to_string(),
             largest: count.largest,
             breaches: count.breaches,
         });
-        let arrivals = self.windows.arrivals();
+        let arrivals = &self.windows.arrivals;
         let (first, last) = (arrivals.first().copied(), arrivals.last().copied());
         let span_us = last.zip(first).map_or(0, |(last, first)| last - first);
         let gaps = arrivals.len().saturating_sub(1) as f64;
@@ -266,7 +263,7 @@ impl StrictProvider {
 
     /// Times of all arrivals, in microseconds, ascending.
     pub fn arrivals(&self) -> &[u64] {
-        self.windows.arrivals()
+        &self.windows.arrivals
     }
 
     /// Resets everything except the options.
@@ -365,8 +362,11 @@ impl StrictProvider {
 }
 
 fn error_reply(status: u16, code: &str, due_us: u64) -> Reply {
-    let body = serde_json::json!({ "error": { "code": code } }).to_string();
-    Reply { status, body, replayed: false, lost: false, due_us }
+    Reply { status, body: error_body(code), replayed: false, lost: false, due_us }
+}
+
+pub(super) fn error_body(code: &str) -> String {
+    serde_json::json!({ "error": { "code": code } }).to_string()
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! The strict provider by hand-written cases, and its charges against a naive recount.
+//! The strict provider by hand-written cases, its draws, and its charges and windows against naive recounts.
 
 use proptest::prelude::*;
 
 use super::super::AccountStatus;
 use super::*;
+use crate::domain::limit::Rate;
 
 fn request(payment: &str, key: Option<&str>, amount: i64) -> ChargeRequest {
     let body = format!(r#"{{"id":"{payment}","amount":{amount},"currency":"EUR"}}"#);
@@ -216,4 +217,127 @@ proptest! {
         let several_keys = provider.effects().iter().filter(|effect| effect.several_keys).count();
         prop_assert_eq!(report.several_keys, several_keys as u64);
     }
+}
+
+#[test]
+fn json_and_form_are_read_invalid_ones_rejected() {
+    let json = br#"{"id":"p1","amount":5,"currency":"EUR","payload":{"x":1}}"#;
+    let read = ChargeRequest::parse(Some("k1"), false, json).unwrap();
+    assert_eq!((read.payment.as_str(), read.amount, read.currency.as_str()), ("p1", 5, "EUR"));
+    let form = ChargeRequest::parse(Some("k1"), true, b"amount=5&currency=EUR&account=a%201").unwrap();
+    assert_eq!((form.payment.as_str(), form.account.as_deref()), ("k1", Some("a 1")));
+    for (body, code) in [
+        (r#"{"amount":5,"currency":"EUR"}"#, "missing_id"),
+        (r#"{"id":"p1","currency":"EUR"}"#, "bad_amount"),
+        (r#"{"id":"p1","amount":-5,"currency":"EUR"}"#, "bad_amount"),
+        (r#"{"id":"p1","amount":5}"#, "missing_currency"),
+        (r#"{"id":"p1","amount":1.5,"currency":"EUR"}"#, "bad_body"),
+        ("", "bad_body"),
+    ] {
+        assert_eq!(ChargeRequest::parse(None, false, body.as_bytes()), Err(code), "{body}");
+    }
+}
+
+#[test]
+fn draws_repeat_and_keep_their_rates() {
+    let options = FakeOptions {
+        latency: (Duration::from_millis(20), Duration::from_millis(80)),
+        error_rate: 0.1,
+        lost_answer_rate: 0.2,
+        decline_rate: 0.5,
+        busy_rate: 0.3,
+        seed: 7,
+        ..FakeOptions::default()
+    };
+    let draws: Vec<FaultDraw> = (0..4_000).map(|n| draw(&options, &format!("pay-{n}"), 1)).collect();
+    assert_eq!(draws[17], draw(&options, "pay-17", 1));
+    assert_ne!(draws[17], draw(&options, "pay-17", 2));
+    assert_ne!(draws[17], draw(&FakeOptions { seed: 8, ..options.clone() }, "pay-17", 1));
+    let count = |what: fn(&FaultDraw) -> bool| draws.iter().filter(|draw| what(draw)).count();
+    assert!((300..500).contains(&count(|draw| draw.error_status.is_some())));
+    assert!((650..950).contains(&count(|draw| draw.loses_response)));
+    assert!((1_850..2_150).contains(&count(|draw| draw.declines)));
+    assert!((1_050..1_350).contains(&count(|draw| draw.is_busy)));
+    assert!(draws.iter().all(|draw| (20..=80).contains(&draw.latency.as_millis())));
+    let statuses: std::collections::BTreeSet<_> = draws.iter().filter_map(|draw| draw.error_status).collect();
+    assert_eq!(statuses, [500, 503].into());
+}
+
+#[test]
+fn rate_zero_never_fails_rate_one_always() {
+    let calm = draw(&FakeOptions::default(), "x", 1);
+    assert_eq!(
+        calm,
+        FaultDraw {
+            latency: Duration::ZERO,
+            error_status: None,
+            loses_response: false,
+            declines: false,
+            is_busy: false
+        }
+    );
+    let all = FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() };
+    assert!((0..100).all(|attempt| draw(&all, "x", attempt).loses_response));
+}
+
+#[test]
+fn percentiles_are_by_nearest_rank() {
+    let times = ResponseTimes::from_durations((1..=200).rev().map(|ms| ms * 1_000).collect()).unwrap();
+    assert_eq!(times, ResponseTimes { mean: 100.5, p50: 100.0, p99: 198.0, max: 200.0 });
+    assert_eq!(ResponseTimes::from_durations(vec![]), None);
+    assert_eq!(ResponseTimes::from_durations(vec![7_000]).unwrap().p99, 7.0);
+}
+
+/// Breaches and the largest count, by looking at all arrivals for each arrival.
+fn recount(arrivals: &[u64], allowed: u64, window_us: u64) -> (u64, u64) {
+    let in_window =
+        |end: usize| arrivals[..=end].iter().filter(|arrival| arrivals[end] - **arrival < window_us).count() as u64;
+    let counts = (0..arrivals.len()).map(in_window);
+    counts.fold((0, 0), |(breaches, largest), count| (breaches + u64::from(count > allowed), largest.max(count)))
+}
+
+fn breaches(arrivals: &[u64], rates: &[Rate]) -> u64 {
+    rates.iter().map(|rate| recount(arrivals, rate.max_requests().into(), micros_up(rate.window())).0).sum()
+}
+
+proptest! {
+    #[test]
+    fn the_books_agree_with_a_recount(
+        gaps in prop::collection::vec(prop_oneof![Just(0_u64), Just(1_000), 0..3_000_u64], 1..120),
+        limits in prop::collection::vec((0..6_u32, 1..8_u64), 1..4),
+    ) {
+        let rates: Vec<Rate> =
+            limits.iter().map(|(n, ms)| Rate::new(*n, Duration::from_millis(*ms)).unwrap()).collect();
+        let closed = rates.iter().any(|rate| rate.max_requests() == 0);
+        let mut windows = ArrivalWindows::new(&rates);
+        let mut now = 0;
+        for gap in gaps {
+            now += gap;
+            let before = breaches(&windows.arrivals, &rates);
+            let wait = windows.record_arrival(now);
+            let after = breaches(&windows.arrivals, &rates);
+            prop_assert_eq!(wait.is_some(), after > before);
+            // After the named wait one more fits, unless a limit is closed; a microsecond sooner it would not.
+            let fits = |at: u64| breaches(&[&windows.arrivals[..], &[at]].concat(), &rates) == after;
+            if let Some(wait) = wait {
+                prop_assert!(closed || fits(now + micros_up(wait)));
+                prop_assert!(!fits(now + micros_up(wait) - 1));
+            }
+        }
+        for count in &windows.counts {
+            let wanted =
+                recount(&windows.arrivals, count.limit.max_requests().into(), micros_up(count.limit.window()));
+            prop_assert_eq!((count.breaches, count.largest), wanted);
+        }
+    }
+}
+
+#[test]
+fn a_window_is_half_open() {
+    let mut windows = ArrivalWindows::new(&["2/1s".parse().unwrap()]);
+    for (at_us, wait_us) in [(0, None), (400_000, None), (999_999, Some(400_001)), (1_400_000, None), (1_999_999, None)]
+    {
+        assert_eq!(windows.record_arrival(at_us), wait_us.map(Duration::from_micros), "{at_us}");
+    }
+    assert_eq!((windows.counts[0].breaches, windows.counts[0].largest), (1, 3));
 }

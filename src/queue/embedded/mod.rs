@@ -114,8 +114,19 @@ impl Queue for EmbeddedQueue {
         Ok(())
     }
 
+    /// Takes it under a number of its own, so that its receipt finishes its row and no other. A receipt that is dropped
+    /// keeps its message until the next start.
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
-        take_dead_letter(&self.store).await
+        let number = rand::random_range(1..i64::MAX);
+        let Some((message, queue)) = self.store.take_dead(number).await? else { return Ok(None) };
+        let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
+        Ok(Some(DeadLetter {
+            cause: DeathCause::DeliveryLimit,
+            lane: name.and_then(|name| ProviderName::new(name).ok()),
+            body: message.body.into(),
+            properties: message.properties,
+            receipt: Box::new(EmbeddedReceipt { store: self.store.clone(), id: message.id, number, lane: None }),
+        }))
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
@@ -136,42 +147,6 @@ impl Queue for EmbeddedQueue {
 
     async fn ping(&self) -> Result<Option<String>, QueueError> {
         self.store.ping().await.map(Some)
-    }
-}
-
-/// Takes a dead-lettered message under a number of its own, so that its receipt finishes its row and no other. A receipt
-/// that is dropped keeps its message until the next start.
-async fn take_dead_letter(store: &Store) -> Result<Option<DeadLetter>, QueueError> {
-    let number = rand::random_range(1..i64::MAX);
-    let Some((message, queue)) = store.take_dead(number).await? else { return Ok(None) };
-    let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
-    Ok(Some(DeadLetter {
-        cause: DeathCause::DeliveryLimit,
-        lane: name.and_then(|name| ProviderName::new(name).ok()),
-        body: message.body.into(),
-        properties: message.properties,
-        receipt: Box::new(EmbeddedDeadReceipt { store: store.clone(), id: message.id, number }),
-    }))
-}
-
-struct EmbeddedDeadReceipt {
-    store: Store,
-    id: i64,
-    number: i64,
-}
-
-fn check_held(held_until_now: bool) -> Result<(), QueueError> {
-    held_until_now.then_some(()).ok_or_else(|| QueueError::Unavailable("the message's row is gone".to_owned()))
-}
-
-#[async_trait]
-impl Receipt for EmbeddedDeadReceipt {
-    async fn ack(self: Box<Self>) -> Result<(), QueueError> {
-        check_held(self.store.finish(self.id, self.number).await?)
-    }
-
-    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
-        check_held(self.store.release(self.id, self.number).await?)
     }
 }
 
@@ -264,34 +239,27 @@ async fn take_until_closed(
         // Registered before looking, so that nothing published in between is missed.
         let mut changed = std::pin::pin!(held.signal.notified());
         changed.as_mut().enable();
-        let mut wait = Some(POLL_EVERY);
-        if wanted.taking {
-            let free = held.prefetch.saturating_sub(held.unacked.load(Ordering::Acquire));
-            if free > 0 {
-                let next = held.store.next_in(&held.queue).await?;
-                if next.is_some_and(|next| next.is_zero()) {
-                    for message in held.store.take(&held.queue, held.number, free).await? {
-                        held.unacked.fetch_add(1, Ordering::AcqRel);
-                        if arrivals.send(LaneEvent::Message(Box::new(message))).is_err() {
-                            return Ok(());
-                        }
-                    }
-                    wait = None;
-                } else {
-                    wait = Some(next.map_or(POLL_EVERY, |next| next.min(POLL_EVERY)));
-                }
-            }
-        } else {
-            if arrivals.send(LaneEvent::Stopped(wanted.stops)).is_err() {
-                return Ok(());
-            }
+        if !wanted.taking {
             // Nothing but the lane itself can end this wait.
-            if wants.changed().await.is_err() {
+            if arrivals.send(LaneEvent::Stopped(wanted.stops)).is_err() || wants.changed().await.is_err() {
                 return Ok(());
             }
             continue;
         }
-        let Some(wait) = wait else { continue };
+        let mut wait = POLL_EVERY;
+        let free = held.prefetch.saturating_sub(held.unacked.load(Ordering::Acquire));
+        if free > 0 {
+            wait = held.store.next_in(&held.queue).await?.map_or(POLL_EVERY, |next| next.min(POLL_EVERY));
+            if wait.is_zero() {
+                for message in held.store.take(&held.queue, held.number, free).await? {
+                    held.unacked.fetch_add(1, Ordering::AcqRel);
+                    if arrivals.send(LaneEvent::Message(Box::new(message))).is_err() {
+                        return Ok(());
+                    }
+                }
+                continue;
+            }
+        }
         tokio::select! {
             wanted = wants.changed() => if wanted.is_err() { return Ok(()) },
             () = changed => {}
@@ -354,7 +322,12 @@ impl LaneShared {
             body: message.body.into(),
             properties: message.properties,
             redelivered: message.redelivered,
-            receipt: Box::new(EmbeddedReceipt { id: message.id, shared: self }),
+            receipt: Box::new(EmbeddedReceipt {
+                store: self.store.clone(),
+                id: message.id,
+                number: self.number,
+                lane: Some(self),
+            }),
         }
     }
 
@@ -367,39 +340,40 @@ impl LaneShared {
 }
 
 struct EmbeddedReceipt {
+    store: Store,
     id: i64,
-    shared: Arc<LaneShared>,
+    /// The number in column `taken`.
+    number: i64,
+    /// `None` for a message that was given up.
+    lane: Option<Arc<LaneShared>>,
 }
 
 impl EmbeddedReceipt {
-    /// `Ok(false)` means that the row is this lane's no more.
+    /// `Ok(false)` means that the row is this receipt's no more.
     fn check_finished(&self, answer: Result<bool, QueueError>) -> Result<(), QueueError> {
-        match answer {
-            Ok(held_until_now) => {
-                self.shared.release_one();
-                let lost = || {
-                    QueueError::Unavailable("the lane that took this message is closed, or its row is gone".to_owned())
-                };
-                held_until_now.then_some(()).ok_or_else(lost)
-            }
-            Err(error) => {
-                // The row stays taken until the lane closes.
-                self.shared.fault.record(format!("a message could not be finished: {error}"));
-                Err(error)
-            }
-        }
+        let held_until_now = answer.inspect_err(|error| {
+            // The row stays taken until the lane closes.
+            let why = format!("a message could not be finished: {error}");
+            self.lane.iter().for_each(|lane| lane.fault.record(why.clone()));
+        })?;
+        self.lane.iter().for_each(|lane| lane.release_one());
+        let lost = match self.lane {
+            Some(_) => "the lane that took this message is closed, or its row is gone",
+            None => "the message's row is gone",
+        };
+        held_until_now.then_some(()).ok_or_else(|| QueueError::Unavailable(lost.to_owned()))
     }
 }
 
 #[async_trait]
 impl Receipt for EmbeddedReceipt {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
-        self.check_finished(self.shared.store.finish(self.id, self.shared.number).await)
+        self.check_finished(self.store.finish(self.id, self.number).await)
     }
 
     async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
-        self.check_finished(self.shared.store.release(self.id, self.shared.number).await)?;
-        self.shared.signal.notify_waiters();
+        self.check_finished(self.store.release(self.id, self.number).await)?;
+        self.lane.iter().for_each(|lane| lane.signal.notify_waiters());
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! A card number may be cut into parts: those that follow each other in a list, or under names of one kind, are judged
 //! together too.
 
-use super::json::{Json, Member};
+use super::{Json, Member};
 use crate::amount::Decimal;
 use crate::domain::sensitive::secret::looks_secret;
 use crate::domain::sensitive::{

@@ -11,7 +11,7 @@ use iso_currency::Currency;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use sha2::{Digest, Sha256};
 
-use super::json::{Json, Member, named};
+use super::{Json, Member, named};
 use crate::amount::Decimal;
 use crate::domain::job::{
     COST_MAX, ContentHash, Identifier, InvalidMessage, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX,
@@ -53,10 +53,7 @@ impl<'a> MessageFields<'a> {
     pub fn version(&self) -> Result<u64, InvalidMessage> {
         const MEND: &str = "v: must be an integer from 1, or left out";
         let version = self.integer("v", InvalidReason::BadField, MEND)?.unwrap_or(1);
-        u64::try_from(version)
-            .ok()
-            .filter(|v| *v >= 1)
-            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadField, MEND))
+        u64::try_from(version).ok().filter(|v| *v >= 1).ok_or_else(|| bad_field(MEND))
     }
 
     pub fn payload_json(&self) -> Option<&'a Json<'a>> {
@@ -101,7 +98,7 @@ impl<'a> MessageFields<'a> {
         match self.value(key) {
             None => Ok(None),
             Some(Json::Text(text)) => Ok(Some(text)),
-            Some(_) => Err(InvalidMessage::new(InvalidReason::BadField, format!("{key}: must be a string"))),
+            Some(_) => Err(bad_field(format!("{key}: must be a string"))),
         }
     }
 
@@ -142,8 +139,7 @@ impl<'a> MessageFields<'a> {
     fn reference(&self) -> Result<Option<String>, InvalidMessage> {
         let reference = self.text("reference")?;
         if reference.is_some_and(|text| text.chars().count() > REFERENCE_CHARS_MAX) {
-            let detail = format!("reference: must have at most {REFERENCE_CHARS_MAX} characters");
-            return Err(InvalidMessage::new(InvalidReason::BadField, detail));
+            return Err(bad_field(format!("reference: must have at most {REFERENCE_CHARS_MAX} characters")));
         }
         Ok(reference.map(str::to_owned))
     }
@@ -154,17 +150,11 @@ impl<'a> MessageFields<'a> {
     {
         let fix = format!("{key}: must be an integer from {} to {}", range.start(), range.end());
         let Some(number) = self.integer(key, InvalidReason::BadField, &fix)? else { return Ok(default) };
-        N::try_from(number)
-            .ok()
-            .filter(|number| range.contains(number))
-            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadField, fix))
+        N::try_from(number).ok().filter(|number| range.contains(number)).ok_or_else(|| bad_field(fix))
     }
 
     fn instant(&self, key: &'static str, mode: RoundMode) -> Result<Option<EpochMs>, InvalidMessage> {
-        let bad = || {
-            let detail = format!("{key}: must be an RFC 3339 time with offset, like 2027-01-31T23:00:00Z");
-            InvalidMessage::new(InvalidReason::BadField, detail)
-        };
+        let bad = || bad_field(format!("{key}: must be an RFC 3339 time with offset, like 2027-01-31T23:00:00Z"));
         let Some(text) = self.text(key)? else { return Ok(None) };
         if !is_rfc_3339(text) {
             return Err(bad());
@@ -180,9 +170,13 @@ impl<'a> MessageFields<'a> {
         match self.0.iter().find(|member| member.key == "payload") {
             None | Some(Member { value: Json::Null, .. }) => Ok(None),
             Some(Member { value: Json::Object(_), raw, .. }) => Ok(Some((*raw).to_owned())),
-            Some(_) => Err(InvalidMessage::new(InvalidReason::BadField, "payload: must be a JSON object")),
+            Some(_) => Err(bad_field("payload: must be a JSON object")),
         }
     }
+}
+
+fn bad_field(detail: impl Into<String>) -> InvalidMessage {
+    InvalidMessage::new(InvalidReason::BadField, detail)
 }
 
 /// jiff reads more than the standard has: years of six digits with a sign, hours alone, names of zones in brackets. What

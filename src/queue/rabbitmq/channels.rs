@@ -108,17 +108,13 @@ pub struct Channels {
     limit: ChannelLimit,
     /// For trials.
     settings: RabbitSettings,
-    worn_out: CancellationToken,
+    /// Cancelled when new channels need another connection. Those that are open are as good as before.
+    pub worn_out: CancellationToken,
 }
 
 impl Channels {
     pub fn new(settings: RabbitSettings, limit: ChannelLimit) -> Self {
         Self { open: watch::Sender::default(), limit, settings, worn_out: CancellationToken::new() }
-    }
-
-    /// Waits until new channels need another connection. Those that are open are as good as before.
-    pub async fn worn_out(&self) {
-        self.worn_out.cancelled().await;
     }
 
     /// Waits until none has been open for as long as one may take to open.

@@ -80,9 +80,7 @@ impl RabbitSettings {
         }
         Ok(Self { tls: tls(&parsed)?, uri, connect_limit, prefix: prefix.to_owned() })
     }
-}
 
-impl RabbitSettings {
     /// Trusts these authorities besides the public ones, unless the URL names a `cacertfile` of its own.
     pub fn with_authorities(mut self, authorities: &Authorities) -> Self {
         if self.tls.cert_chain.is_none() {
@@ -105,19 +103,12 @@ fn refused(text: impl Into<String>) -> QueueError {
     QueueError::Refused(text.into())
 }
 
-/// Tokio, with guarded streams.
-type SanitizingRuntime = async_rs::Runtime<RuntimeParts<TokioRuntime, SanitizingReactor>>;
-
 /// Bytes that are read at a time; a TLS record has as many.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 type Tcp = AsyncTcpStream<<TokioRuntime as Reactor>::TcpStream>;
 
-/// The runtime for lapin on top of Tokio's.
-fn sanitizing_runtime(tokio: &TokioRuntime) -> SanitizingRuntime {
-    async_rs::Runtime::new(RuntimeParts::new(tokio.clone(), SanitizingReactor(tokio.clone())))
-}
-
+/// Tokio's reactor, with guarded streams.
 #[derive(Clone, Debug)]
 struct SanitizingReactor(TokioRuntime);
 
@@ -204,7 +195,7 @@ pub async fn connect(settings: &RabbitSettings, name: &str) -> Result<(Connectio
     // No `enable_auto_recover`: the supervisor rebuilds everything as one generation.
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     let tokio = lapin::runtime::default_runtime().map_err(CallFailure::Broker)?;
-    let runtime = sanitizing_runtime(&tokio);
+    let runtime = async_rs::Runtime::new(RuntimeParts::new(tokio.clone(), SanitizingReactor(tokio.clone())));
     let (tls, limit) = (settings.tls.clone(), settings.connect_limit);
     let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
     let kept = Arc::clone(&socket);

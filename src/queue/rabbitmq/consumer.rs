@@ -20,7 +20,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicQosOptions,
 };
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldArray, FieldTable, ShortString};
 use lapin::{Acker, BasicProperties, Channel, Consumer};
 
 use super::channels::{CallFailure, OpenChannel, with_call_limit};
@@ -228,7 +228,7 @@ impl LaneConsumer for RabbitLane {
                     }
                 }
                 opened = ready(&mut self.opening), if opening => self.add_consumer(opened)?,
-                () = self.receipts.unacked.freed(), if waiting => {}
+                () = self.receipts.unacked.freed.notified(), if waiting => {}
                 _ = self.receipts.unacked.fault.wait() => {}
             }
         }
@@ -288,9 +288,9 @@ pub async fn take_dead_letter(generation: &Generation, topology: &Topology) -> R
 /// that was delayed has died in delay queues too, by their time; those tell its lane by the routing key.
 fn lane_of(properties: &BasicProperties, topology: &Topology) -> Option<ProviderName> {
     deaths(properties).find_map(|death| {
-        let queue = text(death.get("queue"))?;
+        let queue = text(death.get("queue")?)?;
         match topology.is_delay(&queue) {
-            true => ProviderName::new(first_text(death.get("routing-keys"))?).ok(),
+            true => ProviderName::new(text(death.get("routing-keys")?.as_array()?.as_slice().first()?)?).ok(),
             false => topology.provider_of(&queue),
         }
     })
@@ -298,7 +298,7 @@ fn lane_of(properties: &BasicProperties, topology: &Topology) -> Option<Provider
 
 /// The broker puts the last death first.
 fn cause_of(properties: &BasicProperties, topology: &Topology) -> DeathCause {
-    let last = deaths(properties).next().and_then(|death| text(death.get("queue")));
+    let last = deaths(properties).next().and_then(|death| text(death.get("queue")?));
     match last.is_some_and(|queue| topology.is_delay(&queue)) {
         true => DeathCause::NoQueue,
         false => DeathCause::DeliveryLimit,
@@ -306,29 +306,13 @@ fn cause_of(properties: &BasicProperties, topology: &Topology) -> DeathCause {
 }
 
 fn deaths(properties: &BasicProperties) -> impl Iterator<Item = &BTreeMap<ShortString, AMQPValue>> {
-    let header = properties.headers().as_ref().and_then(|headers| headers.inner().get(DEATHS));
-    let deaths = match header {
-        Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice(),
-        _ => &[],
-    };
-    deaths.iter().filter_map(|death| match death {
-        AMQPValue::FieldTable(death) => Some(death.inner()),
-        _ => None,
-    })
+    let header = properties.headers().as_ref().and_then(|headers| headers.inner().get(DEATHS)?.as_array());
+    let deaths = header.map(FieldArray::as_slice).unwrap_or_default();
+    deaths.iter().filter_map(|death| death.as_field_table().map(FieldTable::inner))
 }
 
-fn text(value: Option<&AMQPValue>) -> Option<String> {
-    match value? {
-        AMQPValue::LongString(text) => Some(text.to_string()),
-        _ => None,
-    }
-}
-
-fn first_text(value: Option<&AMQPValue>) -> Option<String> {
-    match value? {
-        AMQPValue::FieldArray(values) => text(values.as_slice().first()),
-        _ => None,
-    }
+fn text(value: &AMQPValue) -> Option<String> {
+    value.as_long_string().map(ToString::to_string)
 }
 
 /// Dropping it closes the channel, and the broker has the message back.
@@ -361,8 +345,6 @@ impl Receipt for RabbitDeadReceipt {
 
 #[cfg(test)]
 mod tests {
-    use lapin::types::{FieldArray, FieldTable};
-
     use super::*;
 
     fn death(queue: &str, reason: &str) -> AMQPValue {

@@ -17,7 +17,7 @@ use lapin::{BasicProperties, Channel, Confirmation, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
 use super::channels::{CallFailure, OpenChannel, with_call_limit};
-use super::returns::{PublishOutcome, ReturnTracker};
+use super::publisher::{PublishOutcome, ReturnTracker};
 use super::supervisor::Generation;
 use super::topology::Route;
 use crate::faults::{self, Bug};

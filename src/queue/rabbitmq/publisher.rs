@@ -4,8 +4,14 @@
 //! may be late, because a queue is slow or the broker takes no publishes. A caller that was told "not confirmed" would
 //! publish once more, and a slow broker would get one copy after the other. So the result is the confirm, or the end of
 //! the channel.
+//!
+//! A returned message is attributed to its publish, when many are in flight on a channel. lapin 4.12.3 keeps returned
+//! messages in a queue, and the next confirm, whichever it is, takes the oldest out of it (`acknowledgement.rs`). The
+//! broker returns a message before it confirms it. So at its confirm, a message's return was taken by an earlier
+//! confirm, is taken by its own, or still lies behind the one that its own takes. While the last may be so, the message
+//! does not count as delivered.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -16,7 +22,6 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::channels::{CallFailure, with_body_limit};
 use super::pipeline::{ChannelEndCause, Pipeline, PublishRequest, PublishResult};
-use super::returns::PublishOutcome;
 use super::supervisor::{Generation, SupervisedConnection};
 use super::topology::{Route, Topology};
 use super::wire;
@@ -90,8 +95,12 @@ impl Publisher {
             }
         };
         match answer {
-            Ok(verdict) => check_outcome(verdict, &message.destination, &route),
-            Err(ChannelEndCause::NoExchange) => Err(unroutable(&message.destination, &route)),
+            // Only an acknowledgement without a returned message means that a queue has it.
+            Ok(PublishOutcome::Delivered) => Ok(()),
+            Ok(PublishOutcome::Nacked) => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
+            Ok(PublishOutcome::Returned) | Err(ChannelEndCause::NoExchange) => {
+                Err(unroutable(&message.destination, &route))
+            }
             Err(ChannelEndCause::Other(why)) => Err(QueueError::NotConfirmed(why)),
         }
     }
@@ -155,18 +164,203 @@ impl ExchangePublisher {
     }
 }
 
-/// Only an acknowledgement without a returned message means that a queue has it.
-fn check_outcome(verdict: PublishOutcome, destination: &Destination, route: &Route) -> Result<(), QueueError> {
-    match verdict {
-        PublishOutcome::Delivered => Ok(()),
-        PublishOutcome::Returned => Err(unroutable(destination, route)),
-        PublishOutcome::Nacked => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
-    }
-}
-
 fn unroutable(destination: &Destination, route: &Route) -> QueueError {
     QueueError::Unroutable(match destination {
         Destination::Lane(provider) | Destination::Delay { provider, .. } => provider.to_string(),
         Destination::Invalid { .. } | Destination::Outcomes { .. } => route.routing_key.clone(),
     })
+}
+
+/// What became of a publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishOutcome {
+    /// The broker has taken responsibility.
+    Delivered,
+    /// No queue has it.
+    Returned,
+    /// The broker could not take it.
+    Nacked,
+}
+
+/// The publishes of one channel that are not judged yet.
+#[derive(Debug, Default)]
+pub struct ReturnTracker<M> {
+    open: BTreeMap<u64, PendingPublish<M>>,
+}
+
+#[derive(Debug)]
+struct PendingPublish<M> {
+    message: M,
+    returned: bool,
+    confirmed: Option<PublishConfirm>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PublishConfirm {
+    accepted: bool,
+    /// Took a return out of the queue, its own or another's.
+    carried_return: bool,
+}
+
+impl<M> ReturnTracker<M> {
+    pub fn record_publish(&mut self, id: u64, message: M) {
+        self.open.insert(id, PendingPublish { message, returned: false, confirmed: None });
+    }
+
+    /// A confirm came; `took` if it brought a returned message, which [`Self::record_return`] is told of too.
+    pub fn record_confirm(&mut self, id: u64, accepted: bool, took: bool) {
+        if let Some(open) = self.open.get_mut(&id) {
+            open.confirmed = Some(PublishConfirm { accepted, carried_return: took });
+        }
+    }
+
+    /// A returned message, by how alike it is to one of ours: 0 for another, and the highest is meant. Of two that
+    /// are alike in everything either will do. `false` when it is none of ours: then any of ours may have come back.
+    pub fn record_return(&mut self, alike: impl Fn(&M) -> u8) -> bool {
+        let candidates = self.open.iter_mut().filter(|(_, open)| !open.returned);
+        let scored = candidates.map(|(id, open)| ((alike(&open.message), open.confirmed.is_none(), *id), open));
+        let best = scored.filter(|((alike, ..), _)| *alike > 0).max_by_key(|(score, _)| *score);
+        best.map(|(_, open)| open.returned = true).is_some()
+    }
+
+    /// What is certain, once every confirm that has come was told of.
+    ///
+    /// While a return lies in lapin's queue every confirm takes one out. So if one lies there whose own confirm has come,
+    /// confirms have taken out fewer than have come since the queue was last empty; and unless one of those taken out is
+    /// still to be confirmed, there are as many confirms of theirs alone. Hence: who took nothing is judged by
+    /// what is known, and who took another's return once all that are known to be returned are confirmed.
+    pub fn take_resolved(&mut self) -> Vec<(u64, PublishOutcome)> {
+        let complete = self.open.values().all(|open| !open.returned || open.confirmed.is_some());
+        let mut judged = Vec::new();
+        self.open.retain(|id, open| {
+            let Some(PublishConfirm { accepted, carried_return: took }) = open.confirmed else { return true };
+            let verdict = match (open.returned, accepted) {
+                (true, _) => PublishOutcome::Returned,
+                (false, _) if took && !complete => return true,
+                (false, true) => PublishOutcome::Delivered,
+                (false, false) => PublishOutcome::Nacked,
+            };
+            judged.push((*id, verdict));
+            false
+        });
+        judged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A publish: what it says, whether the broker has a queue for it, and when it confirms it.
+    type Publish = (u8, bool, u16);
+
+    fn alike(content: u8) -> impl Fn(&u8) -> u8 {
+        move |message| u8::from(*message == content)
+    }
+
+    #[test]
+    fn confirm_waits_for_its_own_return() {
+        let mut accounts = ReturnTracker::default();
+        for (id, content) in [(1, b'a'), (2, b'b'), (3, b'c')] {
+            accounts.record_publish(id, content);
+        }
+        // Both b and c were returned; a's confirm takes out b's return, c's confirm takes out its own.
+        accounts.record_confirm(1, true, true);
+        assert!(accounts.record_return(alike(b'b')));
+        assert_eq!(accounts.take_resolved(), []);
+        accounts.record_confirm(3, true, true);
+        assert!(accounts.record_return(alike(b'c')));
+        assert_eq!(accounts.take_resolved(), [(3, PublishOutcome::Returned)], "a's own may still come");
+        accounts.record_confirm(2, true, false);
+        assert_eq!(accounts.take_resolved(), [(1, PublishOutcome::Delivered), (2, PublishOutcome::Returned)]);
+    }
+
+    #[test]
+    fn return_matches_the_most_similar_publish() {
+        let mut accounts = ReturnTracker::default();
+        for (id, content) in [(1, 1_u8), (2, 2), (3, 1)] {
+            accounts.record_publish(id, content);
+            accounts.record_confirm(id, id != 1, false);
+        }
+        assert!(!accounts.record_return(|_| 0));
+        assert!(accounts.record_return(|message| *message));
+        assert_eq!(
+            accounts.take_resolved(),
+            [(1, PublishOutcome::Nacked), (2, PublishOutcome::Returned), (3, PublishOutcome::Delivered)]
+        );
+    }
+
+    proptest! {
+        /// The broker returns in the order of publishes and confirms in any; lapin gives the oldest return to the next
+        /// confirm; we see what has come so far in any order.
+        #[test]
+        fn return_reaches_its_own_publish(
+            publishes in prop::collection::vec((any::<u8>(), any::<bool>(), any::<u16>()), 1..60),
+            window in 1..30_usize,
+            look_every in 1..6_usize,
+        ) {
+            let outcomes = run(&publishes, |id| id, window, look_every);
+            for (id, (_, routed, _)) in publishes.iter().enumerate() {
+                let expected = if *routed { PublishOutcome::Delivered } else { PublishOutcome::Returned };
+                prop_assert_eq!(outcomes.get(&(id as u64)), Some(&expected), "publish {}", id);
+            }
+        }
+
+        /// Twins cannot be told apart; as many of each kind come back as were returned.
+        #[test]
+        fn identical_publishes_match_the_return_count(
+            publishes in prop::collection::vec((0..3_u8, any::<bool>(), any::<u16>()), 1..60),
+            window in 1..30_usize,
+        ) {
+            let outcomes = run(&publishes, |id| usize::from(publishes[id].0), window, 1);
+            for content in 0..3 {
+                let of = |publish: &Publish| publish.0 == content;
+                let returned = publishes.iter().filter(|publish| of(publish) && !publish.1).count();
+                let ids = (0..publishes.len()).filter(|id| of(&publishes[*id]));
+                let reported = ids.filter(|id| outcomes[&(*id as u64)] == PublishOutcome::Returned).count();
+                prop_assert_eq!(reported, returned, "{}", content);
+            }
+        }
+    }
+
+    fn run(
+        publishes: &[Publish],
+        content: impl Fn(usize) -> usize,
+        window: usize,
+        look_every: usize,
+    ) -> BTreeMap<u64, PublishOutcome> {
+        let (mut accounts, mut outcomes, mut queue) = (ReturnTracker::default(), BTreeMap::new(), VecDeque::new());
+        let (mut in_flight, mut unseen, mut next) = (Vec::<usize>::new(), Vec::new(), 0);
+        while next < publishes.len() || !in_flight.is_empty() {
+            while next < publishes.len() && in_flight.len() < window {
+                accounts.record_publish(next as u64, content(next));
+                if !publishes[next].1 {
+                    queue.push_back(next);
+                }
+                in_flight.push(next);
+                next += 1;
+            }
+            let place = usize::from(publishes[in_flight[0]].2) % in_flight.len();
+            let id = in_flight.remove(place);
+            unseen.push((id, queue.pop_front()));
+            if unseen.len() < look_every && !in_flight.is_empty() {
+                continue;
+            }
+            for (id, returned) in unseen.drain(..).rev() {
+                accounts.record_confirm(id as u64, true, returned.is_some());
+                if let Some(returned) = returned {
+                    assert!(accounts.record_return(|message| u8::from(*message == content(returned))));
+                }
+            }
+            for (id, verdict) in accounts.take_resolved() {
+                assert!(outcomes.insert(id, verdict).is_none(), "{id} is judged twice");
+            }
+        }
+        assert!(accounts.open.is_empty(), "{accounts:?}");
+        outcomes
+    }
 }

@@ -26,7 +26,8 @@ use crate::queue::{LaneFault, QueueError, Receipt};
 #[derive(Default)]
 pub struct UnackedMessages {
     counts: Mutex<UnackedCounts>,
-    freed: Notify,
+    /// A message out of a consumer that has ended is finished.
+    pub freed: Notify,
     pub fault: LaneFault,
 }
 
@@ -49,11 +50,6 @@ impl UnackedMessages {
     /// Messages out of consumers that have ended.
     pub fn stale(&self) -> usize {
         self.counts.lock().stale
-    }
-
-    /// Waits until one of those is finished.
-    pub async fn freed(&self) {
-        self.freed.notified().await;
     }
 
     fn record_delivery(&self) -> u64 {
@@ -146,7 +142,7 @@ async fn write_batch(channel: &Channel, tags: &mut AckTracker, batch: &[PendingA
     with_call_limit(try_join_all(tags_of(true).map(|tag| channel.basic_nack(tag, back))))
         .await
         .map_err(|failure| failure.describe("requeue"))?;
-    tags_of(true).for_each(|tag| tags.record_requeued(tag));
+    tags_of(true).for_each(|tag| tags.finish(tag));
     let frames = tags.acknowledge(&tags_of(false).collect::<Vec<_>>());
     let ack = |multiple| BasicAckOptions { multiple };
     with_call_limit(try_join_all(frames.into_iter().map(|frame| channel.basic_ack(frame.tag, ack(frame.multiple)))))
@@ -194,9 +190,9 @@ impl Receipt for RabbitReceipt {
 /// One `basic.ack`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct AckFrame {
-    pub tag: u64,
+    tag: u64,
     /// With all that are out below it.
-    pub multiple: bool,
+    multiple: bool,
 }
 
 /// Runs of finished tags, first and last of each. There are at most as many as active deliveries, and one.
@@ -220,10 +216,6 @@ impl AckTracker {
     }
 
     /// Its own frame is written, so that no later one covers it.
-    pub fn record_requeued(&mut self, tag: u64) {
-        self.finish(tag);
-    }
-
     fn finish(&mut self, tag: u64) {
         let last = self.finished.remove(&(tag + 1)).unwrap_or(tag);
         match self.finished.range_mut(..tag).next_back() {
@@ -276,7 +268,7 @@ mod tests {
     fn multiple_ack_ends_below_the_first_unacked() {
         let mut tags = AckTracker::default();
         let requeued = |tags: &mut AckTracker, tag| {
-            tags.record_requeued(tag);
+            tags.finish(tag);
             Vec::new()
         };
         for (step, (frames, expected)) in [
@@ -355,7 +347,7 @@ mod tests {
                 next += batch.delivered as u64;
                 for tag in pick(&mut unacked, &batch.requeued) {
                     prop_assert!(out.remove(&tag));
-                    tags.record_requeued(tag);
+                    tags.finish(tag);
                 }
                 let asked = pick(&mut unacked, &batch.acknowledged);
                 let frames = tags.acknowledge(&asked);

@@ -12,7 +12,6 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use lapin::protocol::{AMQPClass, connection::AMQPMethod, parse_class};
-use lapin::types::AMQPValue;
 
 /// Deepest nesting of arrays and tables that passes as such; rabbitmq-c draws the line at 100, our own JSON at 128.
 const DEPTH_MAX: usize = 64;
@@ -40,6 +39,17 @@ enum Part {
     Text,
     Table,
     Bytes(usize),
+}
+
+impl Part {
+    /// Takes itself off the front of `rest`; `None` where that is malformed.
+    fn sanitize(self, rest: &mut &mut [u8]) -> Option<()> {
+        match self {
+            Self::Text => sanitize_text(rest),
+            Self::Table => sanitize_values(rest, b'F', 1),
+            Self::Bytes(bytes) => rest.split_off_mut(..bytes).map(|_| ()),
+        }
+    }
 }
 
 /// Properties, each there if its flag is, from the highest bit down.
@@ -101,21 +111,19 @@ impl Sanitizer {
             let Some(&[_, _, _, a, b, c, d]) = frame.first_chunk::<FRAME_HEAD_BYTES>() else { break };
             let size = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
             if size > FRAME_BYTES_MAX {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!("the broker sent a frame of {size} bytes"),
-                ));
+                let problem = format!("the broker sent a frame of {size} bytes");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
             }
             let end = FRAME_HEAD_BYTES + size;
             if frame.len() < end + FRAME_END_BYTES {
                 break;
             }
             self.passed += end + FRAME_END_BYTES;
-            let mut payload = Payload { bytes: &mut frame[FRAME_HEAD_BYTES..end], at: 0 };
+            let payload = &mut frame[FRAME_HEAD_BYTES..end];
             // What is malformed is left to lapin, which reads no further than this either.
             let _ = match kind {
-                METHOD => payload.sanitize_method(&self.version),
-                CONTENT_HEADER => payload.sanitize_content_header(),
+                METHOD => sanitize_method(payload, &self.version),
+                CONTENT_HEADER => sanitize_content_header(payload),
                 _ => None,
             };
         }
@@ -132,107 +140,79 @@ impl Sanitizer {
     }
 }
 
-/// A frame's payload, read from the front. Functions return `None` where it is malformed.
-struct Payload<'a> {
-    bytes: &'a mut [u8],
-    at: usize,
+fn sanitize_method(payload: &mut [u8], version: &OnceLock<String>) -> Option<()> {
+    let mut rest = &mut *payload;
+    let method = number(&mut rest, 4)?;
+    parts_of(method).iter().try_for_each(|part| part.sanitize(&mut rest))?;
+    if method == START
+        && let Some(announced) = version_of(payload)
+    {
+        // There is one greeting on a connection.
+        let _ = version.set(announced);
+    }
+    Some(())
 }
 
-impl Payload<'_> {
-    fn sanitize_method(&mut self, version: &OnceLock<String>) -> Option<()> {
-        let method = self.number(4)?;
-        parts_of(method).iter().try_for_each(|part| self.part(*part))?;
-        if method == START
-            && let Some(announced) = version_of(self.bytes)
-        {
-            // There is one greeting on a connection.
-            let _ = version.set(announced);
+fn sanitize_content_header(mut rest: &mut [u8]) -> Option<()> {
+    // Class, weight and size of the body.
+    rest.split_off_mut(..12)?;
+    let flags = number(&mut rest, 2)?;
+    let present = PROPERTIES.iter().zip(0..).filter(|(_, place)| flags & (1 << (15 - place)) != 0);
+    present.map(|(part, _)| part).try_for_each(|part| part.sanitize(&mut rest))
+}
+
+/// Reads length and values of an array or a table. Sizes are those of amq-protocol's parser, which has to see the same
+/// structure.
+fn sanitize_values(rest: &mut &mut [u8], of: u8, depth: usize) -> Option<()> {
+    let length = number(rest, 4)?;
+    let mut values = rest.split_off_mut(..length)?;
+    while !values.is_empty() {
+        if of == b'F' {
+            sanitize_text(&mut values)?;
         }
-        Some(())
-    }
-
-    fn sanitize_content_header(&mut self) -> Option<()> {
-        // Class, weight and size of the body.
-        self.skip(12)?;
-        let flags = self.number(2)?;
-        let is_there = |place: &usize| flags & (1 << (15 - place)) != 0;
-        (0..PROPERTIES.len()).filter(is_there).try_for_each(|place| self.part(PROPERTIES[place]))
-    }
-
-    fn part(&mut self, part: Part) -> Option<()> {
-        match part {
-            Part::Text => self.text(),
-            Part::Bytes(bytes) => self.skip(bytes),
-            Part::Table => {
-                let length = self.number(4)?;
-                self.values(length, b'F', 1)
+        let kind = values.split_off_first_mut()?;
+        let bytes = match *kind {
+            nested @ (b'A' | b'F') if depth < DEPTH_MAX => {
+                sanitize_values(&mut values, nested, depth + 1)?;
+                0
             }
-        }
-    }
-
-    /// Values of an array or a table that has this many bytes. Sizes are those of amq-protocol's parser, which has to
-    /// see the same structure.
-    fn values(&mut self, length: usize, of: u8, depth: usize) -> Option<()> {
-        let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len())?;
-        while self.at < end {
-            if of == b'F' {
-                self.text()?;
+            b'S' => number(&mut values, 4)?,
+            b'A' | b'F' | BYTE_ARRAY => {
+                *kind = BYTE_ARRAY;
+                number(&mut values, 4)?
             }
-            let kind = self.bytes.get_mut(self.at)?;
-            self.at += 1;
-            match *kind {
-                nested @ (b'A' | b'F') if depth < DEPTH_MAX => {
-                    let length = self.number(4)?;
-                    self.values(length, nested, depth + 1)?;
-                }
-                b'A' | b'F' | b'S' | BYTE_ARRAY => {
-                    *kind = if *kind == b'S' { b'S' } else { BYTE_ARRAY };
-                    let length = self.number(4)?;
-                    self.skip(length)?;
-                }
-                b'V' => {}
-                b't' | b'b' | b'B' => self.skip(1)?,
-                b's' | b'U' | b'u' => self.skip(2)?,
-                b'I' | b'i' | b'f' => self.skip(4)?,
-                b'D' => self.skip(5)?,
-                b'L' | b'l' | b'd' | b'T' => self.skip(8)?,
-                _ => return None,
-            }
-        }
-        Some(())
+            b'V' => 0,
+            b't' | b'b' | b'B' => 1,
+            b's' | b'U' | b'u' => 2,
+            b'I' | b'i' | b'f' => 4,
+            b'D' => 5,
+            b'L' | b'l' | b'd' | b'T' => 8,
+            _ => return None,
+        };
+        values.split_off_mut(..bytes)?;
     }
+    Some(())
+}
 
-    fn text(&mut self) -> Option<()> {
-        let (length, begins) = (self.number(1)?, self.at);
-        self.skip(length)?;
-        let text = &mut self.bytes[begins..self.at];
-        while let Err(invalid) = str::from_utf8(text) {
-            text[invalid.valid_up_to()] = REPLACEMENT;
-        }
-        Some(())
+fn sanitize_text(rest: &mut &mut [u8]) -> Option<()> {
+    let length = number(rest, 1)?;
+    let text = rest.split_off_mut(..length)?;
+    while let Err(invalid) = str::from_utf8(text) {
+        text[invalid.valid_up_to()] = REPLACEMENT;
     }
+    Some(())
+}
 
-    fn number(&mut self, bytes: usize) -> Option<usize> {
-        let begins = self.at;
-        self.skip(bytes)?;
-        Some(self.bytes[begins..self.at].iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
-    }
-
-    fn skip(&mut self, bytes: usize) -> Option<()> {
-        self.at = self.at.checked_add(bytes).filter(|end| *end <= self.bytes.len())?;
-        Some(())
-    }
+fn number(rest: &mut &mut [u8], bytes: usize) -> Option<usize> {
+    let digits = rest.split_off_mut(..bytes)?;
+    Some(digits.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
 }
 
 fn version_of(greeting: &[u8]) -> Option<String> {
     let (_, AMQPClass::Connection(AMQPMethod::Start(start))) = parse_class(greeting).ok()? else { return None };
-    match start.server_properties.inner().get("version")? {
-        AMQPValue::LongString(text) => {
-            let text = str::from_utf8(text.as_bytes()).ok()?;
-            Some(text.chars().filter(char::is_ascii_graphic).take(32).collect())
-        }
-        _ => None,
-    }
+    let text = start.server_properties.inner().get("version")?.as_long_string()?;
+    let text = str::from_utf8(text.as_bytes()).ok()?;
+    Some(text.chars().filter(char::is_ascii_graphic).take(32).collect())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::channels::{CALL_LIMIT, ChannelLimit, Channels, OpenChannel, with_call_limit};
 use super::connect::{RabbitSettings, connect};
-use super::declare::declare_all;
+use super::declare_all;
 use super::topology::Topology;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::ProviderName;
@@ -196,7 +196,7 @@ async fn supervise(of: LinkConfig, state: watch::Sender<LinkState>) {
                 let cause = tokio::select! {
                     cause = generation.ended() => cause,
                     // What uses it goes on.
-                    () = generation.channels.worn_out() => {
+                    () = generation.channels.worn_out.cancelled() => {
                         tracing::debug!(purpose, generation = number, "another broker connection for new channels");
                         tokio::spawn(close_when_unused(generation));
                         continue;
@@ -249,31 +249,18 @@ async fn redeclare(generation: &Generation, topology: &Topology, providers: &[Pr
     if providers.is_empty() {
         return Ok(());
     }
-    match declare(generation, topology, providers).await {
+    match declare_all(generation, topology, providers).await {
         Err(QueueError::Refused(_)) => {}
         declared => return declared,
     }
-    declare(generation, topology, &[]).await?;
+    declare_all(generation, topology, &[]).await?;
     for provider in providers {
-        match declare(generation, topology, std::slice::from_ref(provider)).await {
+        match declare_all(generation, topology, std::slice::from_ref(provider)).await {
             Err(QueueError::Refused(error)) => tracing::error!(%provider, error, "queues not declared"),
             declared => declared?,
         }
     }
     Ok(())
-}
-
-/// Declares what all providers share and these providers' lanes.
-pub async fn declare(
-    generation: &Generation,
-    topology: &Topology,
-    providers: &[ProviderName],
-) -> Result<(), QueueError> {
-    let mut declarations = topology.shared();
-    for provider in providers {
-        declarations.extend(topology.lane(provider)?);
-    }
-    declare_all(generation, &declarations).await
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! The exchanges, queues and bindings, each argument with its reason. `docs/topology.md` shows the same.
 //!
-//! These are values; `declare` talks to the broker. Arguments can never change once declared, so nothing in here may be
+//! These are values; the parent module talks to the broker. Arguments can never change once declared, so nothing in here may be
 //! changed without a new prefix.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use lapin::ExchangeKind;
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
@@ -22,16 +24,23 @@ const RETAINED_DELIVERY_LIMIT: i32 = 1_000_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Declaration {
-    Exchange { name: String, kind: ExchangeKind, arguments: Vec<(&'static str, Argument)> },
-    Queue { name: String, arguments: Vec<(&'static str, Argument)> },
+    Exchange { name: String, kind: ExchangeKind, arguments: Arguments },
+    Queue { name: String, arguments: Arguments },
     Binding { queue: String, exchange: String, routing_key: String },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Argument {
-    Text(String),
-    Number(i32),
+impl fmt::Display for Declaration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exchange { name, .. } => write!(f, "exchange `{name}`"),
+            Self::Queue { name, .. } => write!(f, "queue `{name}`"),
+            Self::Binding { queue, exchange, .. } => write!(f, "binding of queue `{queue}` to exchange `{exchange}`"),
+        }
+    }
 }
+
+/// In the order in which they are documented. Texts are long strings, numbers are 32-bit integers.
+pub type Arguments = Vec<(&'static str, AMQPValue)>;
 
 /// Where one message is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,13 +87,25 @@ impl Topology {
         format!("{}.delay.{}", self.prefix, millis_up(step))
     }
 
-    /// What all providers share, in an order in which nothing names what is not there yet.
-    pub fn shared(&self) -> Vec<Declaration> {
+    /// What all providers share and these providers' lanes, in an order in which nothing names what is not there yet.
+    ///
+    /// # Errors
+    /// When a provider's name is one that a queue of our own has.
+    pub fn declarations(&self, providers: &[ProviderName]) -> Result<Vec<Declaration>, QueueError> {
+        let mut declarations = self.shared();
+        for provider in providers {
+            declarations.extend(self.lane(provider)?);
+        }
+        Ok(declarations)
+    }
+
+    fn shared(&self) -> Vec<Declaration> {
         let mut declarations = vec![
             exchange(self.prefix.clone(), ExchangeKind::Direct),
             exchange(self.outcomes(), ExchangeKind::Topic),
-            Declaration::Queue { name: self.invalid(), arguments: retained_arguments() },
-            Declaration::Queue { name: self.dead(), arguments: retained_arguments() },
+            // Messages stay in these until a person or the sweeper takes them.
+            Declaration::Queue { name: self.invalid(), arguments: quorum(RETAINED_DELIVERY_LIMIT) },
+            Declaration::Queue { name: self.dead(), arguments: quorum(RETAINED_DELIVERY_LIMIT) },
             exchange(self.unrouted(), ExchangeKind::Fanout),
             Declaration::Binding { queue: self.dead(), exchange: self.unrouted(), routing_key: String::new() },
             // At-least-once dead-lettering has 32 messages out at a time and waits for a queue that takes each. One lane
@@ -93,7 +114,7 @@ impl Topology {
             Declaration::Exchange {
                 name: self.requeue(),
                 kind: ExchangeKind::Direct,
-                arguments: vec![("alternate-exchange", Argument::Text(self.unrouted()))],
+                arguments: vec![("alternate-exchange", text(self.unrouted()))],
             },
         ];
         for step in DELAY_STEPS {
@@ -106,9 +127,7 @@ impl Topology {
         declarations
     }
 
-    /// # Errors
-    /// When the provider's name is one that a queue of our own has.
-    pub fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
+    fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
         let queue = self.lane_queue(provider)?;
         let bound_to = |exchange| Declaration::Binding {
             queue: queue.clone(),
@@ -140,24 +159,24 @@ impl Topology {
         DELAY_STEPS.iter().any(|step| self.delay(*step) == queue)
     }
 
-    fn lane_arguments(&self) -> Vec<(&'static str, Argument)> {
+    fn lane_arguments(&self) -> Arguments {
         let mut arguments = quorum(LANE_DELIVERY_LIMIT);
         // What the broker gives up on goes to `dead`, straight through the default exchange.
         // <https://www.rabbitmq.com/docs/dlx#routing>
         arguments.push(("x-dead-letter-exchange", text("")));
-        arguments.push(("x-dead-letter-routing-key", Argument::Text(self.dead())));
+        arguments.push(("x-dead-letter-routing-key", text(self.dead())));
         arguments.extend(at_least_once());
         arguments
     }
 
-    fn delay_arguments(&self, step: Duration) -> Vec<(&'static str, Argument)> {
+    fn delay_arguments(&self, step: Duration) -> Arguments {
         let ms = i32::try_from(millis_up(step)).unwrap_or(i32::MAX);
         let mut arguments = quorum(RETAINED_DELIVERY_LIMIT);
         // One time for the whole queue: with a time per message a long one at the head holds up the short ones.
         // <https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats>
-        arguments.push(("x-message-ttl", Argument::Number(ms)));
+        arguments.push(("x-message-ttl", AMQPValue::LongInt(ms)));
         // No x-dead-letter-routing-key: the message keeps its own, the provider's name.
-        arguments.push(("x-dead-letter-exchange", Argument::Text(self.requeue())));
+        arguments.push(("x-dead-letter-exchange", text(self.requeue())));
         arguments.extend(at_least_once());
         arguments
     }
@@ -192,47 +211,34 @@ fn exchange(name: String, kind: ExchangeKind) -> Declaration {
 }
 
 /// Replicated, and on disk before a publish is confirmed. <https://www.rabbitmq.com/docs/quorum-queues>
-fn quorum(delivery_limit: i32) -> Vec<(&'static str, Argument)> {
-    vec![("x-queue-type", text("quorum")), ("x-delivery-limit", Argument::Number(delivery_limit))]
-}
-
-/// Queues whose messages stay until a person or the sweeper takes them.
-fn retained_arguments() -> Vec<(&'static str, Argument)> {
-    quorum(RETAINED_DELIVERY_LIMIT)
+fn quorum(delivery_limit: i32) -> Arguments {
+    vec![("x-queue-type", text("quorum")), ("x-delivery-limit", AMQPValue::LongInt(delivery_limit))]
 }
 
 /// The default strategy removes a message before its new queue has it. This one needs `reject-publish`, which without
 /// a length limit rejects nothing.
 /// <https://www.rabbitmq.com/docs/quorum-queues#activating-at-least-once-dead-lettering>
-fn at_least_once() -> [(&'static str, Argument); 2] {
+fn at_least_once() -> [(&'static str, AMQPValue); 2] {
     [("x-dead-letter-strategy", text("at-least-once")), ("x-overflow", text("reject-publish"))]
 }
 
-fn text(value: &str) -> Argument {
-    Argument::Text(value.to_owned())
+fn text(value: impl Into<LongString>) -> AMQPValue {
+    AMQPValue::LongString(value.into())
 }
 
-/// Arguments as the wire has them: strings are long strings, numbers are 32-bit integers.
-pub fn table(arguments: &[(&'static str, Argument)]) -> FieldTable {
-    let mut table = FieldTable::default();
-    for (key, value) in arguments {
-        let value = match value {
-            Argument::Text(text) => AMQPValue::LongString(text.as_str().into()),
-            Argument::Number(number) => AMQPValue::LongInt(*number),
-        };
-        table.insert((*key).into(), value);
-    }
-    table
+pub fn table(arguments: &Arguments) -> FieldTable {
+    let arguments = arguments.iter().map(|(key, value)| (ShortString::from(*key), value.clone()));
+    arguments.collect::<BTreeMap<_, _>>().into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cell(arguments: &[(&str, Argument)]) -> String {
+    fn cell(arguments: &Arguments) -> String {
         let shown = arguments.iter().map(|(key, value)| match value {
-            Argument::Text(text) => format!("`{key}` = `\"{text}\"`"),
-            Argument::Number(number) => format!("`{key}` = `{number}`"),
+            AMQPValue::LongString(text) => format!("`{key}` = `\"{text}\"`"),
+            other => format!("`{key}` = `{}`", other.as_long_int().unwrap()),
         });
         let shown = shown.collect::<Vec<_>>().join(" · ");
         if shown.is_empty() { shown } else { format!(" {shown}") }

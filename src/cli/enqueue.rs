@@ -1,0 +1,440 @@
+//! The `enqueue` command: publishes jobs with confirms, one from flags or many from a JSON Lines file.
+//!
+//! It decodes each message as the worker does, and publishes only valid ones. It does not publish to a queue that is
+//! declared differently, because that queue could lose messages. Of a file, invalid lines are reported by number and a
+//! bounded number is published at a time. It stops when RabbitMQ fails. Running the same file again is safe, because
+//! every line has its own id. If only one provider's queues are refused, the lines of the others are published.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufRead, BufReader};
+
+use super::input::{self, Input, InputError, InputLine, LineReader};
+use super::provider::{parse_name, unknown_provider};
+use super::{CommandContext, CommandError, Console, Exit};
+use crate::config::QueueUrl;
+use crate::domain::job::{BODY_BYTES_MAX, JobId};
+use crate::domain::provider::ProviderName;
+use crate::queue::message::{CardNumbers, DecodeError, Decoded, decode, describe_error};
+use crate::queue::{Destination, OutgoingMessage, Properties, Queue, QueueError};
+use crate::worker::resend::provider_names;
+
+/// One job from flags, or many from a file.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The provider; with --file, the provider of every line (without it, each line names its own `provider`).
+    #[arg(long, required_unless_present = "file")]
+    provider: Option<String>,
+    /// Amount in minor units (1299 is EUR 12.99).
+    #[arg(long, required_unless_present = "file", value_parser = parse_minor_units, allow_negative_numbers = true)]
+    amount: Option<i64>,
+    /// ISO 4217 code.
+    #[arg(long, required_unless_present = "file")]
+    currency: Option<String>,
+    /// Identifies the payment for ever; the same id is the same payment. Default: a new UUID v7, so running the
+    /// command twice pays twice.
+    #[arg(long, allow_hyphen_values = true)]
+    id: Option<String>,
+    /// Scope of per-account limits.
+    #[arg(long, allow_hyphen_values = true)]
+    account: Option<String>,
+    /// Passed on to the provider.
+    #[arg(long, allow_hyphen_values = true)]
+    reference: Option<String>,
+    /// Permits that the call uses, 1 to 1000.
+    #[arg(long)]
+    cost: Option<u32>,
+    /// 0 to 9; higher first.
+    #[arg(long)]
+    priority: Option<u32>,
+    /// Not before this instant (RFC 3339).
+    #[arg(long, value_name = "TIME")]
+    not_before: Option<String>,
+    /// Not after this instant (RFC 3339).
+    #[arg(long, value_name = "TIME")]
+    expires_at: Option<String>,
+    /// JSON object for the provider's request.
+    #[arg(long, value_name = "JSON")]
+    payload: Option<String>,
+    /// Key that the provider deduplicates by; default: the id.
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
+    idempotency_key: Option<String>,
+    /// JSON Lines, one job message per line; `-` is stdin. Every line needs its own `id`, so the file can be run again.
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "amount", "currency", "id", "account", "reference", "cost", "priority", "not_before", "expires_at", "payload",
+        "idempotency_key",
+    ])]
+    file: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a backend fails; as a usage error when the one job is invalid. Invalid lines of a file are reported and give
+/// exit code 1.
+pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let lane = args.provider.as_deref().map(parse_name).transpose()?;
+    let ledger = cx.ledger().await?;
+    let known = provider_names(&ledger).await?;
+    if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
+        return Err(unknown_provider(lane.as_str()));
+    }
+    let queue = cx.queue().await?;
+    let wanted = lane.as_ref().map_or(&known[..], std::slice::from_ref);
+    let undeclared = declare_lanes(queue.as_ref(), &known, wanted).await.map_err(|error| match (&lane, error) {
+        (Some(lane), QueueError::Refused(why)) => {
+            CommandError::Failed(format!("nothing is published to `{lane}`: {why}"))
+        }
+        (_, error) => error.into(),
+    })?;
+    if let Some(file) = &args.file {
+        let order = FileToPublish {
+            file,
+            lane: lane.as_ref(),
+            known_providers: &known,
+            undeclared: &undeclared,
+            queue: &cx.config.queue.url,
+            card_numbers: cx.config.worker.card_numbers,
+            json: args.json,
+        };
+        return publish_file(&order, queue.as_ref(), cx.console).await;
+    }
+    let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {
+        return Err(CommandError::Usage("give --provider, --amount and --currency, or --file".to_owned()));
+    };
+    let body = body(args, &lane, amount, currency)?;
+    let Decoded { job, warnings, .. } =
+        check_message(&body, &lane, cx.config.worker.card_numbers).map_err(CommandError::Usage)?;
+    for warning in warnings {
+        cx.console.message(&format!("warning: {warning}"))?;
+    }
+    queue.publish(outgoing(lane.clone(), &job.id, body)).await?;
+    if args.json {
+        cx.console.json(&json!({ "id": job.id.as_str(), "provider": lane.as_str() }))?;
+    } else {
+        cx.console.line(job.id.as_str())?;
+    }
+    Ok(Exit::Success)
+}
+
+/// Decodes a message as the worker does; the error is for the terminal and holds no value of the message.
+fn check_message(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Result<Decoded, String> {
+    decode(body, lane, card_numbers).map_err(|error| match error {
+        DecodeError::Invalid { invalid, .. } => invalid.to_string(),
+        DecodeError::NewerVersion(version) => {
+            format!("v is {version}: this program supports version 1; leave the field out")
+        }
+    })
+}
+
+/// Parses the amount. The likeliest mistake is an amount with a decimal point, so the error explains that.
+fn parse_minor_units(text: &str) -> Result<i64, String> {
+    let amount = text.parse().ok().filter(|amount| *amount >= 0);
+    amount.ok_or_else(|| "write minor units, as digits alone: 12.99 EUR is 1299; up to 2^63 - 1".to_owned())
+}
+
+/// The job message of the contract; fields that were not given are left out.
+fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result<Bytes, CommandError> {
+    let generated = || uuid::Uuid::now_v7().to_string();
+    let mut fields = json!({
+        "v": 1,
+        "id": args.id.clone().unwrap_or_else(generated),
+        "provider": lane.as_str(),
+        "amount": amount,
+        "currency": currency,
+        "account": args.account,
+        "reference": args.reference,
+        "idempotency_key": args.idempotency_key,
+        "cost": args.cost,
+        "priority": args.priority,
+        "not_before": args.not_before,
+        "expires_at": args.expires_at,
+    });
+    if let Some(fields) = fields.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    let mut body = fields.to_string();
+    if let Some(payload) = &args.payload {
+        // The parser's own error would quote the payload.
+        let payload: &RawValue =
+            serde_json::from_str(payload).map_err(|_| CommandError::Usage("--payload is not JSON".to_owned()))?;
+        body.pop();
+        body.push_str(&format!(r#","payload":{payload}}}"#));
+    }
+    Ok(body.into())
+}
+
+fn outgoing(lane: ProviderName, id: &JobId, body: Bytes) -> OutgoingMessage {
+    let properties = Properties {
+        message_id: Some(id.as_str().to_owned()),
+        content_type: Some("application/json".to_owned()),
+        ..Properties::default()
+    };
+    OutgoingMessage { destination: Destination::Lane(lane), body, properties }
+}
+
+/// Providers whose queues the broker refuses to declare, and why: most likely another program declared them
+/// differently.
+pub type UndeclaredLanes = BTreeMap<ProviderName, String>;
+
+/// Declares the queues of all these providers. If the broker refuses, declares each `wanted` provider on its own, so
+/// that a problem with one provider does not stop the others.
+///
+/// # Errors
+/// When RabbitMQ is unreachable, or refuses the queues of every wanted provider.
+pub async fn declare_lanes(
+    queue: &dyn Queue,
+    names: &[ProviderName],
+    wanted: &[ProviderName],
+) -> Result<UndeclaredLanes, QueueError> {
+    match queue.declare(names).await {
+        Ok(()) => return Ok(UndeclaredLanes::new()),
+        Err(QueueError::Refused(_)) => {}
+        Err(error) => return Err(error),
+    }
+    let mut undeclared = UndeclaredLanes::new();
+    for name in wanted {
+        match queue.declare(std::slice::from_ref(name)).await {
+            Ok(()) => {}
+            // All wanted providers are refused.
+            Err(refusal @ QueueError::Refused(_)) if undeclared.len() + 1 == wanted.len() => return Err(refusal),
+            Err(QueueError::Refused(why)) => {
+                undeclared.insert(name.clone(), why);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(undeclared)
+}
+
+/// Concurrent publishes: enough to hide a broker's fsync, few enough to keep in memory (64 KiB each).
+const IN_FLIGHT_MAX: usize = 256;
+/// The same with an embedded queue. All writes wait for one SQLite file, and a write that waits too long fails as
+/// unavailable.
+const IN_FLIGHT_MAX_EMBEDDED: usize = 16;
+
+/// What to publish.
+struct FileToPublish<'a> {
+    file: &'a Path,
+    /// The lane of all lines; `None`: each line names its provider.
+    lane: Option<&'a ProviderName>,
+    known_providers: &'a [ProviderName],
+    /// Providers whose lines are not published, and why.
+    undeclared: &'a UndeclaredLanes,
+    /// The queue that the messages are published to.
+    queue: &'a QueueUrl,
+    card_numbers: CardNumbers,
+    json: bool,
+}
+
+impl FileToPublish<'_> {
+    fn max_in_flight(&self) -> usize {
+        if *self.queue == QueueUrl::Embedded { IN_FLIGHT_MAX_EMBEDDED } else { IN_FLIGHT_MAX }
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+struct EnqueueReport {
+    published: u64,
+    bad: Vec<FailedLine>,
+    /// Lines that the broker did not confirm.
+    unconfirmed: Vec<FailedLine>,
+    /// The queue failed, and the remaining lines were not read.
+    #[serde(skip)]
+    stopped: bool,
+    /// The file cannot be read any further.
+    #[serde(skip)]
+    read_error: Option<io::Error>,
+}
+
+#[derive(Debug, Serialize)]
+struct FailedLine {
+    line: u64,
+    reason: String,
+}
+
+/// Publishes a file's lines.
+async fn publish_file(
+    order: &FileToPublish<'_>,
+    queue: &dyn Queue,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let unreadable = |error: InputError| CommandError::Failed(format!("{}: {error}", order.file.display()));
+    let Input { reader, size: bytes } = input::open(order.file).await.map_err(unreadable)?;
+    let bar = progress_bar(bytes, console.draws_progress);
+    // A line may be a little longer than its message: blanks and its end.
+    let mut lines = LineReader::new(BufReader::new(reader), BODY_BYTES_MAX + 1_024);
+    let mut report = EnqueueReport::default();
+    let published = publish(&mut lines, order, queue, &bar, &mut report, console).await;
+    bar.finish_and_clear();
+    published?;
+    let exit = print_report(&report, order, console)?;
+    report.read_error.map_or(Ok(exit), |error| Err(unreadable(error.into())))
+}
+
+async fn publish<R: AsyncBufRead + Unpin>(
+    lines: &mut LineReader<R>,
+    order: &FileToPublish<'_>,
+    queue: &dyn Queue,
+    bar: &ProgressBar,
+    report: &mut EnqueueReport,
+    console: &mut Console,
+) -> io::Result<()> {
+    let mut in_flight = FuturesUnordered::new();
+    let mut ended = false;
+    loop {
+        tokio::select! {
+            // Confirms first, so that reading a fast file does not starve them.
+            biased;
+            Some((number, result)) = in_flight.next(), if !in_flight.is_empty() => match result {
+                Ok(()) => report.published += 1,
+                Err(error) => {
+                    ended = true;
+                    report.stopped = true;
+                    record_failed_line(&mut report.unconfirmed, number, QueueError::to_string(&error), bar, console)?;
+                }
+            },
+            line = lines.next(), if !ended && in_flight.len() < order.max_in_flight() => match line {
+                // What is in flight is still confirmed and reported.
+                Err(error) => {
+                    ended = true;
+                    report.read_error = Some(error);
+                }
+                Ok(None) => ended = true,
+                Ok(Some(line)) => match prepare(line, order) {
+                    Ok(None) => {}
+                    Ok(Some(PreparedLine { number, warnings, lane, message })) => {
+                        for warning in warnings {
+                            bar.suspend(|| console.message(&format!("line {number}: warning: {warning}")))?;
+                        }
+                        match order.undeclared.get(&lane) {
+                            Some(why) => record_failed_line(&mut report.unconfirmed, number, why.clone(), bar, console)?,
+                            None => in_flight.push(async move { (number, queue.publish(message).await) }),
+                        }
+                    }
+                    Err((number, reason)) => record_failed_line(&mut report.bad, number, reason, bar, console)?,
+                },
+            },
+            else => return Ok(()),
+        }
+        bar.set_position(lines.consumed);
+        bar.set_message(format!("{} published, {} invalid", report.published, report.bad.len()));
+    }
+}
+
+fn record_failed_line(
+    list: &mut Vec<FailedLine>,
+    line: u64,
+    reason: String,
+    bar: &ProgressBar,
+    console: &mut Console,
+) -> io::Result<()> {
+    bar.suspend(|| console.message(&format!("line {line}: {reason}")))?;
+    list.push(FailedLine { line, reason });
+    Ok(())
+}
+
+struct PreparedLine {
+    number: u64,
+    warnings: Vec<String>,
+    lane: ProviderName,
+    message: OutgoingMessage,
+}
+
+/// `None` for an empty line; the error is the line's number and what is wrong with it.
+fn prepare(line: InputLine, order: &FileToPublish<'_>) -> Result<Option<PreparedLine>, (u64, String)> {
+    let (number, bytes) = match line {
+        InputLine::Text { number, bytes } => (number, bytes),
+        InputLine::TooLong { number } => {
+            return Err((number, format!("too_large: longer than {BODY_BYTES_MAX} bytes")));
+        }
+    };
+    let body = bytes.trim_ascii();
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let lane = lane_of(body, order).map_err(|reason| (number, reason))?;
+    let checked = check_message(body, &lane, order.card_numbers);
+    let Decoded { job, warnings, .. } = checked.map_err(|reason| (number, reason))?;
+    let message = outgoing(lane.clone(), &job.id, Bytes::copy_from_slice(body));
+    Ok(Some(PreparedLine { number, warnings, lane, message }))
+}
+
+fn lane_of(body: &[u8], order: &FileToPublish<'_>) -> Result<ProviderName, String> {
+    #[derive(Deserialize)]
+    struct Named {
+        provider: Option<String>,
+    }
+    if let Some(lane) = order.lane {
+        return Ok(lane.clone());
+    }
+    // The parser's own error would quote the line.
+    let named: Named = serde_json::from_slice(body).map_err(|error| match error.classify() {
+        Category::Data => "malformed: is not a JSON object with a text `provider`".to_owned(),
+        _ => format!("malformed: {}", describe_error(&error)),
+    })?;
+    let name = named.provider.ok_or("names no `provider`, and --provider is not given")?;
+    let lane = ProviderName::new(name).map_err(|problem| problem.to_string())?;
+    if !order.known_providers.contains(&lane) {
+        return Err(format!("there is no provider `{lane}` in the database"));
+    }
+    Ok(lane)
+}
+
+fn print_report(
+    report: &EnqueueReport,
+    order: &FileToPublish<'_>,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    if order.json {
+        console.json(report)?;
+    } else {
+        console.line(&format!("{} published, {} invalid", report.published, report.bad.len()))?;
+    }
+    if report.read_error.is_some() {
+        console.message(
+            "stopped because the file cannot be read any further; fix that and run the same file again: published ids are \
+             not charged twice",
+        )?;
+    } else if report.stopped {
+        console.message(
+            "stopped because the queue failed; run the same file again: published ids are not charged twice",
+        )?;
+    } else if !report.unconfirmed.is_empty() {
+        let left = report.unconfirmed.len();
+        console.message(&format!(
+            "{left} not published, because their queues are declared differently; fix that and run the same file again: \
+             published ids are not charged twice"
+        ))?;
+    }
+    Ok(if report.bad.is_empty() && report.unconfirmed.is_empty() { Exit::Success } else { Exit::Failed })
+}
+
+fn progress_bar(bytes: Option<u64>, drawn: bool) -> ProgressBar {
+    if !drawn {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match bytes {
+        Some(bytes) => (ProgressBar::new(bytes), "{wide_bar} {percent} % · {msg} · {eta} left"),
+        None => (ProgressBar::new_spinner(), "{spinner} {msg} · {elapsed}"),
+    };
+    // Redrawn by time, so that a slow broker shows as a moving clock.
+    bar.enable_steady_tick(Duration::from_millis(200));
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
