@@ -17,7 +17,7 @@ use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::core::{Decision, GateCore, RebuildStep, StoreFacts, Ticket};
-use crate::limiter::gate::{BlockReason, LaneEgress, PendingCall, PendingRelease, PermitWaiter};
+use crate::limiter::gate::{GateView, LaneEgress, PendingCall, PendingRelease, PermitWaiter};
 use crate::worker::backlog::claimed_ahead::{AheadBounds, startable_soon};
 use crate::worker::backlog::core::{DispatchCore, DispatchStep, LaneFacts};
 use crate::worker::lane::{RESUME_AHEAD, prefetch};
@@ -179,14 +179,8 @@ impl GateDriver {
         }
     }
 
-    /// Whether a limit has blocked the queue since then.
-    pub fn was_at_limit_since(&self, since: Instant) -> bool {
-        self.core.view().limited_at.is_some_and(|at| at >= since)
-    }
-
-    /// Whether a limit blocks the queue.
-    pub fn is_blocked_by_limit(&self) -> bool {
-        matches!(self.core.view().block, Some((BlockReason::Limit(_), _)))
+    pub fn view(&self) -> GateView {
+        self.core.view()
     }
 
     /// The instant of a wake-up that is to be scheduled; `None`: one is scheduled that is early enough.
@@ -269,7 +263,7 @@ impl SimulatedProcess {
 
     /// Whether new jobs wait in the backlog, in blocking mode.
     pub fn is_limited(&self, now_us: u64) -> bool {
-        let is_blocked = || self.gate.is_blocked_by_limit();
+        let is_blocked = || self.gate.view().is_blocked_by_limit();
         self.limited_until_us > now_us
             || self.dispatcher.is_limited(self.clock.instant(now_us), || self.startable_soon, is_blocked)
     }

@@ -46,14 +46,13 @@ const WRITERS: [(&str, &str); 4] = [
 ];
 
 /// Files of the cores of gate and dispatcher, and their folders: pure state machines, which the simulation drives, too.
-const CORE: [&str; 15] = [
+const CORE: [&str; 14] = [
     "src/limiter/gate/core.rs",
     "src/limiter/gate/core/",
     "src/limiter/gate/wait_queue",
     "src/limiter/gate/block.rs",
     "src/limiter/gate/egress.rs",
     "src/limiter/gate/pending_call.rs",
-    "src/limiter/gate/release.rs",
     "src/limiter/gate/history_stock.rs",
     "src/limiter/gate/unpersisted.rs",
     "src/limiter/gate/call_sequence.rs",

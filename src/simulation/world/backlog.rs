@@ -130,7 +130,7 @@ impl Simulation<'_> {
         let process = &mut self.processes[state.process];
         if let Some((wait, began_us)) = state.wait.take() {
             if let Some(granted_at_us) = granted_at_us {
-                let is_by_limit = process.gate.was_at_limit_since(self.clock.instant(began_us));
+                let is_by_limit = process.gate.view().was_at_limit_since(self.clock.instant(began_us));
                 process.dispatcher.waits.record_grant(wait, is_by_limit, self.clock.instant(granted_at_us));
             }
             process.dispatcher.waits.end(wait);
