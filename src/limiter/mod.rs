@@ -16,7 +16,7 @@ use crate::domain::permit_protocol::{
     CostByKind, LimitUsage, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject,
 };
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec, SubjectQuery};
+use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};
 use crate::domain::time::Micros;
 
 pub mod embedded;
@@ -24,7 +24,6 @@ pub mod gate;
 pub mod leader_election;
 pub mod leadership;
 pub mod redis;
-pub mod single_process;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LimiterError {
@@ -75,8 +74,10 @@ pub trait Limiter: Send + Sync {
     /// Usage of the provider's limits, and of those of one account or reference. Acquires nothing.
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError>;
 
-    /// Checks that the store answers; returns its version if it is a server.
-    async fn ping(&self) -> Result<Option<String>, LimiterError>;
+    /// Checks that the store answers; returns its version if it is a server. This process's own memory always answers.
+    async fn ping(&self) -> Result<Option<String>, LimiterError> {
+        Ok(None)
+    }
 
     /// Whether a lost state may be rebuilt from the ledger now. It may not while permits of another limiter leader can
     /// still be used: the ledger does not contain their requests yet.
@@ -194,17 +195,15 @@ pub struct SubjectUses {
     pub in_flight: CostByKind,
 }
 
-/// Whether the next permit has to wait until a request in flight ends, for which nothing names an instant.
-fn is_full_of_requests(limit: &LimitSpec, usage: &LimitUsage) -> bool {
-    limit.algorithm == Algorithm::Concurrency && usage.used >= u64::from(limit.max_requests)
-}
-
 /// Combines each usage with the limit that it belongs to.
 fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, usages: &[LimitUsage]) -> Vec<LimitStatus> {
     let status = |usage: &LimitUsage| {
         let limit = spec.limits.get(usage.index)?;
         let own = subject.and_then(|subject| subject.limits.iter().find(|own| own.index == usage.index));
         let counted = own.map_or_else(|| limit.clone(), |own| limit.with_subject_limit(own));
+        // Nothing names the instant at which a request in flight ends.
+        let is_full_of_requests =
+            counted.algorithm == Algorithm::Concurrency && usage.used >= u64::from(counted.max_requests);
         Some(LimitStatus {
             name: limit.name.clone(),
             max_requests: counted.max_requests,
@@ -214,7 +213,7 @@ fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, usages: &[LimitUs
             shadow: limit.shadow || own.is_some_and(|own| own.exempt),
             would_have_refused: usage.would_have_refused,
             would_have_waited: usage.would_have_waited,
-            retry_after: (counted.cost_max() > 0 && !is_full_of_requests(&counted, usage))
+            retry_after: (counted.cost_max() > 0 && !is_full_of_requests)
                 .then(|| Duration::from_micros(usage.retry_us)),
             reset_after: Duration::from_micros(usage.reset_us),
         })

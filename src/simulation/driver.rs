@@ -17,10 +17,9 @@ use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::core::{Decision, GateCore, RebuildStep, StoreFacts, Ticket};
-use crate::limiter::gate::{LaneEgress, PendingCall, PendingRelease, PermitWaiter};
+use crate::limiter::gate::{GateView, LaneEgress, PendingCall, PendingRelease, PermitWaiter};
 use crate::worker::backlog::claimed_ahead::{AheadBounds, startable_soon};
 use crate::worker::backlog::core::{DispatchCore, DispatchStep, LaneFacts};
-use crate::worker::backlog::permit_waits::GateTimes;
 use crate::worker::lane::{RESUME_AHEAD, prefetch};
 
 /// Index of a job among the arrivals.
@@ -180,9 +179,8 @@ impl GateDriver {
         }
     }
 
-    /// When the gate was blocked, and whether it is.
-    pub fn times(&self) -> GateTimes {
-        GateTimes::of(&self.core.view())
+    pub fn view(&self) -> GateView {
+        self.core.view()
     }
 
     /// The instant of a wake-up that is to be scheduled; `None`: one is scheduled that is early enough.
@@ -266,7 +264,7 @@ impl SimulatedProcess {
     /// Whether new jobs wait in the backlog, in blocking mode.
     pub fn is_limited(&self, now_us: u64) -> bool {
         self.limited_until_us > now_us
-            || self.dispatcher.is_limited(self.clock.instant(now_us), || self.startable_soon, self.gate.times())
+            || self.dispatcher.is_limited(self.clock.instant(now_us), || self.startable_soon, &self.gate.view())
     }
 
     /// A limit pauses the lane.

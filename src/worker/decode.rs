@@ -3,17 +3,24 @@
 //! A rule may have become stricter after a job was recorded, and a payment that may have been charged must still
 //! finish. So a message that a stricter rule rejects is looked up in the ledger; its id and content must be the
 //! recorded ones.
+//!
+//! A message of a newer format than this program knows waits for a newer worker, at most as long as a payment may. After
+//! that it goes to `payments.invalid`, where an operator finds it.
 
-use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::WorkerContext;
-use crate::domain::job::{InvalidMessage, InvalidReason, Job, JobField, JobId};
+use super::lane::LaneSettings;
+use crate::domain::job::{InvalidMessage, InvalidReason, Job, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::upkeep::MessageState;
-use crate::provider::PaymentProvider;
 use crate::queue::message::{DecodeError, Decoded, decode, decode_recorded};
+use crate::queue::{Properties, headers};
 
+/// Delay before a message of a newer format is looked at again: about one step of a rolling deployment.
+pub const NEWER_VERSION_DELAY: Duration = Duration::from_secs(60);
+pub const NEWER_VERSION_TEXT: &str = "message of a newer format waits for a newer worker";
 const RECORDED_BEFORE: &str = "message accepted: its job is recorded, although this rule rejects new ones";
 
 /// Whether a message that is rejected for this reason may have been recorded when the rules were laxer.
@@ -26,13 +33,6 @@ fn may_be_recorded(reason: InvalidReason) -> bool {
             | InvalidReason::MissingReference
             | InvalidReason::TooLarge
     )
-}
-
-/// Rules of a lane's row for messages.
-pub struct RowRules<'a> {
-    pub require: &'a BTreeSet<JobField>,
-    /// Builds the requests; knows their largest size.
-    pub client: &'a dyn PaymentProvider,
 }
 
 /// What a message is.
@@ -57,21 +57,14 @@ impl From<Result<Decoded, DecodeError>> for DecodedMessage {
     }
 }
 
-impl RowRules<'_> {
-    /// The message, if the row accepts it.
-    fn check(&self, decoded: Decoded) -> Result<Decoded, DecodeError> {
-        let Some(invalid) = self.problem(&decoded.job) else { return Ok(decoded) };
-        Err(DecodeError::Invalid { invalid, claimed_id: Some(decoded.job.id) })
+/// Why a lane's row does not accept a job.
+fn row_problem(row: &LaneSettings, job: &Job) -> Option<InvalidMessage> {
+    if let Some(missing) = row.provider.require.iter().find(|field| !job.has(**field)) {
+        let detail = format!("{} is missing: the row of provider `{}` requires it", missing.name(), job.provider);
+        return Some(InvalidMessage::new(missing.missing_reason(), detail));
     }
-
-    fn problem(&self, job: &Job) -> Option<InvalidMessage> {
-        if let Some(missing) = self.require.iter().find(|field| !job.has(**field)) {
-            let detail = format!("{} is missing: the row of provider `{}` requires it", missing.name(), job.provider);
-            return Some(InvalidMessage::new(missing.missing_reason(), detail));
-        }
-        let too_large = self.client.check_size(job).err()?;
-        Some(InvalidMessage::new(InvalidReason::TooLarge, too_large.to_string()))
-    }
+    let too_large = row.client.check_size(job).err()?;
+    Some(InvalidMessage::new(InvalidReason::TooLarge, too_large.to_string()))
 }
 
 /// Decodes one message of a lane, by the rules of its row if they are known. The ledger is asked only about messages
@@ -80,11 +73,13 @@ pub async fn decode_delivery(
     worker: &WorkerContext,
     body: &[u8],
     lane: &ProviderName,
-    rules: Option<&RowRules<'_>>,
+    row: Option<&LaneSettings>,
 ) -> Result<DecodedMessage, LedgerError> {
-    let judged = decode(body, lane, worker.options.card_numbers).and_then(|decoded| match rules {
-        Some(rules) => rules.check(decoded),
-        None => Ok(decoded),
+    let judged = decode(body, lane, worker.options.card_numbers).and_then(|decoded| {
+        match row.and_then(|row| row_problem(row, &decoded.job)) {
+            Some(invalid) => Err(DecodeError::Invalid { invalid, claimed_id: Some(decoded.job.id) }),
+            None => Ok(decoded),
+        }
     });
     if let Ok(decoded) = &judged {
         for warning in &decoded.warnings {
@@ -105,5 +100,64 @@ pub async fn decode_delivery(
             Ok(DecodedMessage::Job(Box::new(decoded)))
         }
         MessageState::NotRecorded | MessageState::Conflict => Ok(judged.into()),
+    }
+}
+
+/// The properties with which a message of a newer format is delayed again; `max_age` is its row's, if it has one.
+///
+/// # Errors
+/// It has waited for too long since it was first seen.
+pub fn wait_for_newer_worker(
+    worker: &WorkerContext,
+    lane: &ProviderName,
+    properties: &Properties,
+    version: u64,
+    max_age: Option<Duration>,
+) -> Result<Properties, InvalidMessage> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let properties = waiting_properties(properties, version, max_age, now)?;
+    if worker.log_throttle.admits(lane.as_str(), NEWER_VERSION_TEXT, InvalidReason::NewerVersion.code()) {
+        tracing::error!(provider = %lane, version, "{NEWER_VERSION_TEXT}");
+    }
+    Ok(properties)
+}
+
+/// A time in the future was not written by a worker: the wait starts again.
+fn waiting_properties(
+    properties: &Properties,
+    version: u64,
+    max_age: Option<Duration>,
+    now: Duration,
+) -> Result<Properties, InvalidMessage> {
+    let since = headers::waits_since(properties).filter(|since| *since <= now).unwrap_or(now);
+    if let Some(max_age) = max_age.filter(|max_age| now - since > *max_age) {
+        let age = max_age.as_secs();
+        let detail = format!("v: {version} is a newer format, and no newer worker came within max_age_s = {age}");
+        return Err(InvalidMessage::new(InvalidReason::NewerVersion, detail));
+    }
+    Ok(headers::with_waits_since(properties.clone(), since))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_version_waits_until_max_age() {
+        let at = Duration::from_secs;
+        let judge = |properties: &Properties, now: u64| waiting_properties(properties, 2, Some(at(60)), at(now));
+        let first = judge(&Properties::default(), 1_000).unwrap();
+        assert_eq!(judge(&first, 1_060).unwrap(), first);
+        let invalid = judge(&first, 1_061).unwrap_err();
+        assert_eq!(invalid.reason, InvalidReason::NewerVersion);
+        assert_eq!(invalid.detail, "v: 2 is a newer format, and no newer worker came within max_age_s = 60");
+        // Without a row there is no maximum age.
+        assert_eq!(waiting_properties(&first, 2, None, at(9_000)).unwrap(), first);
+        for odd in ["99999999999", "soon", "-1"] {
+            let mut properties = Properties::default();
+            properties.headers.insert(headers::WAITS_SINCE.to_owned(), odd.to_owned());
+            assert_eq!(judge(&properties, 1_000).unwrap(), first, "{odd}");
+        }
+        assert_eq!(headers::without_waits_since(first), Properties::default());
     }
 }

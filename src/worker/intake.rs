@@ -4,6 +4,7 @@
 //! Every delivery ends in exactly one [`DeliveryAction`], even after a panic: acknowledged, delayed by a copy and then
 //! acknowledged, or requeued. So no message is lost.
 
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +16,10 @@ use tracing::Instrument as _;
 
 use super::active_jobs::LEASE;
 use super::backlog;
-use super::decode::{DecodedMessage, RowRules, decode_delivery};
-use super::delay::{MessageCopy, publish_delayed, unless_abandoned};
+use super::decode::{DecodedMessage, NEWER_VERSION_DELAY, NEWER_VERSION_TEXT, decode_delivery, wait_for_newer_worker};
 use super::job::{Arrival, FirstTry, batch_delay, claim, discard, record_and_send, run_claimed};
 use super::lane::LaneContext;
-use super::newer_version::{self, NewerVersionAction};
+use super::publish::{MessageCopy, publish_delayed, unless_abandoned};
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::topology::publish;
 use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
@@ -111,9 +111,7 @@ async fn complete(
                 }
                 Err(error) => {
                     tracing::warn!(provider = %lane.name, ?error, "failed to delay a message; requeueing it");
-                    lane.meter.record_requeue("backend_refused");
-                    pause_after_refusal(lane).await;
-                    receipt.requeue().await
+                    requeue_and_pause(lane, receipt).await
                 }
             }
         }
@@ -126,19 +124,17 @@ async fn complete(
             pause_after_fault(lane).await;
             receipt.requeue().await
         }
-        DeliveryAction::RequeueAndPause => {
-            lane.meter.record_requeue("backend_refused");
-            pause_after_refusal(lane).await;
-            receipt.requeue().await
-        }
+        DeliveryAction::RequeueAndPause => requeue_and_pause(lane, receipt).await,
     }
 }
 
 /// Requeues because of a backend's fault: the lane's intake is paused, because every delivery counts against the
 /// broker's delivery limit.
-async fn pause_after_refusal(lane: &LaneContext) {
+async fn requeue_and_pause(lane: &LaneContext, receipt: Box<dyn Receipt>) -> Result<(), QueueError> {
+    lane.meter.record_requeue("backend_refused");
     pause_intake(lane);
     pause_after_fault(lane).await;
+    receipt.requeue().await
 }
 
 /// Pauses the lane's intake; active jobs continue.
@@ -250,15 +246,28 @@ async fn enter_backlog(lane: &LaneContext, copy: &MessageCopy, decoded: &Decoded
     Some(action)
 }
 
+/// Runs a job that has no message: nothing is acknowledged or requeued.
+pub(super) async fn run_without_message(lane: &LaneContext, job: &JobId, steps: impl Future<Output = DeliveryAction>) {
+    let _active = lane.meter.delivery_started(false);
+    let span = spans::job(lane.name.as_str(), &BTreeMap::new());
+    let action = AssertUnwindSafe(steps.instrument(span.clone())).catch_unwind().await.unwrap_or_else(|_| {
+        tracing::error!(provider = %lane.name, %job, "job handler panicked; the job's lease expires");
+        DeliveryAction::RequeueFault
+    });
+    spans::record_end(&span, action.code());
+    if action == DeliveryAction::RequeueAndPause {
+        pause_intake(lane);
+    }
+}
+
 /// Decodes the message by the rules of the lane's current row.
 async fn decode_with_row_rules(
     lane: &LaneContext,
     copy: &MessageCopy,
 ) -> Result<DecodedMessage, RetryEnded<LedgerError>> {
     let settings = Arc::clone(&lane.settings.borrow());
-    let rules = RowRules { require: &settings.provider.require, client: &*settings.client };
     retry_while_unavailable("decode a message", &lane.stop, || {
-        decode_delivery(&lane.worker, &copy.body, &lane.name, Some(&rules))
+        decode_delivery(&lane.worker, &copy.body, &lane.name, Some(&*settings))
     })
     .await
 }
@@ -266,16 +275,13 @@ async fn decode_with_row_rules(
 /// Delays a message of a newer format for a newer worker, until it is too old.
 async fn delay_newer_version(lane: &LaneContext, copy: &MessageCopy, version: u64) -> DeliveryAction {
     let max_age = lane.settings.borrow().provider.max_age;
-    let properties = match newer_version::decide(&copy.properties, version, Some(max_age)) {
-        NewerVersionAction::Delay(properties) => properties,
-        NewerVersionAction::TooOld(invalid) => return reject(lane, copy, &invalid, None).await,
+    let waits = wait_for_newer_worker(&lane.worker, &lane.name, &copy.properties, version, Some(max_age));
+    let properties = match waits {
+        Ok(properties) => properties,
+        Err(invalid) => return reject(lane, copy, &invalid, None).await,
     };
-    let reason = InvalidReason::NewerVersion.code();
-    if lane.worker.log_throttle.admits(lane.name.as_str(), newer_version::DELAYED_TEXT, reason) {
-        tracing::error!(provider = %lane.name, version, "{}", newer_version::DELAYED_TEXT);
-    }
-    lane.meter.record_delay(reason, newer_version::DELAYED_TEXT);
-    match publish_delayed(&lane.worker, &MessageCopy { properties, ..copy.clone() }, newer_version::RETRY_DELAY).await {
+    lane.meter.record_delay(InvalidReason::NewerVersion.code(), NEWER_VERSION_TEXT);
+    match publish_delayed(&lane.worker, &MessageCopy { properties, ..copy.clone() }, NEWER_VERSION_DELAY).await {
         Ok(()) => DeliveryAction::Ack,
         Err(error) => {
             tracing::warn!(provider = %lane.name, ?error, "failed to delay a message; requeueing it");

@@ -5,17 +5,14 @@
 //! refuses. So due look-ups are claimed from the ledger. Their messages stay in the queue, and count again when the
 //! payments are delayed. See `docs/decisions/0034-look-ups-of-unknown-outcomes.md`.
 
-use std::collections::BTreeMap;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::intake::{DeliveryAction, pause_intake};
+use super::intake::{DeliveryAction, run_without_message};
 use super::job::{Arrival, claim, run_claimed};
 use super::lane::LaneContext;
 use super::sweeper::republish::rebuild_or_review;
@@ -66,17 +63,7 @@ async fn start_due(lane: &Arc<LaneContext>, jobs: &TaskTracker) -> Result<(), Le
 }
 
 async fn handle_lookup(lane: Arc<LaneContext>, recorded: JobToRepublish) {
-    let _active = lane.meter.delivery_started(false);
-    let span = spans::job(lane.name.as_str(), &BTreeMap::new());
-    let end = AssertUnwindSafe(process(&lane, &recorded).instrument(span.clone())).catch_unwind().await;
-    let end = end.unwrap_or_else(|_| {
-        tracing::error!(provider = %lane.name, job = %recorded.job.id, "job handler panicked; the job's lease expires");
-        DeliveryAction::RequeueFault
-    });
-    spans::record_end(&span, end.code());
-    if end == DeliveryAction::RequeueAndPause {
-        pause_intake(&lane);
-    }
+    run_without_message(&lane, &recorded.job.id, process(&lane, &recorded)).await;
 }
 
 /// Processes the job as a delivery does, but without a message: nothing is acknowledged, requeued or published.

@@ -18,18 +18,16 @@ use crate::queue::message::CardNumbers;
 pub mod active_jobs;
 pub(crate) mod backlog;
 pub mod decode;
-pub mod delay;
 pub mod heartbeat;
 pub mod intake;
 pub mod job;
 pub mod lane;
 pub mod lane_control;
-pub mod local_faults;
 pub mod log_throttle;
 mod lookups;
 pub mod meter;
-pub mod newer_version;
 pub mod outbox;
+pub mod publish;
 pub mod quotas;
 pub mod resend;
 pub mod retry;
@@ -38,7 +36,6 @@ pub mod start_timer;
 pub mod supervisor;
 pub mod sweeper;
 pub mod topology;
-pub mod unconfirmed;
 
 /// The backends that a worker uses.
 #[derive(Clone)]
@@ -74,8 +71,8 @@ pub struct WorkerContext {
     pub active_jobs: Arc<active_jobs::ActiveJobs>,
     pub meter: Arc<meter::Meter>,
     pub outbox: Arc<outbox::Outbox>,
-    pub unconfirmed: Arc<unconfirmed::UnconfirmedPublishes>,
-    pub local_faults: Arc<local_faults::LocalFaults>,
+    pub unconfirmed: Arc<publish::UnconfirmedPublishes>,
+    pub local_faults: Arc<log_throttle::LocalFaults>,
     pub log_throttle: Arc<log_throttle::LogThrottle>,
     pub start_timer: Arc<start_timer::StartTimer>,
     pub flow_lanes: Arc<backlog::dispatcher::FlowLanes>,

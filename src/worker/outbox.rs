@@ -211,7 +211,7 @@ async fn publish_all(worker: &WorkerContext, drained: &CancellationToken) {
     let mut publishing: FuturesUnordered<BoxFuture<'_, BatchResult<'_>>> = FuturesUnordered::new();
     let mut leasing: Option<BoxFuture<'_, Option<Vec<OutcomeEvent>>>> = None;
     let mut marking: Option<BoxFuture<'_, bool>> = None;
-    let mut retrying: Option<BoxFuture<'_, RetriedBatch<'_>>> = None;
+    let mut retrying: Option<BoxFuture<'_, (BatchResult<'_>, Instant)>> = None;
     // Marks that are not in the ledger yet.
     let (mut marks, mut late) = (EventMarks::default(), LateConfirms::default());
     let (mut gather_at, mut retry_at) = (Instant::now(), Instant::now());
@@ -254,10 +254,10 @@ async fn publish_all(worker: &WorkerContext, drained: &CancellationToken) {
                 poll.record_published(&sent);
                 record_batch(sent, &mut marks, &mut late);
             }
-            Some(tried) = OptionFuture::from(retrying.as_mut()) => {
+            Some((sent, next_at)) = OptionFuture::from(retrying.as_mut()) => {
                 retrying = None;
-                retry_at = retry_at.min(tried.next_at);
-                record_batch(tried.sent, &mut marks, &mut late);
+                retry_at = retry_at.min(next_at);
+                record_batch(sent, &mut marks, &mut late);
             }
             Some(done) = late.waiting.next() => {
                 marks.record(late.finish(done));
@@ -279,10 +279,8 @@ async fn publish_all(worker: &WorkerContext, drained: &CancellationToken) {
 
 fn record_batch<'w>(sent: BatchResult<'w>, marks: &mut EventMarks, late: &mut LateConfirms<'w>) {
     sent.results.into_iter().for_each(|done| marks.record(done));
-    for (sequence, waiting) in sent.late {
-        late.sequences.insert(sequence);
-        late.waiting.push(waiting);
-    }
+    late.sequences.extend(sent.late_sequences);
+    late.waiting.extend(sent.late);
 }
 
 /// Publishes the remaining events, as long as every backend is available.
@@ -318,14 +316,8 @@ async fn lease_events(worker: &WorkerContext) -> Option<Vec<OutcomeEvent>> {
     taken.map_err(|error| tracing::debug!(%error, "failed to lease outcome events, retrying")).ok()
 }
 
-/// Result of retrying events that were rejected before.
-struct RetriedBatch<'w> {
-    sent: BatchResult<'w>,
-    /// Latest time of the next retry.
-    next_at: Instant,
-}
-
-async fn retry_rejected(worker: &WorkerContext) -> RetriedBatch<'_> {
+/// Retries events that were rejected before. Returns the result, and the latest time of the next retry.
+async fn retry_rejected(worker: &WorkerContext) -> (BatchResult<'_>, Instant) {
     let taken =
         worker.backends.ledger.lease_selected_events(EventSelection::RejectedBefore, RETRY_BATCH, EVENT_LEASE).await;
     let events = taken.unwrap_or_else(|error| {
@@ -333,7 +325,7 @@ async fn retry_rejected(worker: &WorkerContext) -> RetriedBatch<'_> {
         Vec::new()
     });
     let pause = if events.len() == RETRY_BATCH as usize { Duration::ZERO } else { POLL_INTERVAL };
-    RetriedBatch { sent: publish_batch(worker, events).await, next_at: Instant::now() + pause }
+    (publish_batch(worker, events).await, Instant::now() + pause)
 }
 
 async fn write_marks(worker: &WorkerContext, marks: EventMarks) -> bool {

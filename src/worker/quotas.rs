@@ -22,7 +22,6 @@ use crate::ledger::database::Database;
 use crate::limiter::gate::{Gate, GateContext};
 use crate::limiter::{LeaderRows, Limiter, RecentAttempts, SubjectUses};
 
-mod accounts;
 mod combined;
 
 pub use combined::{QuotaRows, quota_spec, quota_specs};

@@ -12,7 +12,8 @@ use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, JobResolution, ReloadedJob, ResolutionError, ResolutionRefusal};
 use crate::queue::message::{CardNumbers, DecodeError, decode, encode};
-use crate::queue::{Destination, OutgoingMessage, Properties, Queue, QueueError, headers};
+use crate::queue::{Destination, OutgoingMessage, Queue, QueueError, headers};
+use crate::worker::publish::job_properties;
 
 /// Resends jobs for an operator.
 pub struct Resender<'a> {
@@ -89,16 +90,11 @@ impl Resender<'_> {
                 Some(_) => ResendError::Unreadable("its row no longer says what was recorded".to_owned()),
             });
         }
-        let properties = Properties {
-            message_id: Some(id.as_str().to_owned()),
-            content_type: Some("application/json".to_owned()),
-            ..Properties::default()
-        };
         let outgoing = OutgoingMessage {
             destination: Destination::Lane(job.provider.clone()),
             body: Bytes::from(body),
             // The copy number that the resolution makes the newest.
-            properties: headers::with_copy_number(properties, reloaded.copy + 1),
+            properties: headers::with_copy_number(job_properties(id), reloaded.copy + 1),
         };
         Ok((reloaded, outgoing))
     }

@@ -52,9 +52,7 @@ impl LoadedSettings {
         }
         next
     }
-}
 
-impl LoadedSettings {
     /// Quotas whose limits are not all known, because an enabled invalid row without a last valid one may hold some of
     /// them. A disabled row holds none.
     pub fn quotas_with_unknown_limits(&self) -> BTreeSet<&str> {

@@ -10,7 +10,7 @@ use sluicegate::domain::disposition::{
 };
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::outcome::{LookupResult, Outcome, Refusal, UnknownCause};
-use sluicegate::worker::sweeper::overdue::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
+use sluicegate::worker::sweeper::republish::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
 use crate::page::{Page, plain};
 

@@ -18,7 +18,7 @@ const CLOCK_READERS: [(&str, &str); 11] = [
     ("src/cli/check/mod.rs", "shows how long the database takes to answer"),
     ("src/worker/start_timer.rs", "wakes starts by the system's monotonic clock, which tokio's timer rounds up"),
     ("src/worker/meter/decisions.rs", "stamps displayed decisions with the time of day"),
-    ("src/worker/newer_version.rs", "measures the age of messages that no ledger knows, across workers"),
+    ("src/worker/decode.rs", "measures the age of messages that no ledger knows, across workers"),
     ("src/queue/embedded/store.rs", "is the embedded broker, whose delays need its own clock"),
     ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, for the log"),
 ];
@@ -46,21 +46,19 @@ const WRITERS: [(&str, &str); 4] = [
 ];
 
 /// Files of the cores of gate and dispatcher, and their folders: pure state machines, which the simulation drives, too.
-const CORE: [&str; 15] = [
+const CORE: [&str; 13] = [
     "src/limiter/gate/core.rs",
     "src/limiter/gate/core/",
     "src/limiter/gate/wait_queue",
     "src/limiter/gate/block.rs",
     "src/limiter/gate/egress.rs",
     "src/limiter/gate/pending_call.rs",
-    "src/limiter/gate/release.rs",
     "src/limiter/gate/history_stock.rs",
     "src/limiter/gate/unpersisted.rs",
     "src/limiter/gate/call_sequence.rs",
     "src/worker/backlog/core.rs",
     "src/worker/backlog/core/",
     "src/worker/backlog/claimed_ahead.rs",
-    "src/worker/backlog/known_flows.rs",
     "src/worker/backlog/permit_waits.rs",
 ];
 /// Clocks, tasks, channels and logs.

@@ -67,18 +67,12 @@ impl QueueBlock {
         Self { reason, until, exact, retry_at: until.max(now + RETRY_PAUSE_MIN), first_waiter: None }
     }
 
-    /// Asks again so long before the end. Only an exact start can be booked ahead; asking early for any other gets the
-    /// same refusal again.
-    pub fn with_retry_ahead(self, ahead: Duration, now: Instant) -> Self {
-        if !self.exact {
-            return self;
-        }
+    /// The block with the waiter that was first. The limiter is asked again so long before the end. Only an exact start
+    /// can be booked ahead; asking early for any other gets the same refusal again.
+    pub fn with_first_waiter(self, first: Option<QueueKey>, retry_ahead: Duration, now: Instant) -> Self {
+        let ahead = if self.exact { retry_ahead } else { Duration::ZERO };
         let retry_at = self.until.checked_sub(ahead).unwrap_or(self.until).max(now + RETRY_PAUSE_MIN);
-        Self { retry_at, ..self }
-    }
-
-    pub fn with_first_waiter(self, first: Option<QueueKey>) -> Self {
-        Self { first_waiter: first, ..self }
+        Self { retry_at, first_waiter: first, ..self }
     }
 
     pub fn is_overtaken_by(&self, key: QueueKey) -> bool {

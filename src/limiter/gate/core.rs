@@ -3,6 +3,9 @@
 //! It makes no I/O, starts no task and reads no clock: events and the time are arguments, and decisions are values. The
 //! worker's gate drives it with messages and a limiter ([`super::dispatcher`]), the simulation in virtual time. So what
 //! is simulated is what runs. See `docs/decisions/0045-one-core-for-worker-and-simulation.md`.
+//!
+//! It makes one call at a time. A call without a reply is repeated under the same number, so that a lost reply acquires
+//! and releases nothing twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +16,16 @@ use self::cold::ColdState;
 use self::store_checks::StoreChecks;
 use super::block::{BlocksByKind, QueueBlock, RETRY_PAUSE_MIN};
 use super::egress::EgressRequest;
-use super::history_stock::{HistoryAnswer, HistoryStock};
-use super::pending_call::PendingCall;
-use super::release::PendingRelease;
+use super::history_stock::HistoryStock;
+use super::pending_call::{GrantedSlots, PendingCall, PendingRelease, permit_releases};
 use super::unpersisted::{PersistWindow, WindowSlot};
-use super::wait_queue::{CountingScope, PermitWaiter, WaitQueue};
-use super::{BlockReason, GateRefusal, GateView, QueuePosition};
+use super::wait_queue::{PermitWaiter, RequestBatch, WaitQueue};
+use super::{AcquireResult, BlockReason, GateView, QueuePosition};
 use crate::domain::job::JobId;
+use crate::domain::permit_protocol::{BATCH_MAX, CounterSeeds, LimiterCall};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 
-mod call;
 mod cold;
 mod reply;
 mod store_checks;
@@ -40,6 +42,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// The retry delay of refused jobs while the store is unavailable.
 const STORE_UNAVAILABLE_WAIT: Duration = Duration::from_secs(1);
+/// Longest time between two exchanges with the store, because a comparison of the clocks loses precision with time.
+const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// A request's sender, returned with the decision.
 pub(crate) trait Ticket {
@@ -49,19 +53,9 @@ pub(crate) trait Ticket {
 
 /// The end of one request's wait.
 #[derive(Debug)]
-pub(crate) enum Decision<T> {
-    Granted {
-        ticket: T,
-        permit: GrantedPermit,
-    },
-    Refused {
-        ticket: T,
-        refusal: GateRefusal,
-    },
-    /// The lane had no worker slot at its egress rate in time.
-    NoWorkerSlot {
-        ticket: T,
-    },
+pub(crate) struct Decision<T> {
+    pub ticket: T,
+    pub result: AcquireResult<GrantedPermit>,
 }
 
 /// A permit. Its driver begins it in time and reports its end ([`GateCore::release`]).
@@ -73,12 +67,7 @@ pub(crate) struct GrantedPermit {
     pub use_before: Instant,
     /// The slots are held for the response at most until then.
     pub answer_before: Instant,
-    /// The call that granted it.
-    pub call: u64,
-    pub cost: u32,
-    pub scope: CountingScope,
-    /// Per limit name, the instant to restore if it is not used.
-    pub origins: Arc<[(String, u64)]>,
+    pub slots: GrantedSlots,
     pub window_slot: WindowSlot,
     /// A limit of its account has made the job wait.
     pub waited_for_account: bool,
@@ -216,7 +205,7 @@ impl<T: Ticket> GateCore<T> {
     /// Adds a waiter. If it is more urgent than the first one that was refused, the block ends, and the limiter is
     /// asked.
     pub fn join(&mut self, waiter: PermitWaiter<T>, now: Instant) {
-        let kind = waiter.scope.kind();
+        let kind = waiter.scope.kind;
         let Some(key) = self.queue.enqueue(waiter, &self.spec, now) else { return };
         if self.kind_blocks.get(&kind).is_some_and(|block| block.is_overtaken_by(key)) {
             self.kind_blocks.remove(&kind);
@@ -234,7 +223,7 @@ impl<T: Ticket> GateCore<T> {
             let spec = &self.spec;
             let is_freed = |by: &BlockReason| matches!(by, BlockReason::Limit(name) if spec.counts_in_flight(name));
             self.kind_blocks.retain(|_, block| !is_freed(&block.reason));
-            self.queue.resume_after_release(&release.scope, is_freed);
+            self.queue.resume_after_release(release.scope(), is_freed);
         }
         self.releases.push(release);
         let at = now + delay;
@@ -257,7 +246,7 @@ impl<T: Ticket> GateCore<T> {
     ///
     /// # Errors
     /// Text for an operator: the query failed. It is repeated a little later.
-    pub fn receive_history(&mut self, answer: Result<HistoryAnswer, String>, now: Instant) -> Result<(), String> {
+    pub fn receive_history(&mut self, answer: Result<CounterSeeds, String>, now: Instant) -> Result<(), String> {
         self.history.store_result(answer, now)?;
         let waits = |block: &QueueBlock| block.reason == BlockReason::NeedsHistory;
         self.queue.resume_after_history();
@@ -332,5 +321,100 @@ impl<T: Ticket> GateCore<T> {
     /// Drops all waiters: the gate grants nothing more, and sends the releases that are left.
     pub fn close(&mut self) {
         self.queue = WaitQueue::default();
+    }
+
+    /// Blocks the queue, and makes the next call when the block says so.
+    fn block_until_retry(&mut self, block: QueueBlock) {
+        self.call_at = block.retry_at;
+        self.block = Some(block);
+    }
+
+    /// When the next call is due. The driver makes it then, unless one is in flight.
+    pub fn next_call_at(&self, now: Instant) -> Instant {
+        // A new gate, and one whose store is cold, calls without any request, so that its first job need not wait for
+        // that.
+        if !self.store.is_verified()
+            || self.calls < 2
+            || self.cold.is_some()
+            || self.history.has_loaded()
+            || self.unanswered.is_some()
+            || self.failures > 0
+        {
+            return self.call_at;
+        }
+        let may_ask = self.queue.len() > 0 && self.persist_window.free_slots() > 0;
+        let ready_at = may_ask.then(|| self.queue.next_ready_at(&self.kind_blocks, now)).flatten();
+        let wants = ready_at.map(|ready_at| ready_at.max(self.call_at));
+        // With older settings than the store's a call has no effect, however urgent it is.
+        let urgent_at = if self.stale || self.may_delay_reset { self.call_at } else { now };
+        let pause = self.pause_until.map(|_| urgent_at);
+        let distrust = self.store.invalidate_epoch().map(|_| urgent_at);
+        let idle = self.replied_at + IDLE_MAX;
+        [wants, self.release_at, pause, distrust].into_iter().flatten().fold(idle, Instant::min)
+    }
+
+    /// Whether the next call repeats the unanswered one.
+    pub fn repeats_call(&self, run_id: &str) -> bool {
+        self.unanswered.is_some() && self.store.is_same_run(run_id)
+    }
+
+    /// The unanswered call again, or a new one. A store that was replaced does not know the old call.
+    pub fn prepare_call(&mut self, run_id: &str, now: Instant) -> PendingCall {
+        let unanswered = self.unanswered.take();
+        if !self.store.is_same_run(run_id) {
+            if self.store.replace(run_id) {
+                self.notices.push(Notice::StoreReplaced);
+            }
+            if let Some(unanswered) = unanswered {
+                self.repeat_pause(&unanswered);
+            }
+        } else if let Some(unanswered) = unanswered {
+            return unanswered;
+        }
+        self.calls += 1;
+        let rest = self.releases.split_off(self.releases.len().min(BATCH_MAX));
+        let releases = std::mem::replace(&mut self.releases, rest);
+        self.release_at = (!self.releases.is_empty()).then_some(now);
+        self.sent_pause_until = self.sent_pause_until.max(self.pause_until);
+        let batches = if self.store.may_request() {
+            self.queue.next_batches(&self.kind_blocks, self.persist_window.free_slots(), now)
+        } else {
+            Vec::new()
+        };
+        let (spec, pause_until) = (Arc::clone(&self.spec), self.pause_until.take());
+        let call = LimiterCall {
+            incarnation: self.incarnation,
+            number: self.calls,
+            requests: batches.iter().map(RequestBatch::request).collect(),
+            releases: permit_releases(&releases, &spec, now),
+            pause: pause_until.map(|until| until.saturating_duration_since(now)),
+            rebuild: self.cold.as_mut().and_then(|cold| cold.data.take()),
+            seeds: self.history.next_seeds(),
+            invalidate_epoch: self.store.invalidate_epoch(),
+            look_ahead: self.persist_window.ahead().booking(),
+            run_id: run_id.to_owned(),
+        };
+        PendingCall { call, spec, sent_at: now, batches, releases, pause_until }
+    }
+
+    /// Whether no reply has come since the last failure.
+    pub fn has_failed(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// Whether no reply has come at all.
+    pub fn is_starting(&self) -> bool {
+        self.replied_at == self.store.origin()
+    }
+
+    /// Records that a call could not be prepared, or that its reply is missing: then it is kept, and repeated.
+    pub fn record_failure(&mut self, outgoing: Option<PendingCall>, cause: String, now: Instant) {
+        if outgoing.is_some() {
+            self.unanswered = outgoing;
+        }
+        self.call_at = now + (RETRY_FIRST * 2_u32.saturating_pow(self.failures.min(10))).min(RETRY_MAX);
+        self.failures = self.failures.saturating_add(1);
+        let reason = BlockReason::StoreUnavailable(cause);
+        self.block = Some(QueueBlock::new(reason, now + STORE_UNAVAILABLE_WAIT, false, now));
     }
 }

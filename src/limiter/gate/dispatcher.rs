@@ -8,15 +8,13 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
+use self::log::StallMonitor;
 use super::core::{Decision, GateCore, ReplyEffects, StoreFacts, Ticket};
-use super::history::HistoryLoader;
-use super::history_stock::HistoryAnswer;
+use super::history::{HistoryLoader, Rebuild};
 use super::pending_call::PendingCall;
 use super::permit::Permit;
-use super::rebuild::Rebuild;
-use super::stall::StallMonitor;
 use super::{AcquireResult, GateContext, GateMessage, GateView};
-use crate::domain::permit_protocol::LimiterReply;
+use crate::domain::permit_protocol::{CounterSeeds, LimiterReply};
 use crate::faults::{self, CrashPoint};
 use crate::limiter::LimiterError;
 
@@ -130,7 +128,7 @@ impl PermitDispatcher {
     }
 
     /// Takes a history from the ledger.
-    fn receive_history(&mut self, answer: Result<HistoryAnswer, String>) {
+    fn receive_history(&mut self, answer: Result<CounterSeeds, String>) {
         if let Err(cause) = self.core.receive_history(answer, Instant::now()) {
             let quota = &self.core.spec().quota;
             tracing::warn!(%quota, cause, "cannot read past usage from the ledger: new limits wait, retrying");
@@ -148,16 +146,17 @@ impl PermitDispatcher {
     }
 
     fn deliver_decisions(&mut self) {
-        for decision in self.core.take_decisions() {
-            // A request that was cancelled needs no answer. Its permit is dropped, which releases its slots.
-            let _ = match decision {
-                Decision::Granted { ticket, permit } => {
+        for Decision { ticket, result } in self.core.take_decisions() {
+            let result = match result {
+                AcquireResult::Granted(permit) => {
                     self.stall.end();
-                    ticket.send(AcquireResult::Granted(Permit::new(permit, &self.outbox)))
+                    AcquireResult::Granted(Permit::new(permit, &self.outbox))
                 }
-                Decision::Refused { ticket, refusal } => ticket.send(AcquireResult::Refused(refusal)),
-                Decision::NoWorkerSlot { ticket } => ticket.send(AcquireResult::NoWorkerSlot),
+                AcquireResult::Refused(refusal) => AcquireResult::Refused(refusal),
+                AcquireResult::NoWorkerSlot => AcquireResult::NoWorkerSlot,
             };
+            // A request that was cancelled needs no answer. Its permit is dropped, which releases its slots.
+            let _ = ticket.send(result);
         }
     }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::domain::leaky_bucket::LeakyBucket;
@@ -71,10 +71,16 @@ impl LaneEgress {
         Arc::new(Self(Mutex::new(EgressState { workers, busy: 0, paced: 0, bucket, origin, gate_waits: false })))
     }
 
+    /// The state, and the time since its origin.
+    fn state_at(&self, now: Instant) -> (MutexGuard<'_, EgressState>, Duration) {
+        let state = self.0.lock();
+        let since_origin = now.saturating_duration_since(state.origin);
+        (state, since_origin)
+    }
+
     /// Applies a changed row; the caller wakes the gate.
     pub(crate) fn configure_at(&self, workers: u32, jobs_per_second: f64, now: Instant) {
-        let mut state = self.0.lock();
-        let since_origin = now.saturating_duration_since(state.origin);
+        let (mut state, since_origin) = self.state_at(now);
         state.workers = workers;
         state.bucket.set_rate(jobs_per_second, since_origin);
         state.count_waiting(since_origin);
@@ -88,18 +94,16 @@ impl LaneEgress {
     /// Sets how many paced jobs wait at the gate. As many as there are free worker slots keep their turn by the egress
     /// rate while a limit makes them wait.
     pub(super) fn set_paced(&self, now: Instant, jobs: usize) {
-        let mut state = self.0.lock();
+        let (mut state, since_origin) = self.state_at(now);
         state.paced = u32::try_from(jobs).unwrap_or(u32::MAX);
-        let since_origin = now.saturating_duration_since(state.origin);
         state.count_waiting(since_origin);
     }
 
     /// What is free now. A gate that finds no slot is notified when one is released.
     pub(super) fn free(&self, now: Instant) -> FreeEgress {
-        let mut state = self.0.lock();
+        let (mut state, since_origin) = self.state_at(now);
         let slots = state.free_slots();
         state.gate_waits = slots == 0;
-        let since_origin = now.saturating_duration_since(state.origin);
         state.count_waiting(since_origin);
         let next_tick = now + state.bucket.wait(since_origin);
         FreeEgress { slots, ticks: state.bucket.ready(since_origin), next_tick }
@@ -107,16 +111,14 @@ impl LaneEgress {
 
     /// Wait for the egress rate of a job with this many paced jobs before it.
     pub(super) fn wait_behind(&self, now: Instant, jobs_ahead: u64) -> Duration {
-        let state = self.0.lock();
-        let since_origin = now.saturating_duration_since(state.origin);
+        let (state, since_origin) = self.state_at(now);
         state.bucket.wait_behind(since_origin, u32::try_from(jobs_ahead).unwrap_or(u32::MAX))
     }
 
     /// Takes a worker slot, and a tick of the bucket if the job is paced.
     pub(crate) fn occupy(&self, rule: EgressRule, now: Instant) {
-        let mut state = self.0.lock();
+        let (mut state, since_origin) = self.state_at(now);
         state.busy += 1;
-        let since_origin = now.saturating_duration_since(state.origin);
         if rule == EgressRule::Paced {
             state.bucket.leak(since_origin);
         }
@@ -125,9 +127,8 @@ impl LaneEgress {
 
     /// Returns a worker slot, and the tick if it is refunded. Returns whether the gate should look at its waiters.
     pub(crate) fn vacate(&self, is_refunded: bool, now: Instant) -> bool {
-        let mut state = self.0.lock();
+        let (mut state, since_origin) = self.state_at(now);
         state.busy = state.busy.saturating_sub(1);
-        let since_origin = now.saturating_duration_since(state.origin);
         if is_refunded {
             state.bucket.refund(since_origin);
         }

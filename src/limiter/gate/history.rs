@@ -1,33 +1,40 @@
-//! Queries of the ledger for past uses that the limiter did not count.
+//! The gate's queries of the ledger: past uses that the limiter did not count, and those of a state that was lost.
 //!
-//! They concern new limits, accounts and references. One query runs at a time, and only for jobs that wait now, so its
-//! cost depends on current use. It runs once the limiter's clock shows that no earlier permit can start any more. Its
+//! Past uses are those of new limits, accounts and references. They are queried only for jobs that wait now, so the cost
+//! depends on current use. The query runs once the limiter's clock shows that no earlier permit can start any more. Its
 //! result is for the state that needed it. See `docs/decisions/0012-history-of-uncounted-usage.md`.
+//!
+//! A lost state is rebuilt once none of its permits can start any more ([`super::core`]). Another limiter leader must not
+//! grant any more either. See `docs/decisions/0011-cold-start-and-rebuild.md`.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, pending};
+use tokio::time::{Instant, timeout};
 
 use super::GateContext;
-use super::history_stock::{HistoryAnswer, HistoryRequest};
+use super::core::{ColdQuery, RebuildStep};
+use super::history_stock::HistoryRequest;
 use crate::domain::limit::Scope;
-use crate::domain::permit_protocol::{Subject, SubjectHistory, UsageHistory};
-use crate::limiter::{RecentAttempts, SubjectUses};
+use crate::domain::permit_protocol::{CostByKind, CounterSeeds, PastUse, RebuildData};
+use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::time::Micros;
+use crate::limiter::RecentAttempts;
 
-type HistoryResult = Result<HistoryAnswer, String>;
+/// Wait between two queries of a ledger that failed, and the retry delay of refused jobs while a query runs.
+const LEDGER_RETRY: Duration = Duration::from_secs(1);
+/// Time between two checks whether another leader may still grant, and how long the gate waits at a time for the
+/// ledger, which may have to read a month.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+type HistoryResult = Result<CounterSeeds, String>;
+type RecentUsesResult = Result<(Vec<PastUse>, CostByKind), String>;
 
 #[derive(Default)]
 pub(super) struct HistoryLoader {
     query: Option<BoxFuture<'static, HistoryResult>>,
-}
-
-impl fmt::Debug for HistoryLoader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HistoryLoader").field("is_querying", &self.query.is_some()).finish()
-    }
 }
 
 impl HistoryLoader {
@@ -61,32 +68,54 @@ impl HistoryLoader {
 }
 
 async fn run(request: &HistoryRequest, recent: &dyn RecentAttempts) -> HistoryResult {
-    let mut answer = HistoryAnswer { state_epoch: request.state_epoch, provider: None, subjects: Vec::new() };
+    let mut answer = CounterSeeds { state_epoch: request.state_epoch, provider: None, subjects: Vec::new() };
     if request.needs.provider {
-        let lookback = request.spec.lookback();
-        let (ended, in_flight) = recent.recent_uses(&request.spec.quota, lookback).await?;
-        let (as_of, within) = (request.as_of, lookback.count_within);
-        answer.provider = Some(UsageHistory { as_of, within, ended, in_flight });
+        let (ended, in_flight) = recent.recent_uses(&request.spec.quota, request.spec.lookback()).await?;
+        answer.provider = Some(request.provider_history(ended, in_flight));
     }
-    for scope in [Scope::Account, Scope::Reference] {
-        answer.subjects.extend(query_scope(request, recent, scope).await?);
+    for query in [Scope::Account, Scope::Reference].into_iter().filter_map(|scope| request.subject_query(scope)) {
+        let uses = recent.recent_subject_uses(&request.spec.quota, &query).await?;
+        answer.subjects.extend(request.subject_histories(&query, uses));
     }
     Ok(answer)
 }
 
-async fn query_scope(
-    request: &HistoryRequest,
-    recent: &dyn RecentAttempts,
-    scope: Scope,
-) -> Result<Vec<SubjectHistory>, String> {
-    let Some(query) = request.subject_query(scope) else { return Ok(Vec::new()) };
-    let uses = recent.recent_subject_uses(&request.spec.quota, &query).await?;
-    let mut by_name: BTreeMap<String, SubjectUses> = uses.into_iter().map(|uses| (uses.name.clone(), uses)).collect();
-    let history = |(subject, name): &(Subject, String)| {
-        // A subject without an entry in the ledger was not used.
-        let SubjectUses { ended, in_flight, .. } = by_name.remove(name).unwrap_or_default();
-        let history = UsageHistory { as_of: request.as_of, within: query.within, ended, in_flight };
-        SubjectHistory { subject: subject.clone(), history }
-    };
-    Ok(request.named(scope).values().map(history).collect())
+/// The ledger's query for one cold state.
+pub(super) struct Rebuild {
+    state_epoch: Micros,
+    /// The running query.
+    query: Option<BoxFuture<'static, RecentUsesResult>>,
+}
+
+impl Rebuild {
+    /// The rebuild that is in progress, or a new one if the state was lost again.
+    pub fn resume_or_new(known: Option<Self>, state_epoch: Micros) -> Self {
+        known.filter(|rebuild| rebuild.state_epoch == state_epoch).unwrap_or(Self { state_epoch, query: None })
+    }
+
+    /// Takes the next step: waits, or queries the ledger.
+    pub async fn advance(&mut self, spec: &QuotaSpec, parts: &GateContext, cold: ColdQuery) -> RebuildStep {
+        if !parts.limiter.may_rebuild(&spec.quota).await {
+            return RebuildStep::Wait { until: (Instant::now() + CHECK_INTERVAL).min(cold.at_latest) };
+        }
+        let query = self.query.get_or_insert_with(|| {
+            let (recent, quota, lookback) = (Arc::clone(&parts.recent), spec.quota.clone(), spec.lookback());
+            Box::pin(async move { recent.recent_uses(&quota, lookback).await })
+        });
+        let Ok(answer) = timeout(CHECK_INTERVAL, query).await else {
+            return RebuildStep::Querying { until: (Instant::now() + LEDGER_RETRY).min(cold.at_latest) };
+        };
+        self.query = None;
+        match answer {
+            Ok((ended, in_flight)) => {
+                let data = RebuildData { state_epoch: self.state_epoch, ended, in_flight };
+                RebuildStep::Loaded { data, at: Instant::now() }
+            }
+            Err(cause) => {
+                let quota = &spec.quota;
+                tracing::warn!(%quota, cause, "no permits: the ledger cannot be read to rebuild the limiter; retrying");
+                RebuildStep::Wait { until: (Instant::now() + LEDGER_RETRY).min(cold.at_latest) }
+            }
+        }
+    }
 }

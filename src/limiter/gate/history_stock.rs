@@ -12,10 +12,11 @@ use tokio::time::Instant;
 use super::wait_queue::CountingScope;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{
-    BATCH_MAX, CostByKind, CounterSeeds, LimiterReply, Subject, SubjectHistory, UsageHistory,
+    BATCH_MAX, CostByKind, CounterSeeds, LimiterReply, PastUse, Subject, SubjectHistory, UsageHistory,
 };
 use crate::domain::quota_spec::{QuotaSpec, SubjectQuery};
 use crate::domain::time::Micros;
+use crate::limiter::SubjectUses;
 
 /// Most accounts, and most references, in one query.
 pub(super) const SUBJECTS_MAX: usize = 100;
@@ -55,14 +56,6 @@ impl HistoryNeeds {
     }
 }
 
-/// The ledger's history for one state of the limiter.
-#[derive(Debug)]
-pub(crate) struct HistoryAnswer {
-    pub state_epoch: Micros,
-    pub provider: Option<UsageHistory>,
-    pub subjects: Vec<SubjectHistory>,
-}
-
 /// A history to query from the ledger.
 #[derive(Debug)]
 pub(crate) struct HistoryRequest {
@@ -75,7 +68,7 @@ pub(crate) struct HistoryRequest {
 /// The result of the last query, until it has been sent.
 #[derive(Debug, Default)]
 pub(super) struct HistoryStock {
-    loaded: Option<HistoryAnswer>,
+    loaded: Option<CounterSeeds>,
     retry_at: Option<Instant>,
 }
 
@@ -89,26 +82,35 @@ impl HistoryRequest {
         Some(SubjectQuery { scope, names, within: Duration::from_micros(longest_us) })
     }
 
-    pub(super) fn named(&self, scope: Scope) -> &NamedSubjects {
+    fn named(&self, scope: Scope) -> &NamedSubjects {
         if scope == Scope::Account { &self.needs.accounts } else { &self.needs.references }
     }
 
-    /// The answer of a ledger without any uses.
-    pub fn answer_without_uses(&self) -> HistoryAnswer {
-        let unused = |within| {
-            let in_flight = CostByKind::default();
-            UsageHistory { as_of: self.as_of, within, ended: Vec::new(), in_flight }
+    /// The history of the provider's limits.
+    pub(super) fn provider_history(&self, ended: Vec<PastUse>, in_flight: CostByKind) -> UsageHistory {
+        UsageHistory { as_of: self.as_of, within: self.spec.lookback().count_within, ended, in_flight }
+    }
+
+    /// The histories of accounts or references, from the ledger's answer to this query.
+    pub(super) fn subject_histories(&self, query: &SubjectQuery, uses: Vec<SubjectUses>) -> Vec<SubjectHistory> {
+        let mut by_name: BTreeMap<String, SubjectUses> =
+            uses.into_iter().map(|uses| (uses.name.clone(), uses)).collect();
+        let history = |(subject, name): &(Subject, String)| {
+            // A subject without an entry in the ledger was not used.
+            let SubjectUses { ended, in_flight, .. } = by_name.remove(name).unwrap_or_default();
+            let history = UsageHistory { as_of: self.as_of, within: query.within, ended, in_flight };
+            SubjectHistory { subject: subject.clone(), history }
         };
-        let subjects = [Scope::Account, Scope::Reference].into_iter().flat_map(|scope| {
-            let within = self.subject_query(scope).map(|query| query.within);
-            let histories = self.named(scope).values().filter_map(move |(subject, _)| {
-                Some(SubjectHistory { subject: subject.clone(), history: unused(within?) })
-            });
-            histories.collect::<Vec<_>>()
-        });
-        HistoryAnswer {
+        self.named(query.scope).values().map(history).collect()
+    }
+
+    /// The answer of a ledger without any uses.
+    pub fn answer_without_uses(&self) -> CounterSeeds {
+        let queries = [Scope::Account, Scope::Reference].map(|scope| self.subject_query(scope));
+        let subjects = queries.iter().flatten().flat_map(|query| self.subject_histories(query, Vec::new()));
+        CounterSeeds {
             state_epoch: self.state_epoch,
-            provider: self.needs.provider.then(|| unused(self.spec.lookback().count_within)),
+            provider: self.needs.provider.then(|| self.provider_history(Vec::new(), CostByKind::default())),
             subjects: subjects.collect(),
         }
     }
@@ -140,14 +142,11 @@ impl HistoryStock {
     ///
     /// # Errors
     /// Text for an operator: the query failed. It is repeated a little later.
-    pub fn store_result(&mut self, answer: Result<HistoryAnswer, String>, now: Instant) -> Result<(), String> {
-        match answer {
-            Ok(answer) => self.loaded = Some(answer),
-            Err(cause) => {
-                self.retry_at = Some(now + LEDGER_RETRY);
-                return Err(cause);
-            }
+    pub fn store_result(&mut self, answer: Result<CounterSeeds, String>, now: Instant) -> Result<(), String> {
+        if answer.is_err() {
+            self.retry_at = Some(now + LEDGER_RETRY);
         }
+        self.loaded = Some(answer?);
         Ok(())
     }
 

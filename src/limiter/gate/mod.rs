@@ -11,7 +11,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +22,6 @@ use crate::domain::quota_spec::QuotaSpec;
 
 mod block;
 mod call_sequence;
-mod clock_verification;
 pub(crate) mod core;
 mod dispatcher;
 mod egress;
@@ -31,30 +29,24 @@ mod history;
 mod history_stock;
 mod pending_call;
 mod permit;
-mod rebuild;
-mod release;
-mod stall;
 mod unpersisted;
 mod wait_queue;
-mod worker_slot;
 
 pub use self::core::RELEASE_DELAY;
 pub use block::RETRY_PAUSE_MIN;
 pub use egress::{EgressPosition, EgressRequest, EgressRule, LaneEgress};
-pub(crate) use pending_call::PendingCall;
-pub use permit::{InFlightPermit, Permit, PermitExpired};
-pub(crate) use release::{PendingRelease, PendingReleaseKind};
+pub(crate) use pending_call::{GrantedSlots, PendingCall, PendingRelease};
+pub use permit::{InFlightPermit, Permit, PermitExpired, WorkerSlot};
 pub(crate) use unpersisted::WindowSlot;
 pub(crate) use wait_queue::{CountingScope, PermitWaiter};
-pub use worker_slot::WorkerSlot;
 
 /// Longest time by which a pause is prolonged, so that jobs do not all resume at once.
 const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);
 
-/// The result of a request for a permit.
+/// The result of a request for a permit. `P`: a [`Permit`], or what the gate's core has granted.
 #[derive(Debug)]
-pub enum AcquireResult {
-    Granted(Permit),
+pub enum AcquireResult<P = Permit> {
+    Granted(P),
     Refused(GateRefusal),
     /// The lane had no worker slot at its egress rate in time.
     NoWorkerSlot,
@@ -158,6 +150,24 @@ pub struct GateView {
     pub unavailable_at: Option<Instant>,
 }
 
+impl GateView {
+    /// Whether a limit blocks the queue.
+    pub fn is_blocked_by_limit(&self) -> bool {
+        matches!(self.block, Some((BlockReason::Limit(_), _)))
+    }
+
+    /// Whether a limit blocks the queue, or did so since then.
+    pub fn was_at_limit_since(&self, since: Instant) -> bool {
+        self.limited_at.is_some_and(|at| at >= since)
+    }
+
+    /// Time of a wait that limits and worker slots explain: all since something else has blocked the queue last. A worker
+    /// that starts with a full queue has a cold limiter, and all that it holds by then waits.
+    pub fn waited_for_limits(&self, began: Instant, now: Instant) -> Duration {
+        now.saturating_duration_since(self.unavailable_at.map_or(began, |at| at.max(began)))
+    }
+}
+
 /// A job's position in the queue, and what it waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePosition {
@@ -226,35 +236,11 @@ impl Gate {
     /// [`Gate::acquire`] for a job whose position can be queried by its id ([`Gate::position_of`]).
     pub async fn acquire_for(&self, job: Option<JobId>, request: AcquireRequest) -> AcquireResult {
         let (reply, answer) = oneshot::channel();
-        let AcquireRequest { cost, kind, priority, account, reference, .. } = request;
-        let scope = CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
-        let waiter = PermitWaiter {
-            job,
-            cost,
-            priority,
-            scope,
-            reference,
-            wait_until: request.wait_until,
-            accepted_wait: request.accepted_wait,
-            account_wait_until: Instant::now().checked_add(request.account_wait),
-            egress: request.egress,
-            ticket: reply,
-            deferral: None,
-            counted: Arc::default(),
-        };
-        let stopping = || {
-            let retry_after = Duration::from_secs(1);
-            AcquireResult::Refused(GateRefusal {
-                retry_after,
-                exact: false,
-                reason: BlockReason::Stopping,
-                scope: RefusalScope::All,
-            })
-        };
-        if self.messages.send(GateMessage::Acquire(waiter)).is_err() {
-            return stopping();
-        }
-        answer.await.unwrap_or_else(|_| stopping())
+        // A gate that has ended drops the request, and the answer with it.
+        let _ = self.messages.send(GateMessage::Acquire(PermitWaiter::new(job, request, reply, Instant::now())));
+        let (reason, scope) = (BlockReason::Stopping, RefusalScope::All);
+        let refusal = GateRefusal { retry_after: Duration::from_secs(1), exact: false, reason, scope };
+        answer.await.unwrap_or(AcquireResult::Refused(refusal))
     }
 
     /// This job's position in the queue; `None` if it does not wait. Reads the whole queue, so it is meant for people.
@@ -290,9 +276,4 @@ impl Gate {
     pub fn view(&self) -> watch::Receiver<GateView> {
         self.view.clone()
     }
-}
-
-/// 128 bits of SHA-256: two references that share it would only share a limit.
-fn digest(reference: &str) -> String {
-    hex::encode(&Sha256::digest(reference.as_bytes())[..16])
 }

@@ -1,7 +1,8 @@
 //! A permit's life cycle: it is granted, then either begun and released with the response, or released unused.
 //!
 //! A permit cannot begin after the end of its send budget. If it is dropped before it begins, its slots return to the
-//! limiter. If it is dropped in flight, its slots are held until the deadline, because the outcome is unknown.
+//! limiter. If it is dropped in flight, its slots are held until the deadline, because the outcome is unknown. The worker
+//! slot that comes with it returns to its lane when it is dropped.
 //! See `docs/decisions/0007-hold-slots-until-the-response.md`.
 
 use std::sync::Arc;
@@ -11,10 +12,9 @@ use tokio::time::Instant;
 
 use super::GateMessage;
 use super::core::GrantedPermit;
-use super::release::{PendingRelease, PendingReleaseKind};
+use super::egress::{EgressRequest, EgressRule, LaneEgress};
+use super::pending_call::GrantedSlots;
 use super::unpersisted::WindowSlot;
-use super::wait_queue::CountingScope;
-use super::worker_slot::WorkerSlot;
 
 /// The right to begin one request.
 #[derive(Debug)]
@@ -27,25 +27,15 @@ pub struct Permit {
     pub waited_for_account: bool,
     /// The slots are held for the response at most until then.
     answer_before: Instant,
-    slots: Option<PermitSlots>,
+    slots: Option<GrantedSlots>,
     window_slot: Option<WindowSlot>,
     worker_slot: Option<WorkerSlot>,
+    gate: GateSender,
 }
 
 /// The permit's time has passed; its slots are released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitExpired;
-
-/// Slots of one permit, with what is needed to release them.
-#[derive(Debug)]
-struct PermitSlots {
-    call: u64,
-    cost: u32,
-    scope: CountingScope,
-    /// Per limit name, the instant to restore; the same for all permits of a run.
-    origins: Arc<[(String, u64)]>,
-    gate: mpsc::WeakUnboundedSender<GateMessage>,
-}
 
 /// A permit whose request may be in flight.
 #[derive(Debug)]
@@ -53,24 +43,45 @@ struct PermitSlots {
 pub struct InFlightPermit {
     /// The request must end by then: a window later its slots may be granted again.
     pub answer_before: Instant,
-    slots: PermitSlots,
+    slots: GrantedSlots,
+    gate: GateSender,
+}
+
+/// The right of one job to be processed: one of `workers`. It ends when it is dropped.
+#[derive(Debug)]
+pub struct WorkerSlot {
+    lane: Arc<LaneEgress>,
+    rule: EgressRule,
+    is_refunded: bool,
+    gate: GateSender,
+}
+
+/// Messages to the gate. One that has ended grants nothing more and releases nothing: the leases expire.
+#[derive(Clone, Debug)]
+struct GateSender(mpsc::WeakUnboundedSender<GateMessage>);
+
+impl GateSender {
+    fn send(&self, message: GateMessage) {
+        if let Some(gate) = self.0.upgrade() {
+            let _ = gate.send(message);
+        }
+    }
 }
 
 impl Permit {
     /// The permit that the gate's core has granted, for a job of this process.
     pub(super) fn new(granted: GrantedPermit, gate: &mpsc::WeakUnboundedSender<GateMessage>) -> Self {
         let GrantedPermit { start_at, use_before, answer_before, waited_for_account, .. } = granted;
-        let GrantedPermit { call, cost, scope, origins, window_slot, egress, .. } = granted;
-        let worker_slot = egress.map(|egress| WorkerSlot::new(egress, gate.clone()));
-        let slots = Some(PermitSlots { call, cost, scope, origins, gate: gate.clone() });
+        let gate = GateSender(gate.clone());
         Self {
             start_at,
             use_before,
             waited_for_account,
             answer_before,
-            slots,
-            window_slot: Some(window_slot),
-            worker_slot,
+            slots: Some(granted.slots),
+            window_slot: Some(granted.window_slot),
+            worker_slot: granted.egress.map(|egress| WorkerSlot::new(egress, gate.clone())),
+            gate,
         }
     }
 
@@ -82,14 +93,12 @@ impl Permit {
     /// The permit's request is persisted, so the next job in the queue may get a permit. A permit that begins without
     /// this counts as persisted then.
     pub fn mark_persisted(&mut self) {
-        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(None, Instant::now()));
-        self.notify_slot_freed(has_room);
+        self.free_window_slot(|slot| slot.persisted(None, Instant::now()));
     }
 
-    fn notify_slot_freed(&self, has_room: bool) {
-        if has_room && let Some(gate) = self.slots.as_ref().and_then(|slots| slots.gate.upgrade()) {
-            // A gate that has ended asks for nothing more.
-            let _ = gate.send(GateMessage::SlotFreed);
+    fn free_window_slot(&mut self, frees: impl FnOnce(WindowSlot) -> bool) {
+        if self.window_slot.take().is_some_and(frees) {
+            self.gate.send(GateMessage::SlotFreed);
         }
     }
 
@@ -98,26 +107,24 @@ impl Permit {
     /// # Errors
     /// [`PermitExpired`] outside of the permit's time; the slots are released.
     pub fn begin(mut self) -> Result<InFlightPermit, PermitExpired> {
-        let now = Instant::now();
-        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(Some(self.start_at), now));
-        self.notify_slot_freed(has_room);
-        if now < self.start_at || now > self.use_before {
+        let (now, start_at) = (Instant::now(), self.start_at);
+        self.free_window_slot(|slot| slot.persisted(Some(start_at), now));
+        if now < start_at || now > self.use_before {
             return Err(PermitExpired);
         }
-        let answer_before = self.answer_before;
-        self.slots.take().map(|slots| InFlightPermit { answer_before, slots }).ok_or(PermitExpired)
+        let slots = self.slots.take().ok_or(PermitExpired)?;
+        Ok(InFlightPermit { answer_before: self.answer_before, slots, gate: self.gate.clone() })
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let has_room = self.window_slot.take().is_some_and(|slot| slot.discarded(Instant::now()));
-        self.notify_slot_freed(has_room);
+        self.free_window_slot(|slot| slot.discarded(Instant::now()));
         if let Some(worker_slot) = &mut self.worker_slot {
             worker_slot.refund();
         }
         if let Some(slots) = self.slots.take() {
-            slots.release_unused();
+            self.gate.send(GateMessage::Release(slots.unused()));
         }
     }
 }
@@ -125,29 +132,46 @@ impl Drop for Permit {
 impl InFlightPermit {
     /// The response was read at this instant: the slots are free a window later.
     pub fn release_used(self, at: Instant) {
-        let PermitSlots { call, cost, scope, gate, .. } = self.slots;
-        send_release(&gate, PendingRelease { call, cost, scope, kind: PendingReleaseKind::Used { at } });
+        self.gate.send(GateMessage::Release(self.slots.used(at)));
     }
 
     /// No byte was sent: the slots are restored as they were.
     pub fn release_unused(self) {
-        self.slots.release_unused();
+        self.gate.send(GateMessage::Release(self.slots.unused()));
     }
 
     /// What the provider received is unknown: the slots are held until the deadline.
     pub fn release_unknown(self) {}
 }
 
-impl PermitSlots {
-    fn release_unused(self) {
-        let kind = PendingReleaseKind::Unused { origins: self.origins };
-        send_release(&self.gate, PendingRelease { call: self.call, cost: self.cost, scope: self.scope, kind });
+impl WorkerSlot {
+    /// The slot that the gate has taken with a permit.
+    fn new(egress: EgressRequest, gate: GateSender) -> Self {
+        Self { lane: egress.lane, rule: egress.rule, is_refunded: false, gate }
+    }
+
+    /// Refunds the egress rate: the job makes no request, so the next one need not wait for it.
+    pub fn refund(&mut self) {
+        self.is_refunded = self.rule == EgressRule::Paced;
     }
 }
 
-/// Sends a release to the gate. After the gate has ended nothing is released, and the leases expire.
-fn send_release(gate: &mpsc::WeakUnboundedSender<GateMessage>, release: PendingRelease) {
-    if let Some(gate) = gate.upgrade() {
-        let _ = gate.send(GateMessage::Release(release));
+impl Drop for WorkerSlot {
+    fn drop(&mut self) {
+        if self.lane.vacate(self.is_refunded, Instant::now()) {
+            self.gate.send(GateMessage::SlotFreed);
+        }
+    }
+}
+
+impl LaneEgress {
+    /// An egress of this process, on its clock.
+    pub fn new(workers: u32, jobs_per_second: f64) -> Arc<Self> {
+        Self::starting_at(workers, jobs_per_second, Instant::now())
+    }
+
+    /// Applies a changed row; the caller wakes the gate.
+    pub fn configure(&self, workers: u32, jobs_per_second: f64) {
+        self.configure_at(workers, jobs_per_second, Instant::now());
     }
 }

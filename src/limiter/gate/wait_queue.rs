@@ -10,26 +10,23 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::held_back::HeldBack;
-use self::refusal::{admissible_subjects, inadmissible_refusal, refusal_for};
+use self::call_bounds::HeldBack;
+use self::waiter::{RELEASE_WAITERS_MAX, inadmissible_refusal, refusal_for};
 use self::waiters::Waiters;
 use super::block::{BlocksByKind, QueueBlock};
-use super::core::{Decision, Ticket};
+use super::core::{Decision, GrantedPermit, Ticket};
 use super::egress::{EgressPosition, EgressRule};
-use super::{BlockReason, GateRefusal, QueuePosition, RefusalScope};
+use super::{AcquireResult, BlockReason, GateRefusal, QueuePosition, RefusalScope};
 use crate::domain::job::JobId;
 use crate::domain::permit_protocol::{BATCH_MAX, CallKind, PermitRequest};
 use crate::domain::quota_spec::QuotaSpec;
 
 mod by_name;
-mod held_back;
-mod lane_capacity;
-mod refusal;
+mod call_bounds;
 mod waiter;
 mod waiters;
 
 pub(super) use self::waiter::Deferral;
-use self::waiter::RELEASE_WAITERS_MAX;
 pub(crate) use self::waiter::{CountedSubjects, CountingScope, PermitWaiter};
 
 /// Order in the queue: higher priority first, then earlier arrival.
@@ -58,7 +55,7 @@ pub(crate) struct RequestBatch {
 impl RequestBatch {
     pub fn request(&self) -> PermitRequest {
         let permits = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
-        PermitRequest { permits, cost: self.cost, kind: self.scope.kind(), subjects: self.counted.subjects.clone() }
+        PermitRequest { permits, cost: self.cost, kind: self.scope.kind, subjects: self.counted.subjects.clone() }
     }
 }
 
@@ -81,23 +78,23 @@ impl<T: Ticket> WaitQueue<T> {
         std::mem::take(&mut self.decisions)
     }
 
-    pub fn decide(&mut self, decision: Decision<T>) {
-        self.decisions.push(decision);
+    pub fn decide(&mut self, ticket: T, result: AcquireResult<GrantedPermit>) {
+        self.decisions.push(Decision { ticket, result });
     }
 
     fn refuse(&mut self, key: QueueKey, refusal: GateRefusal, now: Instant) {
         if let Some(waiter) = self.waiters.remove(key, now) {
-            self.decide(Decision::Refused { ticket: waiter.ticket, refusal });
+            self.decide(waiter.ticket, AcquireResult::Refused(refusal));
         }
     }
 
     /// Adds a waiter, unless the spec can never admit it. Returns its key, or `None` if it is refused or deferred.
     pub fn enqueue(&mut self, waiter: PermitWaiter<T>, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
         let mut waiter = waiter;
-        match admissible_subjects(&waiter, spec) {
+        match CountedSubjects::of(&waiter, spec) {
             Ok(counted) => waiter.counted = Arc::new(counted),
             Err(reason) => {
-                self.decide(Decision::Refused { ticket: waiter.ticket, refusal: inadmissible_refusal(reason) });
+                self.decide(waiter.ticket, AcquireResult::Refused(inadmissible_refusal(reason)));
                 return None;
             }
         }
@@ -124,7 +121,7 @@ impl<T: Ticket> WaitQueue<T> {
     /// Applies another spec: deferred waiters may pass now, and others may never be admitted.
     pub fn apply_spec(&mut self, spec: &QuotaSpec, now: Instant) {
         self.waiters.resume_if(|_| true);
-        let counted = self.waiters.iter().map(|(key, waiter)| (*key, admissible_subjects(waiter, spec)));
+        let counted = self.waiters.iter().map(|(key, waiter)| (*key, CountedSubjects::of(waiter, spec)));
         for (key, counted) in counted.collect::<Vec<_>>() {
             match counted {
                 Ok(counted) => self.waiters.count_with(key, counted),
@@ -135,23 +132,6 @@ impl<T: Ticket> WaitQueue<T> {
 
     pub fn len(&self) -> usize {
         self.waiters.len()
-    }
-
-    /// Whether each index has the waiters that it should have, and nothing else.
-    #[cfg(test)]
-    pub fn has_exact_indexes(&self) -> bool {
-        self.waiters.has_exact_indexes()
-    }
-
-    /// The tickets of the waiters that are not deferred.
-    #[cfg(test)]
-    pub fn ready_tickets(&self) -> impl Iterator<Item = &T> {
-        self.waiters.ready().map(|(_, waiter)| &waiter.ticket)
-    }
-
-    #[cfg(test)]
-    pub fn ticket_of(&self, key: QueueKey) -> Option<&T> {
-        self.waiters.get(key).map(|waiter| &waiter.ticket)
     }
 
     /// Removes cancelled waiters from time to time. Until then no permit is requested for them.
@@ -322,7 +302,7 @@ impl<T: Ticket> WaitQueue<T> {
         let own = waiter.deferral.as_ref().map(|own| (own.reason.clone(), own.until, own.exact));
         let is_own_limit = own.is_some();
         let shared = queue_block
-            .or_else(|| kinds.get(&waiter.scope.kind()))
+            .or_else(|| kinds.get(&waiter.scope.kind))
             .map(|block| (block.reason.clone(), block.until, block.exact));
         let capacity = self.waiters.lanes().capacity(now);
         let egress =
@@ -354,7 +334,7 @@ impl<T: Ticket> WaitQueue<T> {
             if leaves_at.is_none_or(|at| at > now)
                 && let Some(waiter) = self.waiters.remove(key, now)
             {
-                self.decide(Decision::NoWorkerSlot { ticket: waiter.ticket });
+                self.decide(waiter.ticket, AcquireResult::NoWorkerSlot);
             }
         }
     }
@@ -363,19 +343,31 @@ impl<T: Ticket> WaitQueue<T> {
     /// waiters of at least its cost whose deadline is before the block's end are refused too. Returns whether it did
     /// so: then the cheaper waiters may get the free slots. The refusals concern the job alone, so no lane pauses.
     pub fn evict_oversized(&mut self, first: QueueKey, block: &QueueBlock, now: Instant) -> bool {
-        let QueueBlock { reason, until, exact, .. } = block;
-        let is_evicted = |waiter: &&PermitWaiter<T>| waiter.cost > 1 && !waiter.accepts(*until, now, now);
+        let is_evicted = |waiter: &&PermitWaiter<T>| waiter.cost > 1 && !waiter.accepts(block.until, now, now);
         let Some(cost) = self.waiters.get(first).filter(is_evicted).map(|waiter| waiter.cost) else { return false };
         if !self.waiters.iter().any(|(_, other)| other.cost < cost && other.deferral.is_none()) {
             return false;
         }
-        for key in self.waiters.expiring_before(*until) {
-            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost && !waiter.accepts(*until, now, now)) {
-                let wait = until.saturating_duration_since(now);
-                self.refuse(key, refusal_for(wait, *exact, reason, RefusalScope::Job), now);
+        self.refuse_blocked(block, RefusalScope::Job, now, |waiter| {
+            waiter.cost >= cost && !waiter.accepts(block.until, now, now)
+        });
+        true
+    }
+
+    /// Refuses those of the waiters whose deadline is before the block's end.
+    fn refuse_blocked(
+        &mut self,
+        block: &QueueBlock,
+        scope: RefusalScope,
+        now: Instant,
+        is_refused: impl Fn(&PermitWaiter<T>) -> bool,
+    ) {
+        for key in self.waiters.expiring_before(block.until) {
+            if self.waiters.get(key).is_some_and(&is_refused) {
+                let wait = block.until.saturating_duration_since(now);
+                self.refuse(key, refusal_for(wait, block.exact, &block.reason, scope), now);
             }
         }
-        true
     }
 
     /// Refuses all waiters, or all of a kind, whose deadline is before the block's end. A block of look-ups alone does
@@ -387,19 +379,13 @@ impl<T: Ticket> WaitQueue<T> {
         stalled_since: Instant,
         now: Instant,
     ) {
-        let QueueBlock { reason, until, exact, .. } = block;
         let scope = match kind {
             None => RefusalScope::All,
             Some(CallKind::Charge) => RefusalScope::Charges,
             Some(CallKind::Lookup) => RefusalScope::Job,
         };
-        for key in self.waiters.expiring_before(*until) {
-            let is_blocked = |waiter: &PermitWaiter<T>| {
-                kind.is_none_or(|kind| kind == waiter.scope.kind()) && !waiter.accepts(*until, stalled_since, now)
-            };
-            if self.waiters.get(key).is_some_and(is_blocked) {
-                self.refuse(key, refusal_for(until.saturating_duration_since(now), *exact, reason, scope), now);
-            }
-        }
+        self.refuse_blocked(block, scope, now, |waiter| {
+            kind.is_none_or(|kind| kind == waiter.scope.kind) && !waiter.accepts(block.until, stalled_since, now)
+        });
     }
 }

@@ -26,7 +26,6 @@ use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 use view::LeadershipView;
 
-mod attestation;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -76,6 +75,14 @@ impl LeaderGuardedLimiter {
         }
     }
 
+    /// Among how many workers the limits are shared, while each worker's own share is the limiter leader.
+    fn share_of(&self, spec: &QuotaSpec) -> Option<u32> {
+        match (self.current_leader(&spec.quota).ok()?.leader, spec.store_down) {
+            (Leader::FallbackShare, StoreDown::Share { workers }) => Some(workers),
+            _ => None,
+        }
+    }
+
     /// Records whether a call shows that the store is unavailable.
     fn record_result(&self, quota: &ProviderName, outcome: &Result<LimiterReply, LimiterError>) {
         let Err(error @ LimiterError::Unavailable(_)) = outcome else { return };
@@ -115,14 +122,9 @@ impl Limiter for LeaderGuardedLimiter {
     }
 
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
-        let leader = self.current_leader(&spec.quota).map(|current| current.leader);
-        match (leader, spec.store_down) {
-            (Ok(Leader::FallbackShare), StoreDown::Share { workers }) => {
-                let subject = subject.map(|subject| subject.divided_by(spec, workers));
-                self.share_limiter.peek(&spec.divided_by(workers), subject.as_ref()).await
-            }
-            _ => self.store.peek(spec, subject).await,
-        }
+        let Some(workers) = self.share_of(spec) else { return self.store.peek(spec, subject).await };
+        let subject = subject.map(|subject| subject.divided_by(spec, workers));
+        self.share_limiter.peek(&spec.divided_by(workers), subject.as_ref()).await
     }
 
     async fn ping(&self) -> Result<Option<String>, LimiterError> {
@@ -135,13 +137,9 @@ impl Limiter for LeaderGuardedLimiter {
     }
 
     fn exceeds_share(&self, spec: &QuotaSpec, request: &PermitRequest) -> bool {
-        let leader = self.current_leader(&spec.quota).map(|current| current.leader);
-        match (leader, spec.store_down) {
-            (Ok(Leader::FallbackShare), StoreDown::Share { workers }) => {
-                request.divided_by(spec, workers).exceeded_limit(&spec.divided_by(workers)).is_some()
-            }
-            _ => false,
-        }
+        self.share_of(spec).is_some_and(|workers| {
+            request.divided_by(spec, workers).exceeded_limit(&spec.divided_by(workers)).is_some()
+        })
     }
 
     fn check_attestation(&self, quota: &ProviderName, read: &StoreClockReading) -> AttestationCheck {
@@ -192,31 +190,20 @@ async fn call_share(
 ) -> Result<LimiterReply, LimiterError> {
     let mut own = call.divided_by(spec, workers);
     let spec = spec.divided_by(workers);
-    let mut oversized = Vec::new();
-    let mut fitting = Vec::new();
-    for (index, request) in own.requests.iter().enumerate() {
-        match request.exceeded_limit(&spec) {
-            Some(limit) => {
-                oversized.push(SkippedRequest {
-                    request_index: index,
-                    limit,
-                    wait_us: OVERSIZED_WAIT_US,
-                    exact: false,
-                    shortage: Shortage::NoSlot,
-                });
-            }
-            None => fitting.push(index),
+    let (mut fitting, mut oversized) = (Vec::new(), Vec::new());
+    for (index, request) in std::mem::take(&mut own.requests).into_iter().enumerate() {
+        if let Some(limit) = request.exceeded_limit(&spec) {
+            let (request_index, shortage) = (index, Shortage::NoSlot);
+            oversized.push(SkippedRequest { request_index, limit, wait_us: OVERSIZED_WAIT_US, exact: false, shortage });
+        } else {
+            fitting.push(index);
+            own.requests.push(request);
         }
     }
-    own.requests = fitting.iter().filter_map(|index| request_at(&own, *index)).collect();
     let mut reply = shares.call(&spec, &own).await?;
     let original_index = |index: usize| fitting.get(index).copied().unwrap_or(usize::MAX);
     reply.grants.iter_mut().for_each(|grant| grant.request_index = original_index(grant.request_index));
     reply.skipped.iter_mut().for_each(|skipped| skipped.request_index = original_index(skipped.request_index));
     reply.skipped.extend(oversized);
     Ok(reply)
-}
-
-fn request_at(call: &LimiterCall, index: usize) -> Option<PermitRequest> {
-    call.requests.get(index).cloned()
 }

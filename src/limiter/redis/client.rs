@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::connections::{Masters, RedisConnection, RedisConnections, RedisNode};
 pub use super::connections::{UNNAMED_MASTER, UNNAMED_MASTER_FIX};
 use super::decode::decode_checked_reply;
-use super::encode::encode_call;
+use super::encode::{encode_call, scope_code};
 use super::keys::{call_keys, provider_keys, state_key, subject_key};
 use super::library::LIBRARY;
 use crate::domain::limit::Scope;
@@ -210,12 +210,7 @@ pub fn encode_peek(prefix: &str, spec: &QuotaSpec, subject: Option<&Subject>) ->
             (spec.scope_of(subject), keys, spec.subject_counters(subject))
         }
     };
-    let scope = match scope {
-        Scope::Provider => 0,
-        Scope::Account => 1,
-        Scope::Reference => 2,
-    };
-    let mut argument = format!("{scope}|{}", spec.resumed_at);
+    let mut argument = format!("{}|{}", scope_code(scope), spec.resumed_at);
     for CounterSpec { name, window_us, shadow, .. } in cells {
         let window_us = if shadow { 0 } else { window_us };
         argument.push_str(&format!("|{name}|{window_us}"));

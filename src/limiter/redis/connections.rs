@@ -268,11 +268,12 @@ impl RedisConnections {
     }
 
     async fn load_slot_map(&self) -> Result<Arc<SlotMap>, LimiterError> {
-        if let Some(map) = self.cached_slot_map() {
+        let cached = || self.slot_map.lock().clone();
+        if let Some(map) = cached() {
             return Ok(map);
         }
         let _query = self.slot_map_query.lock().await;
-        if let Some(map) = self.cached_slot_map() {
+        if let Some(map) = cached() {
             return Ok(map);
         }
         let map = Arc::new(self.fetch_slot_map().await?);
@@ -331,10 +332,6 @@ impl RedisConnections {
         let is_named =
             |address: &String| masters.contains(address) || self.seeds.iter().any(|seed| seed.address == *address);
         self.slots.lock().retain(|address, _| is_named(address));
-    }
-
-    fn cached_slot_map(&self) -> Option<Arc<SlotMap>> {
-        self.slot_map.lock().clone()
     }
 
     fn clear_slot_map(&self) {

@@ -211,7 +211,7 @@ fn encode_seeds(seeds: &CounterSeeds, places: &SubjectNumbers<'_>) -> Vec<u8> {
 }
 
 /// The code of a scope in the layout.
-fn scope_code(scope: Scope) -> u64 {
+pub(super) fn scope_code(scope: Scope) -> u64 {
     match scope {
         Scope::Provider => 0,
         Scope::Account => 1,

@@ -20,48 +20,38 @@ pub(super) struct NodeAddress {
 struct SlotRange {
     first: u16,
     last: u16,
-    master: NodeAddress,
+    /// `None`: its preferred host name is not set, so it reports "?".
+    master: Option<NodeAddress>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
     ranges: Vec<SlotRange>,
-    /// First and last slot of each range whose master has no name to connect to.
-    unnamed: Vec<(u16, u16)>,
-}
-
-/// The owner of a range of slots.
-enum SlotOwner {
-    Named(SlotRange),
-    /// The node's preferred host name is not set, so it reports "?".
-    Unnamed(u16, u16),
 }
 
 impl SlotMap {
     /// Parses the reply to `CLUSTER SLOTS`. A node that does not name its host is reached under the queried host.
     pub fn parse(answer: &Value, asked: &str) -> Result<Self, String> {
         let Value::Array(ranges) = answer else { return Err("the reply to CLUSTER SLOTS is no list".to_owned()) };
-        let mut map = Self::default();
-        for range in ranges {
-            match parse_range(range, asked) {
-                Some(SlotOwner::Named(range)) => map.ranges.push(range),
-                Some(SlotOwner::Unnamed(first, last)) => map.unnamed.push((first, last)),
-                None => return Err("the reply to CLUSTER SLOTS has an invalid range".to_owned()),
-            }
-        }
-        Ok(map)
+        let ranges = ranges.iter().map(|range| parse_range(range, asked)).collect::<Option<_>>();
+        let ranges = ranges.ok_or_else(|| "the reply to CLUSTER SLOTS has an invalid range".to_owned())?;
+        Ok(Self { ranges })
+    }
+
+    fn range(&self, slot: u16) -> Option<&SlotRange> {
+        self.ranges.iter().find(|range| (range.first..=range.last).contains(&slot))
     }
 
     pub fn master(&self, slot: u16) -> Option<&NodeAddress> {
-        self.ranges.iter().find(|range| (range.first..=range.last).contains(&slot)).map(|range| &range.master)
+        self.range(slot)?.master.as_ref()
     }
 
     /// Every master once.
     pub fn masters(&self) -> Vec<&NodeAddress> {
         let mut masters: Vec<&NodeAddress> = Vec::new();
-        for range in &self.ranges {
-            if !masters.contains(&&range.master) {
-                masters.push(&range.master);
+        for master in self.ranges.iter().filter_map(|range| range.master.as_ref()) {
+            if !masters.contains(&master) {
+                masters.push(master);
             }
         }
         masters
@@ -69,27 +59,26 @@ impl SlotMap {
 
     /// Number of slots without an owner.
     pub fn orphans(&self) -> u16 {
-        let named = self.ranges.iter().map(|range| (range.first, range.last));
-        SLOTS.saturating_sub(count_slots(named.chain(self.unnamed.iter().copied())))
+        SLOTS.saturating_sub(count_slots(self.ranges.iter()))
     }
 
     /// Number of slots whose master has no name to connect to.
     pub fn unnamed(&self) -> u16 {
-        count_slots(self.unnamed.iter().copied())
+        count_slots(self.ranges.iter().filter(|range| range.master.is_none()))
     }
 
     pub fn is_unnamed(&self, slot: u16) -> bool {
-        self.unnamed.iter().any(|(first, last)| (*first..=*last).contains(&slot))
+        self.range(slot).is_some_and(|range| range.master.is_none())
     }
 }
 
-fn count_slots(ranges: impl Iterator<Item = (u16, u16)>) -> u16 {
-    let slots: u32 = ranges.map(|(first, last)| u32::from(last.saturating_sub(first)) + 1).sum();
+fn count_slots<'a>(ranges: impl Iterator<Item = &'a SlotRange>) -> u16 {
+    let slots: u32 = ranges.map(|range| u32::from(range.last.saturating_sub(range.first)) + 1).sum();
     u16::try_from(slots).unwrap_or(SLOTS).min(SLOTS)
 }
 
 /// Parses one range; `None` if it is invalid.
-fn parse_range(range: &Value, asked: &str) -> Option<SlotOwner> {
+fn parse_range(range: &Value, asked: &str) -> Option<SlotRange> {
     let Value::Array(parts) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
     let [host, Value::Int(port), ..] = master.as_slice() else { return None };
@@ -102,10 +91,8 @@ fn parse_range(range: &Value, asked: &str) -> Option<SlotOwner> {
     };
     let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
     let port = u16::try_from(*port).ok()?;
-    Some(match host.as_str() {
-        "?" => SlotOwner::Unnamed(first, last),
-        _ => SlotOwner::Named(SlotRange { first, last, master: NodeAddress { host, port } }),
-    })
+    let master = (host != "?").then_some(NodeAddress { host, port });
+    Some(SlotRange { first, last, master })
 }
 
 /// The hash slot of all keys with this hash tag: CRC16 (XMODEM) of the tag.

@@ -11,8 +11,7 @@ use crate::domain::job::{Flow, FlowClass};
 use crate::domain::provider::JobOrder;
 use crate::domain::time::micros_up;
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
-use crate::worker::backlog::core::DispatchStep;
-use crate::worker::backlog::known_flows::{KNOWN_FLOWS_MAX, SeenFlow};
+use crate::worker::backlog::core::{DispatchStep, KNOWN_FLOWS_MAX, SeenFlow};
 use crate::worker::job::LANE_PAUSED_DELAY;
 use crate::worker::job::backlog::{LIMIT_BLOCK_MIN, WAKE_AHEAD};
 
@@ -131,7 +130,7 @@ impl Simulation<'_> {
         if let Some(wait) = state.wait.take() {
             if let Some(granted_at_us) = granted_at_us {
                 let granted_at = self.clock.instant(granted_at_us);
-                process.dispatcher.waits.record_grant(wait, process.gate.times(), granted_at);
+                process.dispatcher.waits.record_grant(wait, &process.gate.view(), granted_at);
             }
             process.dispatcher.waits.end(wait);
         }

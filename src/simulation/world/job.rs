@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use rand::Rng as _;
 
-use super::{
-    Event, JobEnd, JobIndex, JobStep, ProcessIndex, ProviderUse, SimulatedAnswer, SimulatedPermit, Simulation,
-};
+use super::{Event, JobEnd, JobIndex, JobStep, ProcessIndex, ProviderUse, SimulatedPermit, Simulation};
 use crate::domain::disposition::{
     AttemptHistory, OVERSIZED_WAIT, PreSend, SendObstacle, Transition, after_outcome, before_request,
 };
@@ -21,7 +19,7 @@ use crate::domain::persist_window::DEADLINE_MISS_PAUSE;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::core::{Decision, GrantedPermit};
 use crate::limiter::gate::{
-    BlockReason, CountingScope, EgressRequest, EgressRule, GateRefusal, PendingRelease, PendingReleaseKind,
+    AcquireRequest, AcquireResult, BlockReason, EgressRequest, EgressRule, GateRefusal, GrantedSlots, PendingRelease,
     PermitWaiter, RefusalScope,
 };
 use crate::queue::DELAY_STEPS;
@@ -87,8 +85,7 @@ impl Simulation<'_> {
         } else {
             (now_us + micros_up(DELAY_STEPS[0]), DELAY_STEPS[0])
         };
-        let is_for_backlog = state.unknown_us.is_none();
-        let account_wait_until = is_for_backlog.then(|| self.clock.instant(now_us) + ACCOUNT_WAIT);
+        let account_wait = if state.unknown_us.is_none() { ACCOUNT_WAIT } else { Duration::MAX };
         self.begin_wait(now_us, job);
         let gate = &mut self.processes[process].gate;
         let egress = EgressRequest {
@@ -96,20 +93,15 @@ impl Simulation<'_> {
             rule: EgressRule::Paced,
             wait_until: self.clock.instant(egress_until_us),
         };
-        gate.join(PermitWaiter {
-            job: None,
-            cost,
+        let request = AcquireRequest {
             priority,
-            scope: CountingScope { kind: Some(CallKind::Charge), account, reference: None },
-            reference: None,
-            wait_until: self.clock.instant(wait_until_us),
+            account,
             accepted_wait,
-            account_wait_until,
+            account_wait,
             egress: Some(egress),
-            ticket: job,
-            deferral: None,
-            counted: Arc::default(),
-        });
+            ..AcquireRequest::new(cost, CallKind::Charge, self.clock.instant(wait_until_us))
+        };
+        gate.join(PermitWaiter::new(None, request, job, self.clock.instant(now_us)));
         self.advance_gate(now_us, process);
     }
 
@@ -127,11 +119,11 @@ impl Simulation<'_> {
     }
 
     fn apply_decisions(&mut self, now_us: u64, process: ProcessIndex) {
-        for decision in self.processes[process].gate.advance(now_us) {
-            match decision {
-                Decision::Granted { ticket: job, permit } => self.granted(now_us, job, permit),
-                Decision::Refused { ticket: job, refusal } => self.refused(now_us, job, &refusal),
-                Decision::NoWorkerSlot { ticket: job } => self.refused_worker_slot(now_us, job),
+        for Decision { ticket: job, result } in self.processes[process].gate.advance(now_us) {
+            match result {
+                AcquireResult::Granted(permit) => self.granted(now_us, job, permit),
+                AcquireResult::Refused(refusal) => self.refused(now_us, job, &refusal),
+                AcquireResult::NoWorkerSlot => self.refused_worker_slot(now_us, job),
             }
         }
         self.dispatch(now_us, process);
@@ -198,8 +190,8 @@ impl Simulation<'_> {
     pub fn granted(&mut self, now_us: u64, job: JobIndex, granted: GrantedPermit) {
         // A wait for the own account says nothing of the lane.
         self.end_wait(job, (!granted.waited_for_account).then_some(now_us));
-        let GrantedPermit { start_at, use_before, origins, call, scope, window_slot, .. } = granted;
-        let permit = SimulatedPermit { use_before, window_slot: Some(window_slot), origins, call, scope };
+        let GrantedPermit { start_at, use_before, slots, window_slot, .. } = granted;
+        let permit = SimulatedPermit { use_before, window_slot: Some(window_slot), slots };
         let next = self.transition_instead(now_us, job);
         let state = &mut self.record.jobs[job];
         (state.has_worker_slot, state.is_unsent) = (true, next.is_some());
@@ -252,21 +244,22 @@ impl Simulation<'_> {
             cost: arrival.cost,
             account: arrival.account,
         });
+        let unknown = |cause| Outcome::Unknown { cause, retry_after: None };
         let answer = if took_us > timeout_us {
             self.record.timeouts += 1;
-            SimulatedAnswer::None
+            unknown(UnknownCause::Timeout)
         } else {
             self.record.held_us += took_us;
             self.record.answers += 1;
             self.record.faults += u64::from(failed);
-            if failed { SimulatedAnswer::Failed } else { SimulatedAnswer::Accepted }
+            if failed { unknown(UnknownCause::ServerError(500)) } else { Outcome::Accepted { reference: None } }
         };
         let past_deadline = self.expires_us(job).is_some_and(|expires_us| now_us >= expires_us);
         let state = &mut self.record.jobs[job];
         state.first_start_us.get_or_insert(now_us);
         state.late_for_deadline |= past_deadline;
         state.requests += 1;
-        if answer != SimulatedAnswer::Accepted {
+        if answer.may_have_charged() {
             state.first_sent_us.get_or_insert(now_us);
             state.unknown_us = Some(now_us);
         }
@@ -277,16 +270,10 @@ impl Simulation<'_> {
 
     pub fn answer(&mut self, now_us: u64, job: JobIndex) {
         let state = &mut self.record.jobs[job];
-        let Some(answer) = state.answer.take() else { return };
-        let unknown = |cause| Outcome::Unknown { cause, retry_after: None };
-        let outcome = match answer {
-            SimulatedAnswer::Accepted => Outcome::Accepted { reference: None },
-            SimulatedAnswer::Failed => unknown(UnknownCause::ServerError(500)),
-            SimulatedAnswer::None => unknown(UnknownCause::Timeout),
-        };
+        let Some(outcome) = state.answer.take() else { return };
         if outcome.transmission() == Transmission::Responded {
             let at = self.clock.instant(now_us);
-            self.release_permit(job, |_| PendingReleaseKind::Used { at });
+            self.release_permit(job, |slots| slots.used(at));
         }
         self.record.jobs[job].granted = None;
         let history = self.history(now_us, job);
@@ -302,15 +289,13 @@ impl Simulation<'_> {
         if let Some(slot) = granted.and_then(|granted| granted.window_slot.take()) {
             slot.discarded(self.clock.instant(now_us));
         }
-        self.release_permit(job, |origins| PendingReleaseKind::Unused { origins });
+        self.release_permit(job, GrantedSlots::unused);
     }
 
-    fn release_permit(&mut self, job: JobIndex, kind: impl FnOnce(Arc<[(String, u64)]>) -> PendingReleaseKind) {
-        let (arrival, state) = (&self.arrivals.jobs()[job], &mut self.record.jobs[job]);
-        let (process, granted) = (state.process, state.granted.take());
-        if let Some(SimulatedPermit { origins, call, scope, .. }) = granted.map(|granted| *granted) {
-            let release = PendingRelease { call, cost: u32::from(arrival.cost), scope, kind: kind(origins) };
-            self.processes[process].gate.release(release);
+    fn release_permit(&mut self, job: JobIndex, release: impl FnOnce(GrantedSlots) -> PendingRelease) {
+        let state = &mut self.record.jobs[job];
+        if let Some(permit) = state.granted.take() {
+            self.processes[state.process].gate.release(release(permit.slots));
         }
     }
 

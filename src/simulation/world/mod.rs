@@ -17,10 +17,11 @@ use super::{JobArrivals, Model};
 use crate::domain::backoff::RetryPolicy;
 use crate::domain::disposition::Transition;
 use crate::domain::fair_order::FairOrder;
-use crate::domain::outcome::FinalState;
+use crate::domain::outcome::{FinalState, Outcome};
+use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota::Quota;
 use crate::domain::time::{Micros, micros_up};
-use crate::limiter::gate::{CountingScope, WindowSlot};
+use crate::limiter::gate::{CountingScope, GrantedSlots, WindowSlot};
 use crate::queue::{DELAY_STEPS, delay_step};
 use crate::worker::backlog::permit_waits::OngoingWait;
 use crate::worker::lane::max_local_wait;
@@ -56,7 +57,7 @@ pub struct SimulatedJob {
     /// Instant at which the ledger recorded the job.
     recorded_us: Option<u64>,
     granted: Option<Box<SimulatedPermit>>,
-    answer: Option<SimulatedAnswer>,
+    answer: Option<Outcome>,
     next: Option<JobStep>,
 }
 
@@ -66,17 +67,7 @@ struct SimulatedPermit {
     use_before: Instant,
     /// Until the attempt is recorded.
     window_slot: Option<WindowSlot>,
-    origins: Arc<[(String, u64)]>,
-    call: u64,
-    scope: CountingScope,
-}
-
-/// The provider's response to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SimulatedAnswer {
-    Accepted,
-    Failed,
-    None,
+    slots: GrantedSlots,
 }
 
 /// Recorded step of a job: a [`Transition`] without its texts.
@@ -175,7 +166,7 @@ impl<'a> Simulation<'a> {
         };
         // The simulation makes no look-ups.
         let may_charge = |account: &&String| {
-            let scope = CountingScope { account: Some((*account).clone()), ..CountingScope::default() };
+            let scope = CountingScope { kind: CallKind::Charge, account: Some((*account).clone()), reference: None };
             scope.subjects(&model.spec).is_ok()
         };
         let accounts = arrivals.accounts().iter().map(|account| Some(account).filter(may_charge).cloned());

@@ -2,18 +2,23 @@
 //!
 //! It reads no clock and does no I/O. The worker drives it with the ledger, and the simulation with the same order in
 //! memory ([`crate::domain::fair_order`]). A driver asks for the next step, does it, and tells the result.
+//!
+//! It knows the flows of the lane that have jobs in the backlog, as far as this process has seen them. New jobs of such a
+//! flow are recorded in the backlog, behind the earlier ones. The ledger has all flows, and this memory is bounded: a new
+//! job of a flow that is missing here asks for a permit like any other.
 
+use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::claimed_ahead::{AheadBounds, ClaimedAhead};
-use super::known_flows::{KnownFlows, SeenFlow};
-use super::permit_waits::{GateTimes, PermitWaits};
+use super::permit_waits::PermitWaits;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{Flow, FlowClass};
 use crate::domain::provider::JobOrder;
+use crate::limiter::gate::GateView;
 
 /// Time between two looks at the flows, while some are known. Other processes block and unblock them, too.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -106,7 +111,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
 
     /// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger.
     /// `startable_soon`: jobs that its limits let it start soon.
-    pub fn is_limited(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: GateTimes) -> bool {
+    pub fn is_limited(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: &GateView) -> bool {
         self.has_more || self.waits.are_long(now, startable_soon, gate)
     }
 
@@ -201,11 +206,6 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         self.look_at = now + interval.max(now.saturating_duration_since(began) * LOOK_TIME_DIVISOR);
     }
 
-    /// A look at the flows of all lanes, which began then, has found none of this one.
-    pub fn found_no_flow(&mut self, began: Instant) {
-        self.looked(began, Vec::new(), began);
-    }
-
     /// A claim has taken jobs of these flows, which now wait for their permits. The next block ends at `wake_at`.
     pub fn claimed(
         &mut self,
@@ -245,6 +245,89 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
 
     fn wake_by(&mut self, at: Instant) {
         self.wake_at = [self.wake_at, Some(at)].into_iter().flatten().min();
+    }
+}
+
+/// Most flows that are known here: the memory of a few hundred jobs.
+pub const KNOWN_FLOWS_MAX: u32 = 1_000;
+
+/// A flow with jobs in the backlog, as the ledger had it at one instant.
+#[derive(Clone, Debug)]
+pub struct SeenFlow<A> {
+    pub flow: Flow<A>,
+    /// Time until its block ends; `None`: it has no block.
+    pub blocked_for: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub struct KnownFlows<A>(HashMap<Flow<A>, KnownFlow>);
+
+#[derive(Clone, Copy, Debug)]
+struct KnownFlow {
+    /// When a job last entered it, or when the ledger was last read.
+    seen_at: Instant,
+    blocked_until: Option<Instant>,
+}
+
+impl KnownFlow {
+    fn is_free(&self, now: Instant) -> bool {
+        self.blocked_until.is_none_or(|until| until <= now)
+    }
+}
+
+impl<A> Default for KnownFlows<A> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<A: Clone + Eq + Hash> KnownFlows<A> {
+    /// Whether jobs of this flow wait; for how long it is blocked does not matter.
+    pub fn contains(&self, flow: &Flow<A>) -> bool {
+        self.0.contains_key(flow)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Records that a job has entered the flow. Returns whether a dispatcher may claim it now.
+    pub fn record_new(&mut self, flow: &Flow<A>, now: Instant) -> bool {
+        match self.0.get_mut(flow) {
+            Some(known) => {
+                known.seen_at = now;
+                known.is_free(now)
+            }
+            None => {
+                if self.0.len() < KNOWN_FLOWS_MAX as usize {
+                    self.0.insert(flow.clone(), KnownFlow { seen_at: now, blocked_until: None });
+                }
+                true
+            }
+        }
+    }
+
+    /// The most urgent class of the flows that are not blocked.
+    pub fn first_class(&self, now: Instant) -> Option<FlowClass> {
+        self.0.iter().filter(|(_, known)| known.is_free(now)).map(|(flow, _)| flow.class).min()
+    }
+
+    /// Records that a job has returned to the flow, which is blocked until then.
+    pub fn record_return(&mut self, flow: Flow<A>, blocked_until: Option<Instant>, now: Instant) {
+        if self.0.len() >= KNOWN_FLOWS_MAX as usize && !self.0.contains_key(&flow) {
+            return;
+        }
+        let blocked_until = blocked_until.max(self.0.get(&flow).and_then(|known| known.blocked_until));
+        self.0.insert(flow, KnownFlow { seen_at: now, blocked_until });
+    }
+
+    /// Replaces what was known before `read_at` by the flows that the ledger had then.
+    pub fn refresh(&mut self, read_at: Instant, flows: Vec<SeenFlow<A>>) {
+        self.0.retain(|_, known| known.seen_at >= read_at);
+        for SeenFlow { flow, blocked_for } in flows {
+            let blocked_until = blocked_for.and_then(|left| read_at.checked_add(left));
+            self.0.entry(flow).or_insert(KnownFlow { seen_at: read_at, blocked_until });
+        }
     }
 }
 

@@ -1,19 +1,15 @@
 //! The dispatcher of a lane: it does the steps of its core with the ledger, and runs the jobs that it claims.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::panic::AssertUnwindSafe;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
-use tracing::Instrument as _;
 
 use super::AheadGuard;
 use super::claimed_ahead::AheadBounds;
-use super::core::{DispatchStep, LaneFacts, PAUSED_INTERVAL};
-use super::known_flows::{KNOWN_FLOWS_MAX, SeenFlow};
+use super::core::{DispatchStep, KNOWN_FLOWS_MAX, LaneFacts, PAUSED_INTERVAL, SeenFlow};
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{FlowKey, Identifier};
 use crate::domain::provider::ProviderName;
@@ -22,14 +18,13 @@ use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowStatus};
 use crate::ledger::database::Database;
 use crate::ledger::upkeep::JobToRepublish;
-use crate::queue::Properties;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 use crate::worker::active_jobs::LEASE;
-use crate::worker::delay::{MessageCopy, publish_delayed};
-use crate::worker::intake::{DeliveryAction, pause_intake};
+use crate::worker::intake::{DeliveryAction, run_without_message};
 use crate::worker::job::{Arrival, review_changed_row, run_claimed};
 use crate::worker::lane::{LaneContext, RESUME_AHEAD, current_prefetch};
+use crate::worker::publish::{MessageCopy, job_properties, publish_delayed};
 use crate::worker::sweeper::republish::rebuild_message;
 
 /// Age at which the lanes with flows are read again.
@@ -98,7 +93,7 @@ async fn look(lane: &LaneContext) -> Result<(), LedgerError> {
     if lane.backlog.core.lock().is_idle()
         && let Some(read_at) = lane.worker.flow_lanes.read_without(&lane.name, ledger).await?
     {
-        lane.backlog.core.lock().found_no_flow(read_at);
+        lane.backlog.core.lock().looked(read_at, Vec::new(), read_at);
         return Ok(());
     }
     let began = Instant::now();
@@ -161,17 +156,8 @@ fn cannot_send_until(lane: &LaneContext) -> Option<Instant> {
 
 /// Runs a job that was claimed from the backlog, to its end.
 async fn handle_job(lane: Arc<LaneContext>, job: BacklogJob, ahead: AheadGuard) {
-    let _active = lane.meter.delivery_started(false);
-    let span = spans::job(lane.name.as_str(), &BTreeMap::new());
-    let end = AssertUnwindSafe(process(&lane, job, ahead).instrument(span.clone())).catch_unwind().await;
-    let action = end.unwrap_or_else(|_| {
-        tracing::error!(provider = %lane.name, "job handler panicked; the job's lease expires");
-        DeliveryAction::RequeueFault
-    });
-    spans::record_end(&span, action.code());
-    if action == DeliveryAction::RequeueAndPause {
-        pause_intake(&lane);
-    }
+    let id = job.job.id.clone();
+    run_without_message(&lane, &id, process(&lane, job, ahead)).await;
 }
 
 /// Processes the job as a delivery does, but without a message: nothing is acknowledged or requeued.
@@ -183,12 +169,7 @@ async fn process(lane: &LaneContext, claimed: BacklogJob, ahead: AheadGuard) -> 
     let arrival = Arrival { ahead: Some(ahead), ..Arrival::now() };
     let decoded = Box::new(Decoded { job: recorded.job, hash, warnings: Vec::new() });
     let Some(body) = body else { return review_changed_row(lane, decoded.job, claimed, arrival).await };
-    let properties = Properties {
-        message_id: Some(decoded.job.id.as_str().to_owned()),
-        content_type: Some("application/json".to_owned()),
-        ..Properties::default()
-    };
-    let copy = MessageCopy { provider: lane.name.clone(), body, properties };
+    let copy = MessageCopy { provider: lane.name.clone(), body, properties: job_properties(&decoded.job.id) };
     let action = run_claimed(lane, decoded, Box::new(claimed), arrival).await;
     if let DeliveryAction::Delay { wait, number } = action
         && let Err(error) = publish_delayed(&lane.worker, &copy.with_number(number), wait).await

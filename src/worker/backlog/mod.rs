@@ -2,9 +2,12 @@
 //!
 //! A job that a limit of its account refuses blocks its flow until the exact instant, and new jobs of the flow are
 //! recorded behind it. While a limit of the provider or the worker slots hold the lane back, all new jobs are recorded
-//! there. One dispatcher per lane and process claims jobs in fair order. See
-//! `docs/decisions/0041-account-limits-block-flows.md` and `docs/decisions/0042-limited-lane-empties-its-queue.md`.
+//! there. One dispatcher per lane and process claims jobs in fair order. Guards say what a job counts for at its lane's
+//! dispatcher while it is on its way. See `docs/decisions/0041-account-limits-block-flows.md` and
+//! `docs/decisions/0042-limited-lane-empties-its-queue.md`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,8 +17,7 @@ use tracing::Instrument as _;
 
 use self::claimed_ahead::startable_soon;
 use self::core::DispatchCore;
-pub use self::guards::AheadGuard;
-use self::permit_waits::GateTimes;
+use self::permit_waits::OngoingWait;
 use super::lane::LaneContext;
 use super::lane_control::LanePause;
 use super::retry::{RetryEnded, retry_while_unavailable};
@@ -26,14 +28,13 @@ use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::BacklogRecord;
+use crate::limiter::gate::GateView;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 
 pub(crate) mod claimed_ahead;
 pub(crate) mod core;
 pub(super) mod dispatcher;
-mod guards;
-pub(crate) mod known_flows;
 pub(crate) mod permit_waits;
 
 /// What this process knows of a lane's backlog.
@@ -97,8 +98,8 @@ fn is_limited(lane: &LaneContext) -> bool {
         return false;
     }
     let startable = || startable_soon(&lane.settings.borrow().provider);
-    let gate = GateTimes::of(&lane.gate.view().borrow());
-    let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, gate);
+    let view = lane.gate.view();
+    let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, &view.borrow());
     is_held_back || lane.control.is_at_limit()
 }
 
@@ -125,4 +126,83 @@ pub(super) async fn record_if_it_must_wait(
         lane.backlog.wake_if(|core| core.record_new(&flow, Instant::now()));
     }
     (!matches!(recorded, Ok(BacklogRecord::Open))).then_some(recorded)
+}
+
+/// Counts one claimed job until its permit is granted, or until it is dropped.
+#[derive(Debug)]
+pub struct AheadGuard {
+    backlog: Arc<LaneBacklog>,
+    flow: FlowKey,
+    is_released: AtomicBool,
+}
+
+/// A new job on its way to the gate; it counts until it waits there, or until this is dropped.
+#[derive(Debug)]
+pub struct Admission<'a> {
+    backlog: &'a LaneBacklog,
+    job: JobId,
+}
+
+/// A charge that waits for its permit; the wait ends when this is dropped.
+#[derive(Debug)]
+pub struct ChargeWait<'a> {
+    backlog: &'a LaneBacklog,
+    wait: OngoingWait,
+}
+
+impl AheadGuard {
+    /// Of a job that the core has counted.
+    pub(super) fn new(backlog: &Arc<LaneBacklog>, flow: FlowKey) -> Self {
+        Self { backlog: Arc::clone(backlog), flow, is_released: AtomicBool::new(false) }
+    }
+
+    pub fn flow(&self) -> &FlowKey {
+        &self.flow
+    }
+
+    /// The job has its permit.
+    pub fn release(&self) {
+        if !self.is_released.swap(true, Ordering::Relaxed) {
+            self.backlog.wake_if(|core| core.release_ahead(&self.flow));
+        }
+    }
+}
+
+impl Drop for AheadGuard {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl LaneBacklog {
+    /// Counts a new job until it waits at the gate.
+    pub fn admit(&self, job: &JobId) -> Admission<'_> {
+        self.core.lock().waits.admit(job.clone());
+        Admission { backlog: self, job: job.clone() }
+    }
+
+    /// Counts a charge that waits for its permit.
+    pub fn begin_wait(&self, job: &JobId) -> ChargeWait<'_> {
+        let wait = self.core.lock().waits.begin(job, Instant::now());
+        ChargeWait { backlog: self, wait }
+    }
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        self.backlog.core.lock().waits.leave(&self.job);
+    }
+}
+
+impl ChargeWait<'_> {
+    /// The job has its permit.
+    pub fn record_grant(&self, gate: &GateView) {
+        self.backlog.core.lock().waits.record_grant(self.wait, gate, Instant::now());
+    }
+}
+
+impl Drop for ChargeWait<'_> {
+    fn drop(&mut self) {
+        self.backlog.core.lock().waits.end(self.wait);
+    }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::claimed_ahead::AHEAD_MIN;
-use crate::limiter::gate::{BlockReason, GateView};
+use crate::limiter::gate::GateView;
 
 /// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
 pub const LIMITED_AFTER: Duration = Duration::from_millis(250);
@@ -38,33 +38,6 @@ struct Grant {
 impl Grant {
     fn shows_a_limited_lane(self, now: Instant) -> bool {
         self.is_by_limit && self.waited > LIMITED_AFTER && now.saturating_duration_since(self.at) < self.waited
-    }
-}
-
-/// When the gate was blocked, and whether it is.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct GateTimes {
-    /// A limit blocks it now.
-    pub is_at_limit: bool,
-    /// When a limit blocked it last.
-    pub limited_at: Option<Instant>,
-    /// When something else blocked it last. A wait until then shows no limited lane: a worker that starts with a full
-    /// queue has a cold limiter, and all that it holds by then waits.
-    pub unavailable_at: Option<Instant>,
-}
-
-impl GateTimes {
-    pub fn of(view: &GateView) -> Self {
-        Self {
-            is_at_limit: matches!(view.block, Some((BlockReason::Limit(_), _))),
-            limited_at: view.limited_at,
-            unavailable_at: view.unavailable_at,
-        }
-    }
-
-    /// Time that counts of a wait until now.
-    fn time_since(self, began: Instant, now: Instant) -> Duration {
-        now.saturating_duration_since(self.unavailable_at.map_or(began, |at| at.max(began)))
     }
 }
 
@@ -100,9 +73,9 @@ impl<J: Eq + Hash> PermitWaits<J> {
     }
 
     /// The job has its permit.
-    pub fn record_grant(&mut self, wait: OngoingWait, gate: GateTimes, now: Instant) {
-        let waited = gate.time_since(wait.began, now);
-        let is_by_limit = gate.limited_at.is_some_and(|at| at >= wait.began);
+    pub fn record_grant(&mut self, wait: OngoingWait, gate: &GateView, now: Instant) {
+        let waited = gate.waited_for_limits(wait.began, now);
+        let is_by_limit = gate.was_at_limit_since(wait.began);
         self.last_grant = Some(Grant { at: now, waited, is_by_limit });
     }
 
@@ -112,22 +85,24 @@ impl<J: Eq + Hash> PermitWaits<J> {
 
     /// Whether a job waits for longer than a free lane would let it, or surely will: more wait than the lane starts soon,
     /// or the last grant shows it.
-    pub fn are_long(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: GateTimes) -> bool {
+    pub fn are_long(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: &GateView) -> bool {
         let pending = self.admitted.len() + self.waiting.len();
         if pending >= AHEAD_MIN as usize && pending >= startable_soon() as usize
             || self.last_grant.is_some_and(|grant| grant.shows_a_limited_lane(now))
         {
             return true;
         }
-        let is_long = |began: &Instant| gate.time_since(*began, now) > LIMITED_AFTER;
+        let is_long = |began: &Instant| gate.waited_for_limits(*began, now) > LIMITED_AFTER;
         let last_was_long = || self.last_grant.is_some_and(|grant| grant.waited > LIMITED_AFTER);
-        self.waiting.first_key_value().is_some_and(|(_, began)| is_long(began)) && (last_was_long() || gate.is_at_limit)
+        self.waiting.first_key_value().is_some_and(|(_, began)| is_long(began))
+            && (last_was_long() || gate.is_blocked_by_limit())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limiter::gate::BlockReason;
 
     /// The waits, and their clock.
     struct Waits {
@@ -147,14 +122,15 @@ mod tests {
 
         fn grant(&mut self, wait: OngoingWait, is_by_limit: bool) {
             let limited_at = is_by_limit.then_some(self.now);
-            let gate = GateTimes { limited_at, unavailable_at: self.unavailable_at, ..GateTimes::default() };
-            self.waits.record_grant(wait, gate, self.now);
+            let gate = GateView { limited_at, unavailable_at: self.unavailable_at, ..GateView::default() };
+            self.waits.record_grant(wait, &gate, self.now);
             self.waits.end(wait);
         }
 
         fn are_long(&self, startable_soon: u32, is_at_limit: bool) -> bool {
-            let gate = GateTimes { is_at_limit, unavailable_at: self.unavailable_at, ..GateTimes::default() };
-            self.waits.are_long(self.now, || startable_soon, gate)
+            let block = is_at_limit.then(|| (BlockReason::Limit("all".to_owned()), self.now));
+            let gate = GateView { block, unavailable_at: self.unavailable_at, ..GateView::default() };
+            self.waits.are_long(self.now, || startable_soon, &gate)
         }
     }
 

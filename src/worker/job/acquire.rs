@@ -25,10 +25,8 @@ use crate::limiter::gate::{
 };
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
-use crate::worker::backlog::permit_waits::GateTimes;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::lane::max_local_wait;
-use crate::worker::meter::RefusalLabels;
 
 /// Longest wait of an active job for a limit of its account. Then it returns to the backlog, and its place in the lane
 /// is free for jobs of other accounts. As long as permits are booked ahead at most. The gate lets the first jobs of an
@@ -101,7 +99,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
             grant = &mut acquired => return match grant {
                 AcquireResult::Granted(permit) => {
                     if let Some(wait) = charge_wait.as_ref().filter(|_| !permit.waited_for_account) {
-                        wait.record_grant(GateTimes::of(&lane.gate.view().borrow()));
+                        wait.record_grant(&lane.gate.view().borrow());
                     }
                     let usable_at = permit.start_at.max(Instant::now());
                     lane.meter.record_grant(usable_at.saturating_duration_since(asked_at));
@@ -153,7 +151,7 @@ impl JobRun<'_> {
     }
 
     pub(super) async fn delay_refused(&self, refusal: &GateRefusal) -> DeliveryAction {
-        let label = refusal_code(&refusal.reason);
+        let (label, by) = refusal_codes(&refusal.reason);
         let reason = match &refusal.reason {
             BlockReason::Oversized { limit, max_cost: at_once } => {
                 let reason = Wait::for_larger_limit(limit, self.job.cost, *at_once);
@@ -168,7 +166,7 @@ impl JobRun<'_> {
             BlockReason::StaleSettings => WaitReason::StaleSettings,
             BlockReason::Stopping => return self.release().await,
         };
-        let (cause, by) = (WaitCause::new(label, reason), pause_cause(&refusal.reason));
+        let cause = WaitCause::new(label, reason);
         if let Some(block) = self.flow_block(refusal) {
             let reason = BacklogReturnReason { block: Some(block), ..cause.into() };
             return self.return_to_backlog(reason).await;
@@ -198,12 +196,12 @@ impl JobRun<'_> {
 
     /// Counts a refusal, and records it on the span of the wait and among the lane's decisions; never with an account.
     fn record_refusal(&self, refusal: &GateRefusal, waiting: &Span) {
-        let reason = refusal_code(&refusal.reason);
+        let (reason, _) = refusal_codes(&refusal.reason);
         let (limit, by) = match &refusal.reason {
             BlockReason::Limit(name) => {
                 let limit = self.settings.provider.limits.iter().find(|limit| limit.name == *name);
                 let allows = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
-                (Some(name.clone()), format!("{name}{allows}"))
+                (Some(name.as_str()), format!("{name}{allows}"))
             }
             BlockReason::Cold => (None, "the limiter (its state was lost)".to_owned()),
             BlockReason::NeedsHistory => (None, "the limiter (usage is being read from the ledger)".to_owned()),
@@ -211,44 +209,30 @@ impl JobRun<'_> {
             BlockReason::StoreUnavailable(_) => (None, "the limiter (its store is unavailable)".to_owned()),
             BlockReason::StaleSettings => (None, "the limiter (newer settings are being loaded)".to_owned()),
             BlockReason::Oversized { limit, max_cost: at_once } => (
-                Some(limit.clone()),
+                Some(limit.as_str()),
                 format!("limit {limit}: the job's cost exceeds the {at_once} that it admits at once"),
             ),
             BlockReason::AccountBlocked { .. } => (None, "a rule for its account".to_owned()),
             BlockReason::Stopping => (None, "a gate that is closing".to_owned()),
         };
-        spans::record_refusal(waiting, reason, limit.as_deref());
+        spans::record_refusal(waiting, reason, limit);
         let free = if refusal.exact { "free in" } else { "free no sooner than in" };
         let reason_text = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
-        self.lane.meter.record_refusal(RefusalLabels { reason, limit }, reason_text);
+        self.lane.meter.record_refusal(reason, limit, reason_text);
     }
 }
 
-/// Label for metrics; stable.
-fn refusal_code(by: &BlockReason) -> &'static str {
-    match by {
-        BlockReason::Limit(_) => "limit",
-        BlockReason::Cold => "cold",
-        BlockReason::NeedsHistory => "needs_history",
-        BlockReason::Paused => "paused_by_provider",
-        BlockReason::StoreUnavailable(_) => "limiter_unavailable",
-        BlockReason::StaleSettings => "stale_settings",
-        BlockReason::Oversized { .. } => "cost_exceeds_limit",
-        BlockReason::AccountBlocked { .. } => "blocked",
-        BlockReason::Stopping => "stopping",
-    }
-}
-
-/// The pause cause of a refusal, as reports name it.
-pub(in crate::worker) fn pause_cause(refused: &BlockReason) -> PauseCause {
-    match refused {
-        BlockReason::Limit(_) => PauseCause::Limit,
-        BlockReason::Cold | BlockReason::NeedsHistory => PauseCause::Cold,
-        BlockReason::Paused => PauseCause::Provider,
-        BlockReason::StoreUnavailable(_) => PauseCause::Backend,
-        BlockReason::StaleSettings
-        | BlockReason::Oversized { .. }
-        | BlockReason::AccountBlocked { .. }
-        | BlockReason::Stopping => PauseCause::Other,
+/// The label of a refusal for metrics, which is stable, and its pause cause, as reports name it.
+pub(in crate::worker) fn refusal_codes(reason: &BlockReason) -> (&'static str, PauseCause) {
+    match reason {
+        BlockReason::Limit(_) => ("limit", PauseCause::Limit),
+        BlockReason::Cold => ("cold", PauseCause::Cold),
+        BlockReason::NeedsHistory => ("needs_history", PauseCause::Cold),
+        BlockReason::Paused => ("paused_by_provider", PauseCause::Provider),
+        BlockReason::StoreUnavailable(_) => ("limiter_unavailable", PauseCause::Backend),
+        BlockReason::StaleSettings => ("stale_settings", PauseCause::Other),
+        BlockReason::Oversized { .. } => ("cost_exceeds_limit", PauseCause::Other),
+        BlockReason::AccountBlocked { .. } => ("blocked", PauseCause::Other),
+        BlockReason::Stopping => ("stopping", PauseCause::Other),
     }
 }

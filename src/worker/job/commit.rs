@@ -73,18 +73,6 @@ impl AttemptResult {
 }
 
 impl JobRun<'_> {
-    /// Commits the job's state; `None` when the ledger is unavailable and the worker is stopping.
-    async fn persist_state(&self, state: &JobState) -> Option<(FencedWrite, Option<ReturnPlan>)> {
-        let ledger = &self.lane.worker.backends.ledger;
-        let written = retry_while_unavailable("update job state", &self.lane.worker.abandon, || {
-            ledger.transition_with_copy(&self.active.lease, state)
-        });
-        written
-            .await
-            .map_err(|error| tracing::warn!(job = %self.job.id, ?error, "failed to update job state; requeueing"))
-            .ok()
-    }
-
     /// Writes the result of a request and the job's state.
     async fn write_result(
         &self,
@@ -188,13 +176,19 @@ impl JobRun<'_> {
 
     /// Changes the job's state without a request; `label` names its wait, if it waits, in metrics.
     pub(super) async fn transition(&self, next: Transition, label: &'static str) -> DeliveryAction {
-        let state = job_state(next);
-        match self.persist_state(&state).await {
-            Some((FencedWrite::Applied, next_copy)) => {
+        let (state, ledger) = (job_state(next), &self.lane.worker.backends.ledger);
+        let written = retry_while_unavailable("update job state", &self.lane.worker.abandon, || {
+            ledger.transition_with_copy(&self.active.lease, &state)
+        });
+        match written.await {
+            Ok((FencedWrite::Applied, next_copy)) => {
                 self.to_delivery_action(&state, CommittedState::delayed(next_copy), label)
             }
-            Some((FencedWrite::Stale, _)) => DeliveryAction::Requeue,
-            None => DeliveryAction::RequeueAndPause,
+            Ok((FencedWrite::Stale, _)) => DeliveryAction::Requeue,
+            Err(error) => {
+                tracing::warn!(job = %self.job.id, ?error, "failed to update job state; requeueing");
+                DeliveryAction::RequeueAndPause
+            }
         }
     }
 

@@ -19,7 +19,7 @@ use crate::limiter::gate::EgressRule;
 use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
 use crate::queue::DELAY_STEPS;
 use crate::worker::intake::DeliveryAction;
-use crate::worker::local_faults;
+use crate::worker::log_throttle::{log_fault, pause_for_fault};
 
 /// The one request that a job is claimed for.
 pub(super) enum ProviderCall {
@@ -129,11 +129,11 @@ impl JobRun<'_> {
     pub(super) async fn pause_unbuildable(&self, error: FreezeError) -> DeliveryAction {
         let fault = LocalFault::from(error);
         if !matches!(fault, LocalFault::Unbuildable(_)) {
-            local_faults::pause_lane(self.lane, LOCAL_FAULT_PAUSE, &fault);
+            pause_for_fault(self.lane, LOCAL_FAULT_PAUSE, &fault);
             return self.delay(LANE_PAUSED_DELAY, WaitCause::new(NOT_SENT, fault.wait())).await;
         }
         self.lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, fault.wait());
-        local_faults::log(self.lane, &fault, "lane paused: the request cannot be built from the provider row");
+        log_fault(self.lane, &fault, "lane paused: the request cannot be built from the provider row");
         self.delay(MISCONFIGURED_PAUSE, WaitCause::new("misconfigured", fault.wait())).await
     }
 

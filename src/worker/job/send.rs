@@ -36,7 +36,7 @@ use crate::telemetry::spans;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::lane::LaneContext;
 use crate::worker::lane_control::SendPermission;
-use crate::worker::local_faults;
+use crate::worker::log_throttle::pause_for_fault;
 use crate::worker::meter::{DecisionKind, LaneDecision, ReturnReason};
 
 /// A recorded request, with what it needs to be sent.
@@ -270,7 +270,9 @@ impl InFlightRequest {
 /// its first request.
 fn record_missing_fields(lane: &LaneContext, provider: &Provider, job: &Job) {
     let lacks = |field: &JobField| !job.has(*field) && provider.counts_by(*field);
-    JobField::ALL.into_iter().filter(lacks).for_each(|field| lane.meter.record_missing_field(field));
+    for field in JobField::ALL.into_iter().filter(lacks) {
+        lane.meter.without(field).inc();
+    }
 }
 
 fn record_breaker_transition(lane: &LaneContext, change: Option<BreakerTransition>, outcome: &Outcome) {
@@ -334,7 +336,7 @@ fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, 
             lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause.to_string()));
             lane.control.pause_sending(wait, by, cause);
         }
-        Some(PauseRequest::Intake { wait, fault }) => local_faults::pause_lane(lane, wait, &fault),
+        Some(PauseRequest::Intake { wait, fault }) => pause_for_fault(lane, wait, &fault),
         None => {}
     }
 }

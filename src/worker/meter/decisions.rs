@@ -8,6 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+use crate::fleet::report::ReportedDecision;
+
 /// Number of lines kept.
 const LINES_MAX: usize = 50;
 /// Time within which equal decisions are one line, in milliseconds.
@@ -61,27 +63,9 @@ impl LaneDecision {
     }
 }
 
-/// One recorded line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecordedDecision {
-    /// Unix time in milliseconds of the first decision in this line.
-    pub at_ms: u64,
-    /// [`DecisionKind::code`].
-    pub kind: &'static str,
-    /// Reason of the last decision in this line.
-    pub reason: String,
-    /// Number of permits concerned.
-    pub permits: u32,
-}
-
-#[derive(Debug)]
-struct DecisionEntry {
-    at_ms: u64,
-    decision: LaneDecision,
-}
-
+/// The decisions, each with the Unix time in milliseconds of the first one in its line.
 #[derive(Debug, Default)]
-pub(super) struct DecisionLog(Mutex<VecDeque<DecisionEntry>>);
+pub(super) struct DecisionLog(Mutex<VecDeque<(u64, LaneDecision)>>);
 
 impl DecisionLog {
     pub fn record(&self, decision: LaneDecision) {
@@ -90,26 +74,24 @@ impl DecisionLog {
 
     fn record_at(&self, at_ms: u64, decision: LaneDecision) {
         let mut kept = self.0.lock();
-        let lately = kept.iter_mut().rev().take_while(|line| at_ms.saturating_sub(line.at_ms) < MERGE_WINDOW_MS);
-        let same = |line: &&mut DecisionEntry| {
-            (line.decision.kind, &line.decision.merge_key) == (decision.kind, &decision.merge_key)
-        };
-        if let Some(line) = lately.into_iter().find(same) {
-            line.decision.permits = line.decision.permits.saturating_add(decision.permits);
-            line.decision.reason = decision.reason;
+        let lately = kept.iter_mut().rev().take_while(|(line_ms, _)| at_ms.saturating_sub(*line_ms) < MERGE_WINDOW_MS);
+        let mut lately = lately.map(|(_, line)| line);
+        if let Some(line) = lately.find(|line| line.kind == decision.kind && line.merge_key == decision.merge_key) {
+            line.permits = line.permits.saturating_add(decision.permits);
+            line.reason = decision.reason;
             return;
         }
         if kept.len() == LINES_MAX {
             kept.pop_front();
         }
-        kept.push_back(DecisionEntry { at_ms, decision });
+        kept.push_back((at_ms, decision));
     }
 
     /// Newest first.
-    pub fn read(&self) -> Vec<RecordedDecision> {
-        let line = |DecisionEntry { at_ms, decision }: &DecisionEntry| RecordedDecision {
-            at_ms: *at_ms,
-            kind: decision.kind.code(),
+    pub fn read(&self) -> Vec<ReportedDecision> {
+        let line = |(at_ms, decision): &(u64, LaneDecision)| ReportedDecision {
+            at_ms: i64::try_from(*at_ms).unwrap_or(i64::MAX),
+            kind: decision.kind.code().to_owned(),
             reason: decision.reason.clone(),
             permits: decision.permits,
         };
@@ -140,9 +122,10 @@ mod tests {
         decisions.record_at(1_950, decision(DecisionKind::Refused, "per-minute", "free in 1 s"));
         decisions.record_at(1_960, decision(DecisionKind::Refused, "per-second", "free in 1 s"));
         decisions.record_at(2_000, decision(DecisionKind::Granted, "", "free"));
-        let lines: Vec<_> = decisions.read().into_iter().map(|line| (line.at_ms, line.kind, line.permits)).collect();
+        let read = decisions.read();
+        let lines: Vec<_> = read.iter().map(|line| (line.at_ms, line.kind.as_str(), line.permits)).collect();
         assert_eq!(lines, [(2_000, "granted", 1), (1_960, "refused", 1), (1_400, "refused", 2), (1_000, "granted", 2)]);
-        assert_eq!(decisions.read()[2].reason, "free in 1 s");
+        assert_eq!(read[2].reason, "free in 1 s");
     }
 
     #[test]
@@ -151,7 +134,7 @@ mod tests {
         for at in 0..60 {
             decisions.record_at(at, decision(DecisionKind::Delayed, &at.to_string(), "x"));
         }
-        let at: Vec<u64> = decisions.read().iter().map(|line| line.at_ms).collect();
-        assert_eq!(at, (10..60).rev().collect::<Vec<u64>>());
+        let at: Vec<i64> = decisions.read().iter().map(|line| line.at_ms).collect();
+        assert_eq!(at, (10..60).rev().collect::<Vec<i64>>());
     }
 }

@@ -11,24 +11,15 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
-use super::decisions::{DecisionKind, DecisionLog, LaneDecision, RecordedDecision};
-use super::families::{Counters, Families, Labels, UnsignedGauge, WAITS_MS, start_lateness};
+use super::decisions::{DecisionKind, DecisionLog, LaneDecision};
+use super::{Counters, Families, Labels, UnsignedGauge, WAITS_MS, start_lateness};
 use crate::domain::job::{InvalidReason, JobField};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
-use crate::fleet::report::WaitHistogram;
+use crate::fleet::report::{LaneReport, WaitHistogram};
 
 /// Classes of responses: the status class, no response at all, or not sent.
 const STATUS_CLASSES: [&str; 7] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none", "unsent"];
-
-/// Why a permit was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RefusalLabels {
-    /// A code of a closed list; `limit` for a limit.
-    pub reason: &'static str,
-    /// The name of the limit.
-    pub limit: Option<String>,
-}
 
 /// Why a permit was released unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,22 +50,6 @@ impl ReturnReason {
             Self::Probing => "probing",
         }
     }
-}
-
-/// Figures of a lane for the overview, since the process started.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LaneFigures {
-    /// Requests begun.
-    pub sent_total: u64,
-    /// Requests that the provider throttled although the limits allowed them.
-    pub throttled_total: u64,
-    /// Requests without a response yet.
-    pub in_flight: u64,
-    /// Messages taken from the queue and not finished.
-    pub active: u64,
-    pub permit_waits: WaitHistogram,
-    /// At most 50, newest first.
-    pub decisions: Vec<RecordedDecision>,
 }
 
 /// The counters of one lane; shared by all of its jobs.
@@ -187,16 +162,17 @@ impl LaneMeter {
         [self.own(&self.families.start_lateness_seconds), self.lateness_ahead.clone()]
     }
 
-    /// The figures for the overview.
-    pub fn figures(&self) -> LaneFigures {
+    /// The figures for the overview, since the process started, with at most 50 decisions.
+    pub fn figures(&self) -> LaneReport {
         let counts = self.waits.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        LaneFigures {
+        LaneReport {
             sent_total: self.sent.load(Ordering::Relaxed),
             throttled_total: self.own(&self.families.provider_throttled).get(),
             in_flight: self.own(&self.families.in_flight_requests).get(),
             active: self.own(&self.families.active_jobs).get(),
-            permit_waits: WaitHistogram { bounds_ms: WAITS_MS.to_vec(), counts },
+            waits: WaitHistogram { bounds_ms: WAITS_MS.to_vec(), counts },
             decisions: self.decisions.read(),
+            ..LaneReport::default()
         }
     }
 
@@ -225,23 +201,19 @@ impl LaneMeter {
         self.decisions.record(LaneDecision { kind, merge_key: String::new(), reason, permits: 1 });
     }
 
-    /// Counts a refused permit; `words` give the reason and the wait.
-    pub fn record_refusal(&self, refused: RefusalLabels, words: String) {
-        let merge_key = refused.limit.clone().unwrap_or_else(|| refused.reason.to_owned());
+    /// Counts a refused permit. `reason` is a code of a closed list, `limit` for a limit, which is named then; `words`
+    /// give the reason and the wait.
+    pub fn record_refusal(&self, reason: &'static str, limit: Option<&str>, words: String) {
         let mut labels = self.labels.clone();
-        labels.extend([("reason", refused.reason.to_owned()), ("limit", refused.limit.unwrap_or_default())]);
+        labels.extend([("reason", reason.to_owned()), ("limit", limit.unwrap_or_default().to_owned())]);
         self.families.permits_refused.get_or_create(&labels).inc();
-        self.decisions.record(LaneDecision { kind: DecisionKind::Refused, merge_key, reason: words, permits: 1 });
+        let (kind, merge_key) = (DecisionKind::Refused, limit.unwrap_or(reason).to_owned());
+        self.decisions.record(LaneDecision { kind, merge_key, reason: words, permits: 1 });
     }
 
     /// Counts a permit that was released unused.
     pub fn record_return(&self, why: ReturnReason) {
         self.returned(why).inc();
-    }
-
-    /// Counts a job that is sent for the first time without a field that its provider's limits or rules use.
-    pub fn record_missing_field(&self, lacks: JobField) {
-        self.without(lacks).inc();
     }
 
     /// Counts a request that begins this long after its permit's start, which may have lain `ahead` when the permit was
@@ -376,10 +348,11 @@ mod tests {
     #[test]
     fn refusal_is_counted_by_limit_and_logged() {
         let (meter, lane) = lane();
-        let by = |limit: &str| RefusalLabels { reason: "limit", limit: Some(limit.to_owned()) };
-        lane.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.8 s".to_owned());
-        lane.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.7 s".to_owned());
-        lane.record_refusal(RefusalLabels { reason: "cold", limit: None }, "cold".to_owned());
+        for wait in ["0.8", "0.7"] {
+            let words = format!("refused by per-second (5/1s), free in {wait} s");
+            lane.record_refusal("limit", Some("per-second"), words);
+        }
+        lane.record_refusal("cold", None, "cold".to_owned());
         let of = |labels| format!("sluicegate_permits_refused_total{{provider=\"acme\",{labels}");
         let expected = [of("reason=\"cold\",limit=\"\"} 1"), of("reason=\"limit\",limit=\"per-second\"} 2")];
         assert_eq!(samples(&meter, "sluicegate_permits_refused"), expected);
@@ -394,7 +367,7 @@ mod tests {
         for us in [0, 1_000, 1_001, 300_000_000, 300_000_001] {
             lane.record_grant(Duration::from_micros(us));
         }
-        let waits = lane.figures().permit_waits;
+        let waits = lane.figures().waits;
         assert_eq!((&waits.counts[..3], &waits.counts[14..]), ([2, 1, 0].as_slice(), [0, 1, 1].as_slice()));
         assert_eq!(waits.counts.len(), waits.bounds_ms.len() + 1);
         for (le, count) in [("0.001", 2), ("0.002", 3), ("300.0", 4), ("+Inf", 5)] {

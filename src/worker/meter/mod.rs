@@ -1,29 +1,30 @@
 //! The counters of this process: per lane how often, how long and why, and how its settings were read.
 //!
-//! There is one meter per process, passed in with its status. It counts in metric families, which a scrape reads. The
-//! meter knows no job and no account, so it cannot show any.
+//! There is one meter per process, passed in with its status. It counts in metric families, which a scrape reads. Fields
+//! of [`Families`] have the names of the metrics, and their comments are the help texts. Samples are never removed: a
+//! counter that vanished would look like one that was reset. The meter knows no job and no account, so it cannot show any.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::RwLock;
-
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use self::families::Families;
 use crate::domain::provider::ProviderName;
 use crate::fleet::report::BackendStatus;
 use crate::ledger::UnpublishedEvents;
 
-mod decisions;
-mod families;
-mod lane;
+pub use decisions::{DecisionKind, LaneDecision};
+pub use lane::{GaugeGuard, LaneMeter, ReturnReason};
 
-pub use decisions::{DecisionKind, LaneDecision, RecordedDecision};
-pub use families::Labels;
-pub use lane::{GaugeGuard, LaneFigures, LaneMeter, RefusalLabels, ReturnReason};
+mod decisions;
+mod lane;
 
 /// Prefix of all metrics.
 pub const PREFIX: &str = "sluicegate";
@@ -129,6 +130,103 @@ impl Meter {
     pub fn started_at_ms(&self) -> u64 {
         self.started_at_ms
     }
+}
+
+/// Label names and values.
+pub type Labels = Vec<(&'static str, String)>;
+type Counters = Family<Labels, Counter>;
+type Gauges = Family<Labels, UnsignedGauge>;
+type UnsignedGauge = Gauge<u64, AtomicU64>;
+type Histograms = Family<Labels, Histogram>;
+
+/// Bounds of the waits for a permit, in milliseconds.
+const WAITS_MS: [u64; 16] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
+/// Bounds of requests and of the hold of their permits, in seconds.
+const REQUESTS_S: [f64; 13] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
+/// Bounds of the lateness of starts, in seconds; 600 µs and 3 ms are the limits that starts are tested against.
+const LATENESS_S: [f64; 14] =
+    [0.0001, 0.0002, 0.0005, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 1.0];
+/// Bounds from the recording of a job to its end, in seconds: from a tenth of a second to a week.
+const JOBS_S: [f64; 14] =
+    [0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0];
+
+macro_rules! families {
+    ($($(#[doc = $help:literal])+ $name:ident: $family:ty = $new:expr,)+) => {
+        #[derive(Debug)]
+        struct Families {
+            $($(#[doc = $help])+ $name: $family,)+
+        }
+
+        impl Families {
+            fn register(registry: &mut Registry) -> Self {
+                let families = Self { $($name: $new,)+ };
+                // The registry ends each help text with a full stop itself.
+                $(registry.register(
+                    stringify!($name),
+                    concat!($($help),+).trim().trim_end_matches('.'),
+                    families.$name.clone(),
+                );)+
+                families
+            }
+        }
+    };
+}
+
+families! {
+    /// Jobs that this process has finished, by final state.
+    jobs: Counters = Counters::default(),
+    /// Time from the recording of a job until it is finished.
+    job_duration_seconds: Histograms = Histograms::new_with_constructor(|| Histogram::new(JOBS_S)),
+    /// Active jobs: messages that this process has taken from the queue and not finished.
+    active_jobs: Gauges = Gauges::default(),
+    /// Permits granted, one for each request.
+    permits_granted: Counters = Counters::default(),
+    /// Permits that were requested and not granted in time, by reason; for reason limit, by the name of the limit.
+    permits_refused: Counters = Counters::default(),
+    /// Time from the request of a permit to its start.
+    permit_wait_seconds: Histograms = Histograms::new_with_constructor(permit_waits),
+    /// Permits released unused, by reason; late: the request was recorded too late for its permit.
+    permit_returned: Counters = Counters::default(),
+    /// Active jobs that wait for a permit.
+    gate_waiting_jobs: Gauges = Gauges::default(),
+    /// Delay from the start of a permit to the start of its request.
+    start_lateness_seconds: Histograms = Histograms::new_with_constructor(start_lateness),
+    /// How long a request holds its permit: until its response is read, or until the wait for it ends.
+    hold_seconds: Histograms = Histograms::new_with_constructor(|| Histogram::new(REQUESTS_S)),
+    /// Finished requests, by status class; none: no response, unsent: not sent.
+    provider_requests: Counters = Counters::default(),
+    /// Duration of requests.
+    provider_request_duration_seconds: Histograms = Histograms::new_with_constructor(|| Histogram::new(REQUESTS_S)),
+    /// Requests that had a permit and got a 429 from the provider. Must stay at zero.
+    provider_throttled: Counters = Counters::default(),
+    /// Requests that wait for their response.
+    in_flight_requests: Gauges = Gauges::default(),
+    /// Jobs that were delayed, and messages that were requeued, by reason.
+    requeues: Counters = Counters::default(),
+    /// Messages that the broker marks as delivered before.
+    redelivered: Counters = Counters::default(),
+    /// Messages that can never be a job, kept in payments.invalid, by reason.
+    rejected_messages: Counters = Counters::default(),
+    /// Jobs sent without an account: limits and rules by account did not apply to them.
+    jobs_without_account: Counters = Counters::default(),
+    /// Jobs sent without a reference: limits by reference did not apply to them.
+    jobs_without_reference: Counters = Counters::default(),
+    /// 1 if the backend responded to the last check; checked every 2 seconds, and more often while one does not.
+    dependency_up: Gauges = Gauges::default(),
+    /// Round-trip time to the backend; absent while it does not respond.
+    dependency_rtt_seconds: Family<Labels, Gauge<f64, AtomicU64>> = Family::default(),
+    /// Reads of the settings: success if they had changed and were loaded, failure if they could not be read.
+    config_reloads: Counters = Counters::default(),
+    /// Declared queues and exchanges that were found missing: an operator or a policy deleted them.
+    broker_objects_missed: Counter = Counter::default(),
+}
+
+fn permit_waits() -> Histogram {
+    Histogram::new(WAITS_MS.map(|ms| Duration::from_millis(ms).as_secs_f64()))
+}
+
+fn start_lateness() -> Histogram {
+    Histogram::new(LATENESS_S)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Publishing of one batch of outcome events: each event has its own result, and a late one holds up no other.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -39,8 +40,9 @@ pub struct BatchResult<'w> {
     pub results: Vec<EventResult>,
     /// Some events must be published again.
     pub has_retries: bool,
-    /// Events with late confirms, by sequence.
-    pub late: Vec<(i64, BoxFuture<'w, EventResult>)>,
+    /// Events with late confirms, and their sequences.
+    pub late: Vec<BoxFuture<'w, EventResult>>,
+    pub late_sequences: BTreeSet<i64>,
 }
 
 pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) -> BatchResult<'_> {
@@ -49,18 +51,22 @@ pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) ->
         return sent;
     }
     let mut failures = PublishFailures::default();
-    let mut publishing: FuturesUnordered<_> = events.into_iter().map(|event| Publishing::new(worker, event)).collect();
+    sent.late_sequences = events.iter().map(|event| event.sequence).collect();
+    let mut publishing: FuturesUnordered<_> = events.into_iter().map(|event| publish(worker, event).boxed()).collect();
     let deadline = Instant::now() + CONFIRM_TIMEOUT;
     loop {
         tokio::select! {
             published = publishing.next() => match published {
-                Some((event, published)) => sent.results.push(failures.record(&event, published)),
+                Some((event, published)) => {
+                    sent.late_sequences.remove(&event.sequence);
+                    sent.results.push(failures.record(&event, published));
+                }
                 None => break,
             },
             () = sleep_until(deadline) => break,
         }
     }
-    sent.late = publishing.into_iter().map(|publishing| (publishing.sequence, publishing.result().boxed())).collect();
+    sent.late = publishing.into_iter().map(|publishing| late_result(publishing).boxed()).collect();
     faults::crash(CrashPoint::AfterEvent);
     failures.log(&sent);
     sent.has_retries = failures.retries > 0;
@@ -73,29 +79,9 @@ pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) ->
     sent
 }
 
-/// One event that is being published.
-struct Publishing<'w> {
-    sequence: i64,
-    publishing: BoxFuture<'w, (OutcomeEvent, Result<(), QueueError>)>,
-}
-
-impl<'w> Publishing<'w> {
-    fn new(worker: &'w WorkerContext, event: OutcomeEvent) -> Self {
-        Self { sequence: event.sequence, publishing: publish(worker, event).boxed() }
-    }
-
-    async fn result(self) -> EventResult {
-        let (event, published) = self.publishing.await;
-        PublishFailures::default().record(&event, published)
-    }
-}
-
-impl Future for Publishing<'_> {
-    type Output = (OutcomeEvent, Result<(), QueueError>);
-
-    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
-        self.publishing.poll_unpin(context)
-    }
+async fn late_result(publishing: impl Future<Output = (OutcomeEvent, Result<(), QueueError>)>) -> EventResult {
+    let (event, published) = publishing.await;
+    PublishFailures::default().record(&event, published)
 }
 
 /// Failures of a batch.

@@ -10,12 +10,10 @@ use crate::ledger::FencedWrite;
 use crate::ledger::upkeep::MessageState;
 use crate::queue::{DeadLetter, DeathCause, Destination, OutgoingMessage, Receipt, headers};
 use crate::worker::WorkerContext;
-use crate::worker::decode::{DecodedMessage, decode_delivery};
-use crate::worker::delay::MessageCopy;
+use crate::worker::decode::{DecodedMessage, NEWER_VERSION_DELAY, decode_delivery, wait_for_newer_worker};
 use crate::worker::intake::rejection;
-use crate::worker::newer_version::{self, NewerVersionAction};
+use crate::worker::publish::{MessageCopy, publish_with_timeout};
 use crate::worker::settings_sync::LoadedSettings;
-use crate::worker::unconfirmed::publish_with_timeout;
 
 /// How often a message is published again. Each round allows a thousand deliveries, so a message is not given to review
 /// because of a single outage.
@@ -42,18 +40,9 @@ enum DeadLetterAction {
     Invalid(InvalidMessage),
 }
 
-/// How a message became a dead letter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct DeadLetterFacts {
-    cause: DeathCause,
-    /// How often it was published again before.
-    rounds: u32,
-    /// Its provider has a row.
-    has_row: bool,
-}
-
-/// Decides about a decoded message, by its state in the ledger and how it became a dead letter.
-fn decide(state: MessageState, DeadLetterFacts { cause, rounds, has_row }: DeadLetterFacts) -> DeadLetterAction {
+/// Decides about a decoded message, by its state in the ledger, how it became a dead letter, how often it was published
+/// again before, and whether its provider has a row.
+fn decide(state: MessageState, cause: DeathCause, rounds: u32, has_row: bool) -> DeadLetterAction {
     match state {
         MessageState::Open if cause == DeathCause::NoQueue && !has_row => DeadLetterAction::NoProvider,
         MessageState::Open | MessageState::NotRecorded if cause == DeathCause::NoQueue => {
@@ -85,7 +74,9 @@ pub async fn process_all(worker: &WorkerContext, known: &LoadedSettings) -> Resu
     let mut not_yet = Vec::new();
     let judged = process_each(worker, known, &mut not_yet).await;
     for receipt in not_yet {
-        requeue(receipt).await;
+        if let Err(error) = receipt.requeue().await {
+            tracing::debug!(%error, "dead letter not requeued; the broker requeues it");
+        }
     }
     judged
 }
@@ -114,12 +105,6 @@ async fn process_each(
     judged
 }
 
-async fn requeue(receipt: Box<dyn Receipt>) {
-    if let Err(error) = receipt.requeue().await {
-        tracing::debug!(%error, "dead letter not requeued; the broker requeues it");
-    }
-}
-
 /// Whether the letter is finished.
 async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLetter) -> Result<bool, SweepError> {
     let Some(lane) = &letter.lane else {
@@ -140,8 +125,7 @@ async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLe
         let copy = headers::copy_number(&letter.properties);
         worker.backends.ledger.message_state(&decoded.job, decoded.hash, copy).await?
     };
-    let death = DeadLetterFacts { cause: letter.cause, rounds, has_row: known.providers.contains_key(lane.as_str()) };
-    match decide(state, death) {
+    match decide(state, letter.cause, rounds, known.providers.contains_key(lane.as_str())) {
         DeadLetterAction::Done => Ok(true),
         DeadLetterAction::NoProvider => {
             tracing::warn!(job = %id, provider = %lane, "provider has no row; the job waits in the ledger for one");
@@ -183,15 +167,11 @@ async fn delay_newer_version(
     version: u64,
 ) -> Result<bool, SweepError> {
     let max_age = known.providers.get(lane.as_str()).map(|row| row.max_age);
-    let properties = match newer_version::decide(&letter.properties, version, max_age) {
-        NewerVersionAction::Delay(properties) => properties,
-        NewerVersionAction::TooOld(invalid) => return reject(worker, letter, &invalid, None).await,
+    let properties = match wait_for_newer_worker(worker, lane, &letter.properties, version, max_age) {
+        Ok(properties) => properties,
+        Err(invalid) => return reject(worker, letter, &invalid, None).await,
     };
-    let reason = InvalidReason::NewerVersion.code();
-    if worker.log_throttle.admits(lane.as_str(), newer_version::DELAYED_TEXT, reason) {
-        tracing::error!(provider = %lane, version, "{}", newer_version::DELAYED_TEXT);
-    }
-    let destination = Destination::Delay { provider: lane.clone(), step: newer_version::RETRY_DELAY };
+    let destination = Destination::Delay { provider: lane.clone(), step: NEWER_VERSION_DELAY };
     publish(worker, lane, OutgoingMessage { destination, body: letter.body.clone(), properties }).await
 }
 
@@ -205,12 +185,8 @@ async fn republish(
     if round > 0 {
         properties.headers.insert(headers::DEAD_ROUNDS.to_owned(), round.to_string());
     }
-    publish(
-        worker,
-        lane,
-        OutgoingMessage { destination: Destination::Lane(lane.clone()), body: letter.body.clone(), properties },
-    )
-    .await
+    let destination = Destination::Lane(lane.clone());
+    publish(worker, lane, OutgoingMessage { destination, body: letter.body.clone(), properties }).await
 }
 
 async fn publish(worker: &WorkerContext, lane: &ProviderName, outgoing: OutgoingMessage) -> Result<bool, SweepError> {
@@ -254,31 +230,24 @@ mod tests {
         };
         for rounds in 0..=REPUBLISH_MAX + 1 {
             let last = rounds >= REPUBLISH_MAX;
-            let death = DeadLetterFacts { cause: DeathCause::DeliveryLimit, rounds, has_row: true };
+            let limited = |state, has_row| decide(state, DeathCause::DeliveryLimit, rounds, has_row);
             for has_row in [true, false] {
-                let death = DeadLetterFacts { has_row, ..death };
-                assert_eq!(decide(MessageState::Finished, death), DeadLetterAction::Done);
-                assert_eq!(decide(MessageState::Superseded, death), DeadLetterAction::Done);
-                assert_eq!(invalid(&decide(MessageState::Conflict, death)), Some("conflict"));
+                assert_eq!(limited(MessageState::Finished, has_row), DeadLetterAction::Done);
+                assert_eq!(limited(MessageState::Superseded, has_row), DeadLetterAction::Done);
+                assert_eq!(invalid(&limited(MessageState::Conflict, has_row)), Some("conflict"));
                 let open = if last { DeadLetterAction::Review } else { DeadLetterAction::Republish(rounds + 1) };
-                assert_eq!(decide(MessageState::Open, death), open);
+                assert_eq!(limited(MessageState::Open, has_row), open);
             }
-            match decide(MessageState::NotRecorded, death) {
+            match limited(MessageState::NotRecorded, true) {
                 DeadLetterAction::Republish(round) => assert!(!last && round == rounds + 1),
                 other => assert_eq!((last, invalid(&other)), (true, Some("undeliverable"))),
             }
             // A lane without a queue is no fault of the message, so it counts as no round.
-            let unrouted = DeadLetterFacts { cause: DeathCause::NoQueue, ..death };
-            assert_eq!(decide(MessageState::Open, unrouted), DeadLetterAction::Republish(rounds));
-            assert_eq!(decide(MessageState::NotRecorded, unrouted), DeadLetterAction::Republish(rounds));
-            assert_eq!(
-                decide(MessageState::Open, DeadLetterFacts { has_row: false, ..unrouted }),
-                DeadLetterAction::NoProvider
-            );
-            assert_eq!(
-                decide(MessageState::Finished, DeadLetterFacts { has_row: false, ..unrouted }),
-                DeadLetterAction::Done
-            );
+            let unrouted = |state, has_row| decide(state, DeathCause::NoQueue, rounds, has_row);
+            assert_eq!(unrouted(MessageState::Open, true), DeadLetterAction::Republish(rounds));
+            assert_eq!(unrouted(MessageState::NotRecorded, true), DeadLetterAction::Republish(rounds));
+            assert_eq!(unrouted(MessageState::Open, false), DeadLetterAction::NoProvider);
+            assert_eq!(unrouted(MessageState::Finished, false), DeadLetterAction::Done);
         }
     }
 }

@@ -1,8 +1,12 @@
 //! The sweeper: keeps every job of the ledger moving, whatever happened to its message.
 //!
-//! It builds messages from the ledger, equal to the first ones, and [`overdue`] bounds how often. It runs in every
+//! It builds messages from the ledger, equal to the first ones, and [`republish`] bounds how often. It runs in every
 //! worker. The ledger gives each duty to one worker at a time, and each job's copy to one sweeper. See
 //! `docs/decisions/0002-republish-lost-messages.md`.
+//!
+//! It also checks periodically that all jobs are accounted for, and logs an error if they are not. That repairs nothing.
+//! A discrepancy is a fault of the program or of manual SQL, and an operator must see it. See
+//! `docs/decisions/0005-reconcile-all-jobs.md`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use self::settings_changes::{SettingsChanges, propagation_time};
 use super::settings_sync::LoadedSettings;
 use super::supervisor::WorkerStatus;
 use super::{WorkerContext, WorkerOptions, log_throttle};
@@ -18,17 +23,12 @@ use crate::domain::limit::Rule;
 use crate::domain::provider::Provider;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::RepairedFlows;
-use crate::ledger::upkeep::ScrubScope;
+use crate::ledger::upkeep::{CheckScope, LedgerReconciliation, ScrubScope};
 use crate::queue::QueueError;
 
 mod dead_letters;
-mod limit_changes;
-pub mod overdue;
-mod reconcile;
-pub(super) mod republish;
-mod weights;
-
-pub use reconcile::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
+pub mod republish;
+mod settings_changes;
 
 /// Time between two sweeps. A job whose message is lost waits for a sweep after its grace, so the time is short beside
 /// the grace. Nothing else waits for a sweep.
@@ -46,13 +46,6 @@ enum SweepError {
     Queue(#[from] QueueError),
 }
 
-/// Changes of settings that sweeps have to apply.
-#[derive(Default)]
-struct SettingsChanges {
-    limits: limit_changes::LimitChanges,
-    weights: weights::WeightChanges,
-}
-
 /// Sweeps until the worker stops. A sweep that runs then is cancelled; its jobs are taken again later.
 pub async fn run(
     worker: WorkerContext,
@@ -66,7 +59,7 @@ pub async fn run(
             worker.log_throttle.log_suppressed(log_throttle::LOG_INTERVAL);
             let (known, progress) = (known.borrow().clone(), progress.borrow().clone());
             changes.limits.update(&known, Instant::now());
-            changes.limits.clear_pauses(&progress.lanes, limit_changes::propagation_time(&worker), Instant::now());
+            changes.limits.clear_pauses(&progress.lanes, propagation_time(&worker), Instant::now());
             sweep(&worker, &progress, &known, &mut changes).await
         };
         let swept = tokio::select! {
@@ -95,14 +88,14 @@ async fn sweep(
     if !ledger.lease_duty("sweep", worker.options.sweep_every * 3 / 4).await? {
         return Ok(());
     }
-    let weighted = weights::sync(worker, &mut changes.weights, known).await;
-    let woken = limit_changes::wake_jobs(worker, &mut changes.limits, known).await;
+    let weighted = settings_changes::sync_weights(worker, &mut changes.weights, known).await;
+    let woken = settings_changes::wake_jobs(worker, &mut changes.limits, known).await;
     let republished = republish::republish_all(worker, progress, known).await;
     let dead = dead_letters::process_all(worker, known).await;
     let ended = expire_and_scrub(worker).await;
     let refused = decline_refused(worker, known).await;
     let flows = keep_flows(worker, known).await;
-    let reconciled = reconcile::check(worker, known).await;
+    let reconciled = reconcile(worker, known).await;
     weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(flows).and(reconciled)
 }
 
@@ -110,30 +103,38 @@ async fn sweep(
 /// near.
 async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
     let ledger = &worker.backends.ledger;
-    let mut batches = SweepBatches::for_worker(worker);
-    while batches.next().await {
+    in_batches(worker, || async {
         let expired = ledger.expire("expires_at has passed", BATCH).await?;
-        batches.finish_batch(expired);
         if expired > 0 {
             worker.outbox.notify_unleased();
             tracing::info!(expired, "expired waiting jobs");
         }
-    }
+        Ok(expired)
+    })
+    .await?;
     let WorkerOptions { scrub_after, scrub_review_after, .. } = *worker.options;
     for (which, after) in [(ScrubScope::Finished, Some(scrub_after)), (ScrubScope::InReview, scrub_review_after)] {
         let Some(after) = after else { continue };
-        let mut batches = SweepBatches::for_worker(worker);
-        while batches.next().await {
+        in_batches(worker, || async {
             let scrubbed = ledger.scrub(which, after, BATCH).await?;
-            batches.finish_batch(scrubbed);
             if scrubbed > 0 {
                 tracing::debug!(scrubbed, "payloads, references and requests emptied");
             }
-        }
+            Ok(scrubbed)
+        })
+        .await?;
     }
-    let mut batches = SweepBatches::for_worker(worker);
+    in_batches(worker, || ledger.forget_references(BATCH)).await
+}
+
+/// Does batch after batch, which return how many jobs they had.
+async fn in_batches<F: Future<Output = Result<u32, LedgerError>>>(
+    worker: &WorkerContext,
+    mut batch: impl FnMut() -> F,
+) -> Result<(), SweepError> {
+    let mut batches = SweepBatches::ending_at(SweepBatches::sweep_deadline(worker));
     while batches.next().await {
-        batches.finish_batch(ledger.forget_references(BATCH).await?);
+        batches.finish_batch(batch().await?);
     }
     Ok(())
 }
@@ -173,10 +174,6 @@ struct SweepBatches {
 }
 
 impl SweepBatches {
-    fn for_worker(worker: &WorkerContext) -> Self {
-        Self::ending_at(Self::sweep_deadline(worker))
-    }
-
     /// When the batches of a sweep that starts now end.
     fn sweep_deadline(worker: &WorkerContext) -> Instant {
         Instant::now() + worker.options.sweep_every / 2
@@ -196,8 +193,14 @@ impl SweepBatches {
 
     fn finish_batch(&mut self, jobs: u32) {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        self.pause = overdue::pause_before_next(jobs >= BATCH, self.started_at.elapsed(), left);
+        self.pause = pause_before_next(jobs >= BATCH, self.started_at.elapsed(), left);
     }
+}
+
+/// Pause after a batch of jobs that were ended or emptied: as long as the batch took, so that the payments get at least
+/// half of the database's time. `None`: the batch was not full, or the next sweep continues.
+fn pause_before_next(full: bool, took: Duration, left: Duration) -> Option<Duration> {
+    (full && !left.is_zero() && took.saturating_mul(2) <= left).then_some(took)
 }
 
 /// Time between two removals, in the whole cluster.
@@ -254,6 +257,47 @@ async fn decline_refused(worker: &WorkerContext, known: &LoadedSettings) -> Resu
     Ok(())
 }
 
+/// Time between two checks, in the whole cluster.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Time for which finished jobs are compared with their events and attempts: ten checks of each.
+pub const CHECKED_JOBS: CheckScope = CheckScope::Since(Duration::from_secs(10 * 60));
+/// A job is overdue when it has been due for this long without a lease. That is longer than the longest grace, so at
+/// least one copy has been published, and it had an hour to be consumed.
+pub const OVERDUE_ALARM_AFTER: Duration = Duration::from_secs(2 * 60 * 60);
+
+async fn reconcile(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
+    let ledger = &worker.backends.ledger;
+    if !ledger.lease_duty("account", CHECK_INTERVAL).await? {
+        return Ok(());
+    }
+    // The reconciliation is right without it, and only takes longer.
+    if let Err(error) = ledger.update_finished_totals().await {
+        tracing::warn!(%error, "failed to update the totals of finished jobs; reconciliation continues without them");
+    }
+    for account in ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await? {
+        for fault in account.discrepancies() {
+            tracing::error!(provider = account.provider, fault, "jobs are not accounted for");
+        }
+        if let Some(why) = overdue_alarm(&account, known) {
+            tracing::error!(provider = account.provider, jobs = account.overdue, why, "jobs are overdue");
+        }
+    }
+    Ok(())
+}
+
+/// Why overdue jobs need an alarm; `None` when an operator has stopped their lane.
+fn overdue_alarm(account: &LedgerReconciliation, known: &LoadedSettings) -> Option<&'static str> {
+    if account.overdue == 0 {
+        return None;
+    }
+    let row = known.providers.get(account.provider.as_str());
+    match row {
+        None => Some("their provider has no valid row: no worker takes them"),
+        Some(row) if row.enabled && !row.paused => Some("due for two hours, and no worker takes them"),
+        Some(_) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,5 +317,59 @@ mod tests {
         assert_eq!(order[..6], ["a", "m", "z", "failed", "a", "z"], "one each, then those that had a full batch");
         let batches_of = |lane: &str| order.iter().filter(|name| **name == lane).count();
         assert!(batches_of("a") - batches_of("z") <= 1 && Instant::now() < until + SWEEP_INTERVAL, "{order:?}");
+    }
+
+    fn account() -> LedgerReconciliation {
+        let states = [("waiting", 4), ("sending", 2), ("unknown", 1), ("succeeded", 9), ("review", 1)];
+        LedgerReconciliation {
+            provider: "acme".to_owned(),
+            recorded: 17,
+            states: states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec(),
+            active: 3,
+            delayed: 2,
+            due: 2,
+            ..LedgerReconciliation::default()
+        }
+    }
+
+    #[test]
+    fn each_reconciliation_fault_is_reported() {
+        assert_eq!(account().discrepancies(), Vec::<String>::new());
+        type Alter = fn(&mut LedgerReconciliation);
+        let altered: [(Alter, &str); 4] = [
+            (|account| account.due -= 1, "7 jobs open, 6"),
+            (|account| account.delayed += 1, "7 jobs open, 8"),
+            (|account| account.without_event = 1, "1 finished job without an event"),
+            (|account| account.without_accepted_attempt = 2, "2 jobs succeeded without"),
+        ];
+        for (alter, words) in altered {
+            let mut account = account();
+            alter(&mut account);
+            let faults = account.discrepancies();
+            assert!(faults.len() == 1 && faults[0].starts_with(words), "{words}: {faults:?}");
+        }
+    }
+
+    #[test]
+    fn overdue_jobs_of_a_removed_provider_alarm() {
+        let known = LoadedSettings::default();
+        assert_eq!(overdue_alarm(&account(), &known), None);
+        assert!(overdue_alarm(&LedgerReconciliation { overdue: 1, ..account() }, &known).is_some());
+    }
+
+    #[test]
+    fn batches_continue_while_full_and_in_time() {
+        let ms = Duration::from_millis;
+        for (full, took, left, pause) in [
+            (true, 20, 2_500, Some(20)),
+            (true, 0, 10, Some(0)),
+            (true, 20, 40, Some(20)),
+            (true, 20, 39, None),
+            (true, 0, 0, None),
+            (true, 5_000, 0, None),
+            (false, 20, 2_500, None),
+        ] {
+            assert_eq!(pause_before_next(full, ms(took), ms(left)), pause.map(ms), "{full} in {took}, {left} left");
+        }
     }
 }

@@ -1,7 +1,11 @@
-//! Republishing of jobs: their messages are built from the ledger and published to their lanes.
+//! Republishing of jobs: their messages are built from the ledger and published to their lanes, once they are overdue.
 //!
 //! A job whose built message differs from the recorded one goes to manual review. Lanes that are paused, disabled or
 //! deleted get no messages, because no worker would consume them.
+//!
+//! No broker can tell whether the first message of a due job still exists, and an overdue job is no sign of loss. On
+//! billing day a lane holds 300,000 messages for an hour, and delayed jobs queue behind them. An extra copy is harmless,
+//! because the ledger absorbs it, but each costs a delivery. So the copies per job are bounded.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,18 +14,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
-use super::overdue::{GRACE_BUSY, LaneView, overdue_query};
 use super::{BATCH, RoundRobin, SweepError};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::faults::{self, CrashPoint};
-use crate::ledger::upkeep::JobToRepublish;
+use crate::ledger::upkeep::{JobToRepublish, OverduePolicy};
 use crate::ledger::{FencedWrite, LedgerError};
 use crate::queue::message::{decode_recorded, encode};
-use crate::queue::{Destination, OutgoingMessage, Properties, headers};
+use crate::queue::{Destination, OutgoingMessage, headers};
 use crate::worker::WorkerContext;
+use crate::worker::active_jobs::LEASE;
+use crate::worker::publish::{job_properties, publish_with_timeout};
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
-use crate::worker::unconfirmed::publish_with_timeout;
 
 /// Jobs without a message are published this long before they are due; a worker then waits for the exact instant.
 const PUBLISH_AHEAD: Duration = Duration::from_secs(30);
@@ -103,12 +107,7 @@ async fn publish_all(worker: &WorkerContext, lane: &ProviderName, jobs: Vec<JobT
 /// Publishes one copy. If that fails, the next is published after the job's interval: this one was used up.
 async fn publish(worker: &WorkerContext, lane: &ProviderName, recorded: JobToRepublish) -> Result<(), SweepError> {
     let Some(body) = rebuild_or_review(worker, &recorded).await? else { return Ok(()) };
-    let properties = Properties {
-        message_id: Some(recorded.job.id.as_str().to_owned()),
-        content_type: Some("application/json".to_owned()),
-        ..Properties::default()
-    };
-    let properties = headers::with_copy_number(properties, recorded.copy);
+    let properties = headers::with_copy_number(job_properties(&recorded.job.id), recorded.copy);
     let message = OutgoingMessage { destination: Destination::Lane(lane.clone()), body, properties };
     publish_with_timeout(worker, lane, message).await?;
     faults::crash(CrashPoint::SweeperAfterPublish);
@@ -138,6 +137,61 @@ pub(in crate::worker) fn rebuild_message(recorded: &JobToRepublish) -> Option<By
     // The job was validated when it was recorded; rules for new jobs must not stop it now.
     let decoded = decode_recorded(&body, &recorded.job.provider).ok()?;
     (decoded.hash == recorded.hash && decoded.job == recorded.job).then(|| body.into())
+}
+
+/// Grace of a lane with nothing ready. A delayed copy returns no later than its time, and a claim follows its delivery
+/// at once. Beyond 15 s (also the longest step in which a copy waits for another worker's lease) there is no message.
+pub const GRACE_EMPTY: Duration = Duration::from_secs(15);
+const _: () = assert!(GRACE_EMPTY.as_secs() * 2 >= LEASE.as_secs(), "a copy waits half a lease for another worker's");
+/// Least grace of a lane with messages ready.
+pub const GRACE_BUSY: Duration = Duration::from_secs(5 * 60);
+/// Longest grace of a lane with messages ready: a lost job of a lane that is never empty waits this long.
+pub const GRACE_MAX: Duration = Duration::from_secs(60 * 60);
+/// Factor on the estimated time through the lane's queue. The real rate may be a fraction of the limit: responses are
+/// slow, accounts are limited, and others use the quota too.
+const TRANSIT_FACTOR: f64 = 4.0;
+/// Longest interval between two copies of one job. The intervals double, so that a job which queues for a day gets
+/// five copies, and three more for each further day.
+pub const REPUBLISH_INTERVAL_MAX: Duration = Duration::from_secs(6 * 60 * 60);
+/// Least copies per lane and sweep, so that a slow lane's jobs return soon.
+const BATCH_MIN: f64 = 100.0;
+/// Most copies per lane and sweep; the next sweep continues.
+const BATCH_MAX: f64 = 2_000.0;
+
+/// State of a lane, as the sweeper sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LaneView {
+    /// Messages ready in its queue.
+    pub ready: u64,
+    /// Mean rate of a long backlog at least, by its row; 0 when a limit is closed.
+    pub jobs_per_second: f64,
+    /// Time for which jobs have been sent since its provider was last down or misconfigured; `None`: they are not sent.
+    pub healthy_for: Option<Duration>,
+}
+
+/// Which of a lane's jobs to republish, with sweeps this far apart; `None`: none. While a provider is down, its overdue
+/// jobs have their messages in the queue. After that, they need their time through the queue first.
+pub fn overdue_query(lane: LaneView, every: Duration) -> Option<OverduePolicy> {
+    let grace = grace(lane);
+    if lane.ready > 0 && lane.healthy_for.is_none_or(|healthy_for| healthy_for < grace) {
+        return None;
+    }
+    // Twice what the lane sends until the next sweep: a lane whose messages are all lost is refilled without a gap.
+    let batch = (lane.jobs_per_second * every.as_secs_f64() * 2.0).clamp(BATCH_MIN, BATCH_MAX);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds above")]
+    let at_most = batch as u32;
+    Some(OverduePolicy { grace, republish_after: grace, republish_interval_max: REPUBLISH_INTERVAL_MAX, at_most })
+}
+
+fn grace(lane: LaneView) -> Duration {
+    if lane.ready == 0 {
+        return GRACE_EMPTY;
+    }
+    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+    let transit_s = lane.ready as f64 / lane.jobs_per_second * TRANSIT_FACTOR;
+    // The transit time of a closed lane is infinite.
+    Duration::try_from_secs_f64(transit_s)
+        .map_or(GRACE_MAX, |transit| GRACE_BUSY.saturating_add(transit).min(GRACE_MAX))
 }
 
 #[cfg(test)]
@@ -189,4 +243,72 @@ mod tests {
         assert_eq!(body.len(), BODY_BYTES_MAX);
         assert!(rebuild_message(&recorded(&body)).is_some());
     }
+
+    fn view(ready: u64, jobs_per_second: f64) -> LaneView {
+        LaneView { ready, jobs_per_second, healthy_for: Some(Duration::MAX) }
+    }
+
+    #[test]
+    fn grace_grows_with_the_queue() {
+        // ready, jobs per second → seconds
+        for (ready, jobs_per_second, grace_s) in [
+            (0, 100.0, 15),
+            (0, 0.0, 15),
+            (1, 100.0, 300),
+            (2_500, 100.0, 400),
+            (300_000, 100.0, 3_600),
+            (300_000, 5_000.0, 540),
+            (1, 0.001, 3_600),
+            (1, 0.0, 3_600),
+            (u64::MAX, f64::MIN_POSITIVE, 3_600),
+        ] {
+            let got = overdue_query(view(ready, jobs_per_second), EVERY).unwrap();
+            assert_eq!(got.grace.as_secs(), grace_s, "{ready} ready at {jobs_per_second}/s");
+            assert_eq!((got.republish_after, got.republish_interval_max), (got.grace, REPUBLISH_INTERVAL_MAX));
+        }
+    }
+
+    #[test]
+    fn sweep_batch_matches_the_lane_rate() {
+        for (jobs_per_second, at_most) in [(0.0, 100), (5.0, 100), (50.0, 500), (100.0, 1_000), (9_999.0, 2_000)] {
+            assert_eq!(overdue_query(view(0, jobs_per_second), EVERY).unwrap().at_most, at_most);
+        }
+        assert_eq!(overdue_query(view(0, f64::NAN), EVERY).unwrap().at_most, 0);
+    }
+
+    #[test]
+    fn unhealthy_lane_with_messages_gets_no_copies() {
+        let s = Duration::from_secs;
+        for (ready, healthy_for, copies) in [
+            (13, None, false),
+            (13, Some(s(0)), false),
+            (13, Some(s(299)), false),
+            (13, Some(s(301)), true),
+            // Lost jobs of an empty queue return whatever the provider does.
+            (0, None, true),
+            (0, Some(s(0)), true),
+        ] {
+            let lane = LaneView { healthy_for, ..view(ready, 100.0) };
+            assert_eq!(overdue_query(lane, EVERY).is_some(), copies, "{ready} ready, healthy for {healthy_for:?}");
+        }
+    }
+
+    /// The bound that the documentation names: intervals double, from the grace to the longest.
+    #[test]
+    fn copies_per_job_grow_logarithmically() {
+        let policy = overdue_query(view(300_000, 100.0), EVERY).unwrap();
+        let copies = |within: Duration| {
+            let (mut overdue, mut copies) = (policy.grace, 0);
+            while overdue <= within {
+                copies += 1;
+                // As the ledger moves `sweep_after`, plus the grace.
+                overdue += overdue.clamp(policy.republish_after, policy.republish_interval_max) + policy.grace;
+            }
+            copies
+        };
+        let hours = |hours: u64| Duration::from_secs(hours * 3_600);
+        assert_eq!((copies(hours(1)), copies(hours(2)), copies(hours(24)), copies(hours(168))), (1, 1, 5, 26));
+    }
+
+    const EVERY: Duration = Duration::from_secs(5);
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::upkeep::CheckScope;
 use sluicegate::queue::message::{CardNumbers, decode};
-use sluicegate::worker::sweeper::overdue::{GRACE_BUSY, GRACE_EMPTY};
+use sluicegate::worker::sweeper::republish::{GRACE_BUSY, GRACE_EMPTY};
 
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, busy, not_sent, rejected, throttled, timeout};

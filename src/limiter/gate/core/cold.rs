@@ -28,7 +28,7 @@ pub(crate) struct ColdQuery {
     pub state_epoch: Micros,
     /// The state grants by itself from then on.
     pub at_latest: Instant,
-    exact: bool,
+    pub(super) exact: bool,
 }
 
 /// The next step of a rebuild, and until when nothing can be granted.
@@ -94,14 +94,6 @@ impl<T: Ticket> GateCore<T> {
     }
 
     fn block_cold(&mut self, query: ColdQuery, until: Instant, arrived: Instant) {
-        let block = QueueBlock::new(BlockReason::Cold, until, query.exact, arrived);
-        self.call_at = block.retry_at;
-        self.block = Some(block);
-    }
-}
-
-impl ColdQuery {
-    pub fn new(state_epoch: Micros, at_latest: Instant, exact: bool) -> Self {
-        Self { state_epoch, at_latest, exact }
+        self.block_until_retry(QueueBlock::new(BlockReason::Cold, until, query.exact, arrived));
     }
 }

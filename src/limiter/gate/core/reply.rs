@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::cold::ColdQuery;
 use super::store_checks::STALE_PAUSE;
-use super::{Decision, GateCore, GrantedPermit, Notice, RETRY_FIRST, Ticket};
+use super::{AcquireResult, GateCore, GrantedPermit, Notice, RETRY_FIRST, Ticket};
 use crate::domain::clock_comparison::AttestationCheck;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{
@@ -22,9 +22,8 @@ use crate::limiter::StoreClockReading;
 use crate::limiter::gate::BlockReason;
 use crate::limiter::gate::block::{QueueBlock, RETRY_PAUSE_MIN, longest_wait_us};
 use crate::limiter::gate::history_stock::{HistoryNeeds, HistoryRequest};
-use crate::limiter::gate::pending_call::PendingCall;
-use crate::limiter::gate::release::{PendingRelease, PendingReleaseKind};
-use crate::limiter::gate::wait_queue::{Deferral, QueueKey, RequestBatch};
+use crate::limiter::gate::pending_call::{GrantedSlots, PendingCall};
+use crate::limiter::gate::wait_queue::{CountingScope, Deferral, QueueKey};
 
 /// Longest deferral of a waiter whose permit would have started too late.
 const LATE_START_DEFERRAL_MAX: Duration = Duration::from_secs(1);
@@ -70,22 +69,30 @@ struct GrantTerms {
     origins: Arc<[(String, u64)]>,
 }
 
-/// A request that the limiter skipped.
-struct Skip<'a> {
-    skipped: &'a SkippedRequest,
-    kind: CallKind,
-    exceeds_share: bool,
+/// A call with its reply.
+#[derive(Clone, Copy)]
+pub(super) struct AnsweredCall<'a> {
+    pub outgoing: &'a PendingCall,
+    pub reply: &'a LimiterReply,
+    pub facts: &'a StoreFacts<'a>,
+    pub arrived: Instant,
 }
 
-/// One run of permits in a reply, and the store's clock then.
-pub(super) struct GrantRun<'a> {
-    pub grant: &'a PermitGrant,
-    pub now: Micros,
+impl AnsweredCall<'_> {
+    /// Whether a request costs more than this worker's share of a limit.
+    pub fn exceeds_share(self, skipped: &SkippedRequest) -> bool {
+        let request = self.outgoing.call.requests.get(skipped.request_index);
+        request.is_some_and(|request| (self.facts.exceeds_share)(&self.outgoing.spec, request))
+    }
 }
 
 impl GrantTerms {
     fn is_late(&self) -> bool {
         self.start_at > self.use_before
+    }
+
+    fn slots(&self, call: u64, cost: u32, scope: CountingScope) -> GrantedSlots {
+        GrantedSlots { call, cost, scope, origins: Arc::clone(&self.origins) }
     }
 }
 
@@ -93,7 +100,7 @@ impl<T: Ticket> GateCore<T> {
     /// Takes the reply to a call.
     pub fn receive_reply(
         &mut self,
-        outgoing: PendingCall,
+        mut outgoing: PendingCall,
         reply: &LimiterReply,
         facts: &StoreFacts<'_>,
         arrived: Instant,
@@ -109,13 +116,13 @@ impl<T: Ticket> GateCore<T> {
             let paused_until = self.sent_pause_until.filter(|until| *until > arrived);
             self.pause_until = self.pause_until.max(paused_until);
         }
-        if self.detect_clock_step(&outgoing, reply, arrived) || self.detect_tampering(&outgoing, reply, facts, arrived)
-        {
+        let answered = AnsweredCall { outgoing: &outgoing, reply, facts, arrived };
+        if self.detect_clock_step(answered) || self.detect_tampering(answered) {
             return effects;
         }
-        effects.clock_proof = self.verify_clock(&outgoing, reply, facts, arrived);
-        self.deliver_grants(&outgoing, reply, facts, arrived);
-        effects.history = self.missing_history(&outgoing, reply, arrived);
+        effects.clock_proof = self.verify_clock(answered);
+        self.deliver_grants(answered);
+        effects.history = self.missing_history(answered);
         let Some(refused) = reply.refused else {
             self.cold = None;
             self.stale = false;
@@ -123,13 +130,13 @@ impl<T: Ticket> GateCore<T> {
             self.stalled_since.take_if(|_| self.block.is_none() && self.kind_blocks.is_empty());
             return effects;
         };
-        let spec = outgoing.spec.clone();
-        if refused.reason == RefusalReason::StaleVersion && !self.receive_newer_version(outgoing, reply, arrived) {
+        let is_stale = refused.reason == RefusalReason::StaleVersion;
+        if is_stale && !self.receive_newer_version(&mut outgoing, reply, arrived) {
             return effects;
         }
-        self.stale = refused.reason == RefusalReason::StaleVersion;
-        effects.newer_version = self.stale.then_some(reply.version);
-        effects.cold = self.block_queue(&spec, refused, reply, arrived);
+        self.stale = is_stale;
+        effects.newer_version = is_stale.then_some(reply.version);
+        effects.cold = self.block_queue(AnsweredCall { outgoing: &outgoing, reply, facts, arrived }, refused);
         if effects.cold.is_none() {
             self.wait_for_verification(arrived);
         }
@@ -137,10 +144,10 @@ impl<T: Ticket> GateCore<T> {
     }
 
     /// Keeps what a call with old settings could not do. Returns whether the store's version is plausible.
-    fn receive_newer_version(&mut self, outgoing: PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
-        self.repeat_pause(&outgoing);
+    fn receive_newer_version(&mut self, outgoing: &mut PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
+        self.repeat_pause(outgoing);
         // Nothing was released: the newer settings may have limits that count these releases too.
-        self.releases.extend(outgoing.releases);
+        self.releases.append(&mut outgoing.releases);
         let (ours, theirs) = (outgoing.spec.version, reply.version);
         if theirs.saturating_sub(ours) > VERSION_AHEAD_MAX {
             self.reject_version(&outgoing.spec, reply, arrived);
@@ -154,12 +161,8 @@ impl<T: Ticket> GateCore<T> {
     }
 
     /// The history that this reply shows to be needed, as far as it can be read now.
-    fn missing_history(
-        &self,
-        outgoing: &PendingCall,
-        reply: &LimiterReply,
-        arrived: Instant,
-    ) -> Option<HistoryRequest> {
+    fn missing_history(&self, answered: AnsweredCall<'_>) -> Option<HistoryRequest> {
+        let AnsweredCall { outgoing, reply, arrived, .. } = answered;
         let (spec, mut needs) = (&outgoing.spec, HistoryNeeds::default());
         let refused = reply.refused.map(|refused| refused.reason);
         needs.provider = matches!(refused, Some(RefusalReason::NeedsHistory { readable_in_us: 0, .. }));
@@ -175,13 +178,8 @@ impl<T: Ticket> GateCore<T> {
         self.history.request(needs, spec, reply, arrived)
     }
 
-    fn deliver_grants(
-        &mut self,
-        outgoing: &PendingCall,
-        reply: &LimiterReply,
-        facts: &StoreFacts<'_>,
-        arrived: Instant,
-    ) {
+    fn deliver_grants(&mut self, answered: AnsweredCall<'_>) {
+        let AnsweredCall { outgoing, reply, arrived, .. } = answered;
         let mut places: Vec<_> = outgoing.batches.iter().map(|group| group.keys.iter()).collect();
         let cells = if reply.grants.is_empty() { Vec::new() } else { outgoing.spec.provider_counters() };
         let (mut unused, mut late) = (Vec::new(), Vec::new());
@@ -192,26 +190,32 @@ impl<T: Ticket> GateCore<T> {
                 continue;
             };
             let permits = usize::try_from(run.permits).unwrap_or(usize::MAX);
-            let run = GrantRun { grant: run, now: reply.now };
-            let start_at = self.store.start_at(&cells, &run, &group.counted, arrived);
-            let terms = grant_terms(outgoing, &cells, run.grant, start_at, arrived);
+            let start_at = self.store.start_at(&cells, run, answered, &group.counted);
+            let terms = grant_terms(outgoing, &cells, run, start_at, arrived);
             for place in places.by_ref().take(permits) {
                 // No job could use a late permit. Its slots are released, and its waiter is deferred below.
                 if !terms.is_late() && self.grant(*place, outgoing.call.number, &terms, arrived) {
                     continue;
                 }
-                unused.push(unused_release(outgoing.call.number, group, &terms));
+                unused.push(terms.slots(outgoing.call.number, group.cost, group.scope.clone()).unused());
             }
             late.extend(terms.is_late().then_some((run, terms.use_before)));
         }
         for (run, use_before) in &late {
-            self.defer_late(&cells, run, *use_before, arrived);
+            // All waiters whose permits would start as late wait until the limiter is asked again. Otherwise each of them
+            // would get the same permit and return it, call after call.
+            let store = &self.store;
+            self.queue.defer_ready(|waiter| {
+                let start_at = store.start_at(&cells, run, answered, &waiter.counted);
+                let until = start_at.clamp(arrived + RETRY_PAUSE_MIN, arrived + LATE_START_DEFERRAL_MAX);
+                (start_at > *use_before).then_some(until)
+            });
         }
         if !late.is_empty() {
             self.notices.push(Notice::LatePermits);
         }
         for group in &outgoing.batches {
-            self.kind_blocks.remove(&group.scope.kind());
+            self.kind_blocks.remove(&group.scope.kind);
         }
         for passed in &reply.skipped {
             let (Some(request), Some(places)) =
@@ -219,24 +223,11 @@ impl<T: Ticket> GateCore<T> {
             else {
                 continue;
             };
-            let exceeds_share = (facts.exceeds_share)(&outgoing.spec, request);
-            let skip = Skip { skipped: passed, kind: request.kind, exceeds_share };
-            self.handle_skipped(&outgoing.spec, &skip, places, arrived);
+            self.handle_skipped(answered, passed, request.kind, places);
         }
         for release in unused {
             self.release(release, arrived);
         }
-    }
-
-    /// Defers all waiters whose permits would start as late as those of this run, until the limiter is asked again.
-    /// Otherwise each of them would get the same permit and return it, call after call.
-    fn defer_late(&mut self, cells: &[CounterSpec], run: &GrantRun<'_>, use_before: Instant, arrived: Instant) {
-        let store = &self.store;
-        self.queue.defer_ready(|waiter| {
-            let start_at = store.start_at(cells, run, &waiter.counted, arrived);
-            let until = start_at.clamp(arrived + RETRY_PAUSE_MIN, arrived + LATE_START_DEFERRAL_MAX);
-            (start_at > use_before).then_some(until)
-        });
     }
 
     /// Hands a permit to the waiter, with a worker slot of its lane. Returns whether the waiter is still there.
@@ -251,15 +242,12 @@ impl<T: Ticket> GateCore<T> {
             start_at: terms.start_at,
             use_before: terms.use_before,
             answer_before: terms.answer_before,
-            call,
-            cost: waiter.cost,
-            scope: waiter.scope,
-            origins: Arc::clone(&terms.origins),
+            slots: terms.slots(call, waiter.cost, waiter.scope),
             window_slot: self.persist_window.occupy(arrived, terms.budget),
             waited_for_account,
             egress: waiter.egress,
         };
-        self.queue.decide(Decision::Granted { ticket: waiter.ticket, permit });
+        self.queue.decide(waiter.ticket, AcquireResult::Granted(permit));
         true
     }
 
@@ -267,12 +255,12 @@ impl<T: Ticket> GateCore<T> {
     /// If a limit of their kind of call refuses, that kind is blocked.
     fn handle_skipped<'a>(
         &mut self,
-        spec: &QuotaSpec,
-        skip: &Skip<'_>,
+        answered: AnsweredCall<'_>,
+        passed: &SkippedRequest,
+        kind: CallKind,
         places: impl Iterator<Item = &'a QueueKey>,
-        arrived: Instant,
     ) {
-        let passed = skip.skipped;
+        let (spec, arrived) = (&answered.outgoing.spec, answered.arrived);
         let longest_us = longest_wait_us(spec, RefusalReason::Limit { index: passed.limit });
         let (by, until, exact) = match passed.shortage {
             Shortage::NoSlot => {
@@ -289,14 +277,13 @@ impl<T: Ticket> GateCore<T> {
         let mut places = places.copied();
         let counts = match spec.limits.get(passed.limit) {
             // It can use no slot that becomes free, so none is kept for it.
-            _ if skip.exceeds_share => None,
+            _ if answered.exceeds_share(passed) => None,
             Some(limit) if limit.scope != Scope::Provider => Some((limit.scope, limit.applies_to)),
             _ => {
                 // Waiters of this kind behind the first one are refused with its wait.
-                let standing = QueueBlock::new(by, until, exact, arrived)
-                    .with_retry_ahead(self.persist_window.ahead().retry(), arrived)
-                    .with_first_waiter(places.next());
-                self.kind_blocks.entry(skip.kind).or_insert(standing);
+                let (first, ahead) = (places.next(), self.persist_window.ahead().retry());
+                let block = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first, ahead, arrived);
+                self.kind_blocks.entry(kind).or_insert(block);
                 return;
             }
         };
@@ -316,13 +303,8 @@ impl<T: Ticket> GateCore<T> {
     }
 
     /// Blocks the queue for the reason of the refusal. Returns the query of the ledger that a cold state needs.
-    fn block_queue(
-        &mut self,
-        spec: &QuotaSpec,
-        refused: LimiterRefusal,
-        reply: &LimiterReply,
-        arrived: Instant,
-    ) -> Option<ColdQuery> {
+    fn block_queue(&mut self, answered: AnsweredCall<'_>, refused: LimiterRefusal) -> Option<ColdQuery> {
+        let (spec, arrived) = (&answered.outgoing.spec, answered.arrived);
         let most_us = longest_wait_us(spec, refused.reason);
         let wait_us = refused.wait_us.min(most_us);
         let until = arrived + Duration::from_micros(wait_us);
@@ -338,7 +320,8 @@ impl<T: Ticket> GateCore<T> {
             }
             RefusalReason::Paused => (BlockReason::Paused, until),
             RefusalReason::Cold => {
-                return self.receive_cold(spec, ColdQuery::new(reply.state_epoch, until, exact), arrived);
+                let query = ColdQuery { state_epoch: answered.reply.state_epoch, at_latest: until, exact };
+                return self.receive_cold(spec, query, arrived);
             }
             RefusalReason::StaleVersion => (BlockReason::StaleSettings, arrived + STALE_PAUSE),
             RefusalReason::StaleCall => (
@@ -352,14 +335,12 @@ impl<T: Ticket> GateCore<T> {
         let ahead = self.persist_window.ahead();
         let is_urgent = first.is_some_and(|first| self.queue.is_urgent(first));
         let retry_ahead = if is_urgent { ahead.booking() } else { ahead.retry() };
-        let standing =
-            QueueBlock::new(by, until, exact, arrived).with_retry_ahead(retry_ahead, arrived).with_first_waiter(first);
+        let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first, retry_ahead, arrived);
         if first.is_some_and(|first| self.queue.evict_oversized(first, &standing, arrived)) {
             self.call_at = arrived + RETRY_PAUSE_MIN;
             return None;
         }
-        self.call_at = standing.retry_at;
-        self.block = Some(standing);
+        self.block_until_retry(standing);
         None
     }
 }
@@ -381,9 +362,4 @@ fn grant_terms(
         budget: (*departed + budget).saturating_duration_since(arrived),
         origins: cells.iter().map(|cell| cell.name.clone()).zip(grant.origins.iter().copied()).collect(),
     }
-}
-
-fn unused_release(call: u64, group: &RequestBatch, terms: &GrantTerms) -> PendingRelease {
-    let kind = PendingReleaseKind::Unused { origins: Arc::clone(&terms.origins) };
-    PendingRelease { call, cost: group.cost, scope: group.scope.clone(), kind }
 }

@@ -1,30 +1,33 @@
 //! The checks of the store behind the limiter: its run, its clock, and whether its state is the one that it was.
 //!
 //! Grants of a store whose clock made a step, or whose state is an earlier one, are discarded. The state is reset then.
+//! The gate's own comparison of the clocks covers the time since its first exchange. The time before needs a clock
+//! attestation of another process. If none comes in time, verification fails, and the state is reset, too.
 //! See `docs/decisions/0013-verify-the-store-clock.md`.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::reply::{ClockProof, GrantRun, StoreFacts};
+use super::reply::{AnsweredCall, ClockProof};
 use super::{GateCore, Notice, Ticket};
-use crate::domain::clock_comparison::{ClockComparison, Comparison};
-use crate::domain::permit_protocol::{LimiterReply, SkippedRequest};
+use crate::domain::clock_comparison::{AttestationCheck, ClockComparison, Comparison};
+use crate::domain::permit_protocol::{LimiterReply, PermitGrant};
 use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
 use crate::domain::time::Micros;
 use crate::limiter::StoreClockReading;
 use crate::limiter::gate::BlockReason;
 use crate::limiter::gate::block::{QueueBlock, exceeded_wait};
 use crate::limiter::gate::call_sequence::CallSequence;
-use crate::limiter::gate::clock_verification::{ClockVerification, VerifyResult};
-use crate::limiter::gate::pending_call::PendingCall;
 use crate::limiter::gate::wait_queue::CountedSubjects;
 
 /// How long a gate with old settings waits for the new ones before it asks again.
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(100);
 /// Time between two checks for a clock attestation.
 const ATTESTATION_PAUSE: Duration = Duration::from_millis(50);
+
+/// Longer than another process needs to record an attestation: two polls of the row, and the time of a poll.
+const ATTESTATION_WAIT_MAX: Duration = Duration::from_secs(4);
 
 const ROLLED_BACK: &str = "the limiter's state is an earlier one than we have seen";
 const EXCESSIVE_WAIT: &str = "the limiter's state makes payments wait longer than settings allow";
@@ -97,12 +100,11 @@ impl StoreChecks {
     pub fn start_at(
         &self,
         cells: &[CounterSpec],
-        run: &GrantRun<'_>,
+        run: &PermitGrant,
+        answered: AnsweredCall<'_>,
         counted: &CountedSubjects,
-        arrived: Instant,
     ) -> Instant {
-        let GrantRun { grant: run, now } = run;
-        let since = arrived.saturating_duration_since(self.origin);
+        let (now, since) = (answered.reply.now, answered.arrived.saturating_duration_since(self.origin));
         let known = cells.iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0);
         let known =
             known.map(|(cell, origin_ms)| ((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us), cell));
@@ -113,10 +115,70 @@ impl StoreChecks {
     }
 }
 
+/// The verification as far as it has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct ClockVerification {
+    /// The store's clock at the exchange with which the comparison began.
+    comparison_began: Micros,
+    /// The verified time begins here, by the store's clock; `None` before verification.
+    verified_since: Option<Micros>,
+    missing_since: Option<Instant>,
+}
+
+/// The result of one exchange with the store.
+#[must_use]
+enum VerifyResult {
+    /// Verified with this exchange; before, a step of at most this size may have gone undetected.
+    Verified { since: Micros, undetected_step: Duration },
+    /// Verified earlier.
+    AlreadyVerified { since: Micros },
+    /// No attestation yet.
+    Pending,
+    /// No attestation covers the age of the state.
+    Failed,
+}
+
+impl ClockVerification {
+    /// The comparison begins with this exchange, for the first time or again.
+    fn begin(&mut self, now: Micros) {
+        *self = Self { comparison_began: now, verified_since: None, missing_since: None };
+    }
+
+    fn is_verified(&self) -> bool {
+        self.verified_since.is_some()
+    }
+
+    /// Verifies the clock for a state that began at `born`. A state that is younger than the gate's own comparison
+    /// needs no attestation.
+    fn verify(&mut self, born: Micros, now: Instant, attested: impl FnOnce() -> AttestationCheck) -> VerifyResult {
+        if let Some(since) = self.verified_since {
+            return VerifyResult::AlreadyVerified { since };
+        }
+        if born >= self.comparison_began {
+            self.verified_since = Some(self.comparison_began);
+            return VerifyResult::Verified { since: self.comparison_began, undetected_step: Duration::ZERO };
+        }
+        match attested() {
+            AttestationCheck::Valid { since, undetected_step } if born >= since => {
+                self.verified_since = Some(since);
+                VerifyResult::Verified { since, undetected_step }
+            }
+            AttestationCheck::Missing if now < *self.missing_since.get_or_insert(now) + ATTESTATION_WAIT_MAX => {
+                VerifyResult::Pending
+            }
+            AttestationCheck::Valid { .. } | AttestationCheck::Missing | AttestationCheck::Mismatch => {
+                self.missing_since = None;
+                VerifyResult::Failed
+            }
+        }
+    }
+}
+
 impl<T: Ticket> GateCore<T> {
     /// Compares the clocks before anything of the reply is used. After a step the instants that the store counted mean
     /// nothing. The state is reset, and the grants of this call are discarded.
-    pub(super) fn detect_clock_step(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
+    pub(super) fn detect_clock_step(&mut self, answered: AnsweredCall<'_>) -> bool {
+        let AnsweredCall { outgoing, reply, arrived, .. } = answered;
         let store = &mut self.store;
         store.invalidate_epoch.take_if(|born| outgoing.call.invalidate_epoch == Some(*born));
         let [departed, arrived] = [outgoing.sent_at, arrived].map(|at| at.saturating_duration_since(store.origin));
@@ -138,19 +200,14 @@ impl<T: Ticket> GateCore<T> {
 
     /// Detects a state that was restored, which has forgotten uses that are in the ledger, and one that makes payments
     /// wait too long, which counts uses that are not. Such a state is reset, and the grants of this call are discarded.
-    pub(super) fn detect_tampering(
-        &mut self,
-        outgoing: &PendingCall,
-        reply: &LimiterReply,
-        facts: &StoreFacts<'_>,
-        arrived: Instant,
-    ) -> bool {
+    pub(super) fn detect_tampering(&mut self, answered: AnsweredCall<'_>) -> bool {
+        let AnsweredCall { outgoing, reply, arrived, .. } = answered;
         if outgoing.call.invalidate_epoch.is_some() {
             self.store.call_sequence.reset();
         }
         let problem = if !self.store.call_sequence.is_in_sequence(outgoing.call.number, reply, arrived) {
             ROLLED_BACK
-        } else if self.is_wait_excessive(outgoing, reply, facts, arrived) {
+        } else if self.is_wait_excessive(answered) {
             EXCESSIVE_WAIT
         } else {
             return false;
@@ -163,19 +220,10 @@ impl<T: Ticket> GateCore<T> {
 
     /// Whether a wait exceeds what settings allow. A limit that was slowed down while it was booked may wait as long
     /// too. So the state is reset only once within the longest wait, which does that limit no harm.
-    fn is_wait_excessive(
-        &mut self,
-        outgoing: &PendingCall,
-        reply: &LimiterReply,
-        facts: &StoreFacts<'_>,
-        arrived: Instant,
-    ) -> bool {
+    fn is_wait_excessive(&mut self, answered: AnsweredCall<'_>) -> bool {
+        let AnsweredCall { outgoing, reply, arrived, .. } = answered;
         let is_due = self.store.wait_reset_again_at.is_none_or(|at| at <= arrived);
-        let exceeds_share = |skipped: &SkippedRequest| {
-            let request = outgoing.call.requests.get(skipped.request_index);
-            request.is_some_and(|request| (facts.exceeds_share)(&outgoing.spec, request))
-        };
-        let exceeded = exceeded_wait(&outgoing.spec, reply, exceeds_share);
+        let exceeded = exceeded_wait(&outgoing.spec, reply, |skipped| answered.exceeds_share(skipped));
         let Some(longest) = exceeded.filter(|_| is_due) else { return false };
         self.store.wait_reset_again_at = Some(arrived + longest);
         true
@@ -184,9 +232,8 @@ impl<T: Ticket> GateCore<T> {
     /// Has the state reset with the next call, after a delay: functions of another program may ignore it for ever.
     fn reset_state(&mut self, reply: &LimiterReply, arrived: Instant) {
         self.store.invalidate(reply.state_epoch);
-        let standing = QueueBlock::new(BlockReason::Cold, arrived + STALE_PAUSE, false, arrived);
-        (self.call_at, self.may_delay_reset) = (standing.retry_at, true);
-        self.block = Some(standing);
+        self.may_delay_reset = true;
+        self.block_until_retry(QueueBlock::new(BlockReason::Cold, arrived + STALE_PAUSE, false, arrived));
     }
 
     /// Rejects a version that no database was ever so far behind: another program wrote this number.
@@ -198,13 +245,8 @@ impl<T: Ticket> GateCore<T> {
 
     /// What the state counted before the first exchange counts if an attestation covers it; otherwise the state is
     /// reset. Once the clock is verified, it returns what this worker can attest for others.
-    pub(super) fn verify_clock(
-        &mut self,
-        outgoing: &PendingCall,
-        reply: &LimiterReply,
-        facts: &StoreFacts<'_>,
-        arrived: Instant,
-    ) -> Option<ClockProof> {
+    pub(super) fn verify_clock(&mut self, answered: AnsweredCall<'_>) -> Option<ClockProof> {
+        let AnsweredCall { outgoing, reply, facts, arrived } = answered;
         let store = &mut self.store;
         let since_origin = arrived.saturating_duration_since(store.origin);
         let over = Duration::from_micros(outgoing.spec.longest_window_us()) + outgoing.spec.hold_max;
@@ -228,9 +270,62 @@ impl<T: Ticket> GateCore<T> {
 
     pub(super) fn wait_for_verification(&mut self, arrived: Instant) {
         if !self.store.is_verified() && self.store.invalidate_epoch.is_none() {
-            let standing = QueueBlock::new(BlockReason::Cold, arrived + ATTESTATION_PAUSE, false, arrived);
-            self.call_at = standing.retry_at;
-            self.block = Some(standing);
+            self.block_until_retry(QueueBlock::new(BlockReason::Cold, arrived + ATTESTATION_PAUSE, false, arrived));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verify_text(
+        verification: &mut ClockVerification,
+        born: u64,
+        now: Instant,
+        attested: AttestationCheck,
+    ) -> String {
+        match verification.verify(Micros(born), now, || attested) {
+            VerifyResult::Verified { since, undetected_step } => {
+                format!("verified since {} but {undetected_step:?}", since.0)
+            }
+            VerifyResult::AlreadyVerified { since } => format!("already since {}", since.0),
+            VerifyResult::Pending => "pending".to_owned(),
+            VerifyResult::Failed => "failed".to_owned(),
+        }
+    }
+
+    #[test]
+    fn state_is_verified_by_own_or_attested_comparison() {
+        let (now, hidden) = (Instant::now(), Duration::from_millis(3));
+        let attested_since = |since| AttestationCheck::Valid { since: Micros(since), undetected_step: hidden };
+        let started = || {
+            let mut verification = ClockVerification::default();
+            verification.begin(Micros(100));
+            verification
+        };
+        for (born, attested, expected) in [
+            (100, AttestationCheck::Missing, "verified since 100 but 0ns"),
+            (101, AttestationCheck::Mismatch, "verified since 100 but 0ns"),
+            (99, attested_since(40), "verified since 40 but 3ms"),
+            (40, attested_since(40), "verified since 40 but 3ms"),
+            (39, attested_since(40), "failed"),
+            (99, AttestationCheck::Mismatch, "failed"),
+            (99, AttestationCheck::Missing, "pending"),
+        ] {
+            assert_eq!(verify_text(&mut started(), born, now, attested), expected, "{born} {attested:?}");
+        }
+        let mut verification = started();
+        let _ = verify_text(&mut verification, 99, now, attested_since(40));
+        assert_eq!(verify_text(&mut verification, 99, now, AttestationCheck::Mismatch), "already since 40");
+        // After a step the earlier verification does not count any more.
+        verification.begin(Micros(500));
+        assert!(!verification.is_verified());
+        assert_eq!(verify_text(&mut verification, 99, now, AttestationCheck::Missing), "pending");
+        assert_eq!(verify_text(&mut verification, 99, now + ATTESTATION_WAIT_MAX, AttestationCheck::Missing), "failed");
+        assert_eq!(
+            verify_text(&mut verification, 501, now + ATTESTATION_WAIT_MAX, AttestationCheck::Missing),
+            "verified since 500 but 0ns"
+        );
     }
 }

@@ -17,11 +17,10 @@ use crate::domain::permit_protocol::{CallKind, CostByKind, LimiterReply, Rebuild
 use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota::Quota;
 use crate::domain::quota_spec::LimitSpec;
+use crate::limiter::gate::AcquireRequest;
 use crate::limiter::gate::egress::{EgressRule, LaneEgress};
-use crate::limiter::gate::release::PendingReleaseKind;
 
 mod events;
-mod order;
 
 const START_US: u64 = 1_800_000_000_000_000;
 const WORKERS: u32 = 6;
@@ -166,20 +165,14 @@ impl Rig {
         let (id, now, is_cancelled) = (self.joined, self.now(), Rc::new(Cell::new(false)));
         let wait_until = now + ask.patience;
         let egress = EgressRequest { lane: Arc::clone(&self.lanes[ask.lane]), rule: EgressRule::Paced, wait_until };
-        let waiter = PermitWaiter {
-            job: Some(job(id)),
-            cost: ask.cost,
+        let request = AcquireRequest {
             priority: ask.priority,
-            scope: CountingScope { kind: Some(ask.kind), account: ask.account.map(str::to_owned), reference: None },
-            reference: None,
-            wait_until,
-            accepted_wait: Duration::ZERO,
-            account_wait_until: None,
+            account: ask.account.map(str::to_owned),
             egress: Some(egress),
-            ticket: RigTicket { id, is_cancelled: Rc::clone(&is_cancelled) },
-            deferral: None,
-            counted: Arc::default(),
+            ..AcquireRequest::new(ask.cost, ask.kind, wait_until)
         };
+        let ticket = RigTicket { id, is_cancelled: Rc::clone(&is_cancelled) };
+        let waiter = PermitWaiter::new(Some(job(id)), request, ticket, now);
         self.asks.insert(id, ask.clone());
         self.waiting.insert(id, Waiting { ask: ask.clone(), is_cancelled });
         self.core.join(waiter, now);
@@ -197,15 +190,15 @@ impl Rig {
     fn end(&mut self, permit: GrantedPermit, lane: usize, is_used: bool) {
         let now = self.now();
         self.progress += 1;
-        let kind = if is_used {
+        let release = if is_used {
             permit.window_slot.persisted(None, now);
-            PendingReleaseKind::Used { at: now }
+            permit.slots.used(now)
         } else {
             permit.window_slot.discarded(now);
-            PendingReleaseKind::Unused { origins: permit.origins }
+            permit.slots.unused()
         };
         self.lanes[lane].vacate(!is_used, now);
-        self.core.release(PendingRelease { call: permit.call, cost: permit.cost, scope: permit.scope, kind }, now);
+        self.core.release(release, now);
     }
 
     /// Lets time pass, from one due instant to the next.
@@ -300,11 +293,11 @@ impl Rig {
 
     /// Takes the decisions, and checks that each follows from one request, in order.
     fn decide(&mut self) {
-        for decision in self.core.take_decisions() {
+        for Decision { ticket, result } in self.core.take_decisions() {
             self.progress += 1;
-            match decision {
-                Decision::Granted { ticket, permit } => {
-                    let left = self.granted.get_mut(&permit.call).expect("the call was made");
+            match result {
+                AcquireResult::Granted(permit) => {
+                    let left = self.granted.get_mut(&permit.slots.call).expect("the call was made");
                     *left = left.checked_sub(1).expect("no more permits than the limiter has granted");
                     let Some(Waiting { ask, .. }) = self.waiting.remove(&ticket.id) else {
                         assert!(ticket.is_cancelled(), "one decision for each request");
@@ -312,11 +305,12 @@ impl Rig {
                         self.end(permit, lane, false);
                         continue;
                     };
-                    assert_eq!((permit.cost, permit.scope.account.as_deref()), (ask.cost, ask.account));
-                    self.check_order(ticket.id, &ask, permit.call);
+                    let GrantedSlots { call, cost, scope, .. } = &permit.slots;
+                    assert_eq!((*cost, scope.account.as_deref()), (ask.cost, ask.account));
+                    self.check_order(ticket.id, &ask, *call);
                     self.running.push(Running { permit, lane: ask.lane });
                 }
-                Decision::Refused { ticket, .. } | Decision::NoWorkerSlot { ticket } => {
+                AcquireResult::Refused(_) | AcquireResult::NoWorkerSlot => {
                     let asked = self.waiting.remove(&ticket.id);
                     assert!(asked.is_some() || ticket.is_cancelled(), "one decision for each request");
                 }

@@ -1,21 +1,24 @@
-//! A job that waits for a permit: what its permit counts against, how long it waits, and why it is deferred.
+//! A job that waits for a permit: what its permit counts against, how long it waits, and why it is deferred or refused.
 //!
 //! A waiter that a limit of its own account or reference refuses is deferred, and later ones that the limit counts
-//! with it.
+//! with it. One whose account is blocked by a rule, or whose cost no window can admit, is refused as soon as it arrives.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use crate::domain::job::JobId;
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::permit_protocol::{CallKind, Subject};
 use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
-use crate::limiter::gate::BlockReason;
 use crate::limiter::gate::block::BlocksByKind;
 use crate::limiter::gate::egress::EgressRequest;
+use crate::limiter::gate::{AcquireRequest, BlockReason, GateRefusal, RefusalScope};
 
+/// Wait of a job whose account is blocked.
+const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 /// How much longer than for other limits of their account the first waiters of an account wait for a slot in flight. It
 /// is free as soon as a request ends, so they start sooner than jobs that return to the ledger and are claimed again.
 pub(super) const RELEASE_WAIT: Duration = Duration::from_millis(1_750);
@@ -24,25 +27,21 @@ pub(super) const RELEASE_WAIT: Duration = Duration::from_millis(1_750);
 pub(super) const RELEASE_WAITERS_MAX: usize = 16;
 
 /// The kind, account and reference with which a permit is counted, besides the provider's limits.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CountingScope {
-    pub kind: Option<CallKind>,
+    pub kind: CallKind,
     pub account: Option<String>,
     /// A digest, because references are long and belong to the merchant.
     pub reference: Option<String>,
 }
 
 impl CountingScope {
-    pub fn kind(&self) -> CallKind {
-        self.kind.unwrap_or(CallKind::Charge)
-    }
-
     /// The subjects that count a new permit.
     ///
     /// # Errors
     /// [`Blocked`]: a rule blocks the account, or refuses its charges, so it must get no permit.
     pub fn subjects(&self, spec: &QuotaSpec) -> Result<Vec<Subject>, Blocked> {
-        if self.kind() == CallKind::Charge && spec.refuses_charges_of(self.account.as_deref()) {
+        if self.kind == CallKind::Charge && spec.refuses_charges_of(self.account.as_deref()) {
             return Err(Blocked);
         }
         spec.subjects(self.account.as_deref(), self.reference.as_deref())
@@ -76,9 +75,9 @@ pub(crate) struct PermitWaiter<T> {
     pub egress: Option<EgressRequest>,
     pub ticket: T,
     /// Set while a limit of its own refuses it.
-    pub deferral: Option<Deferral>,
+    pub(super) deferral: Option<Deferral>,
     /// Set by the queue.
-    pub counted: Arc<CountedSubjects>,
+    pub(in crate::limiter::gate) counted: Arc<CountedSubjects>,
 }
 
 /// The subjects that count a waiter's permit, and their counters.
@@ -120,7 +119,7 @@ impl Deferral {
             Scope::Account => one.account == other.account,
             Scope::Reference => one.reference == other.reference,
         };
-        is_same_subject && (applies_to == AppliesTo::All || one.kind() == other.kind())
+        is_same_subject && (applies_to == AppliesTo::All || one.kind == other.kind)
     }
 
     /// Whether a waiter that is deferred like this waits at least as long by the same limit.
@@ -134,6 +133,25 @@ impl Deferral {
 }
 
 impl<T> PermitWaiter<T> {
+    /// The request of a job at this instant; its position can be queried by the job's id.
+    pub fn new(job: Option<JobId>, request: AcquireRequest, ticket: T, now: Instant) -> Self {
+        let AcquireRequest { cost, kind, priority, account, reference, .. } = request;
+        Self {
+            job,
+            cost,
+            priority,
+            scope: CountingScope { kind, account, reference: reference.as_deref().map(digest) },
+            reference,
+            wait_until: request.wait_until,
+            accepted_wait: request.accepted_wait,
+            account_wait_until: now.checked_add(request.account_wait),
+            egress: request.egress,
+            ticket,
+            deferral: None,
+            counted: Arc::default(),
+        }
+    }
+
     /// Whether it is deferred by a limit that also counts the later waiter.
     pub fn defers(&self, later: &CountingScope) -> bool {
         self.deferral.as_ref().is_some_and(|own| own.counts_together(&self.scope, later))
@@ -160,7 +178,55 @@ impl<T> PermitWaiter<T> {
 
     /// When the limiter is to be asked for it; `None`: now.
     pub(in crate::limiter::gate) fn ready_at(&self, kinds: &BlocksByKind) -> Option<Instant> {
-        let kind_retry_at = kinds.get(&self.scope.kind()).map(|block| block.retry_at);
+        let kind_retry_at = kinds.get(&self.scope.kind).map(|block| block.retry_at);
         self.deferral.as_ref().map(|deferral| deferral.until).max(kind_retry_at)
     }
+}
+
+impl CountedSubjects {
+    /// The subjects that count a waiter, or why the limiter is not called for it: its account is blocked, or no window
+    /// can ever admit its cost.
+    pub(super) fn of<T>(waiter: &PermitWaiter<T>, spec: &QuotaSpec) -> Result<Self, BlockReason> {
+        let kind = waiter.scope.kind;
+        let Ok(subjects) = waiter.scope.subjects(spec) else {
+            return Err(BlockReason::AccountBlocked { account: waiter.scope.account.clone().unwrap_or_default() });
+        };
+        // Every open limit admits a cost of 1. Jobs wait while a limit is closed (0).
+        if waiter.cost > 1
+            && let Some((limit, max_cost)) = spec.tightest_limit(kind, &subjects)
+            && max_cost > 0
+            && waiter.cost > max_cost
+        {
+            return Err(BlockReason::Oversized { limit, max_cost });
+        }
+        let (mut held_counters, mut enforced) = (Vec::new(), Vec::new());
+        for (subject, own) in subjects.iter().enumerate() {
+            let counters = own.limits.iter().zip(spec.subject_counters(own));
+            for (limit, counter) in counters.filter(|(_, counter)| counter.applies(kind)) {
+                if !counter.shadow {
+                    enforced.push(EnforcedLimit { subject, limit: limit.index });
+                }
+                if counter.is_held() {
+                    held_counters.push(counter);
+                }
+            }
+        }
+        Ok(Self { subjects, held_counters, enforced })
+    }
+}
+
+pub(super) fn inadmissible_refusal(reason: BlockReason) -> GateRefusal {
+    if matches!(reason, BlockReason::Oversized { .. }) {
+        return GateRefusal { retry_after: Duration::ZERO, exact: true, reason, scope: RefusalScope::Job };
+    }
+    GateRefusal { retry_after: BLOCKED_WAIT, exact: false, reason, scope: RefusalScope::Account }
+}
+
+pub(super) fn refusal_for(wait: Duration, exact: bool, reason: &BlockReason, scope: RefusalScope) -> GateRefusal {
+    GateRefusal { retry_after: wait.max(Duration::from_millis(1)), exact, reason: reason.clone(), scope }
+}
+
+/// 128 bits of SHA-256: two references that share it would only share a limit.
+fn digest(reference: &str) -> String {
+    hex::encode(&Sha256::digest(reference.as_bytes())[..16])
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::by_name::{ByName, named_scopes};
-use super::lane_capacity::LaneWaiters;
+use super::call_bounds::LaneWaiters;
 use super::{CountedSubjects, CountingScope, Deferral, PermitWaiter, QueueKey};
 use crate::domain::limit::Scope;
 use crate::limiter::gate::core::Ticket;
@@ -208,19 +208,6 @@ impl<T: Ticket> Waiters<T> {
         self.by_key.len()
     }
 
-    #[cfg(test)]
-    pub fn has_exact_indexes(&self) -> bool {
-        let deferred = self.by_key.values().filter(|waiter| waiter.deferral.is_some()).count();
-        let names = self.by_key.values().flat_map(|waiter| named_scopes(&waiter.scope)).count();
-        self.by_deadline.len() == self.len()
-            && self.by_egress_deadline.len() <= self.len()
-            && self.ready.len() + deferred == self.len()
-            && self.deferred.by_end.len() == deferred
-            && self.deferred.by_name.len() <= deferred
-            && self.named.len() == names
-            && self.held_by_account.iter().all(|key| self.by_key.contains_key(key))
-    }
-
     /// The earliest deadline.
     pub fn first_deadline(&self) -> Option<Instant> {
         self.by_deadline.first().map(|(at, _)| *at)
@@ -279,7 +266,39 @@ mod tests {
 
     use super::*;
     use crate::domain::limit::AppliesTo;
+    use crate::domain::permit_protocol::CallKind;
+    use crate::limiter::gate::wait_queue::WaitQueue;
     use crate::limiter::gate::{AcquireResult, BlockReason};
+
+    impl<T: Ticket> Waiters<T> {
+        /// Whether each index has the waiters that it should have, and nothing else.
+        pub fn has_exact_indexes(&self) -> bool {
+            let deferred = self.by_key.values().filter(|waiter| waiter.deferral.is_some()).count();
+            let names = self.by_key.values().flat_map(|waiter| named_scopes(&waiter.scope)).count();
+            self.by_deadline.len() == self.len()
+                && self.by_egress_deadline.len() <= self.len()
+                && self.ready.len() + deferred == self.len()
+                && self.deferred.by_end.len() == deferred
+                && self.deferred.by_name.len() <= deferred
+                && self.named.len() == names
+                && self.held_by_account.iter().all(|key| self.by_key.contains_key(key))
+        }
+    }
+
+    impl<T: Ticket> WaitQueue<T> {
+        pub fn has_exact_indexes(&self) -> bool {
+            self.waiters.has_exact_indexes()
+        }
+
+        /// The tickets of the waiters that are not deferred.
+        pub fn ready_tickets(&self) -> impl Iterator<Item = &T> {
+            self.waiters.ready().map(|(_, waiter)| &waiter.ticket)
+        }
+
+        pub fn ticket_of(&self, key: QueueKey) -> Option<&T> {
+            self.waiters.get(key).map(|waiter| &waiter.ticket)
+        }
+    }
 
     struct Rig {
         waiters: Waiters<oneshot::Sender<AcquireResult>>,
@@ -310,7 +329,7 @@ mod tests {
 
         fn scope(&mut self) -> CountingScope {
             let mut name = || [None, Some("a".to_owned()), Some("b".to_owned())][self.rng.random_range(0..3)].clone();
-            CountingScope { kind: None, account: name(), reference: name() }
+            CountingScope { kind: CallKind::Charge, account: name(), reference: name() }
         }
 
         /// The key of any waiter that has arrived, whether it still waits or not.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::limiter::single_process::{SessionLock, SingleProcessLimiter};
+use crate::limiter::embedded::{SessionLock, SingleProcessLimiter};
 
 #[derive(Default)]
 struct FakeSessionLock(AtomicBool);

@@ -282,7 +282,7 @@ fn lane_with_more_jobs_than_room_is_limited() {
     // Each flow takes its part of the room.
     (0..BOUNDS.all).for_each(|_| rig.record(0, FLOW));
     rig.settle();
-    let is_limited = |rig: &Rig| rig.processes[0].core.is_limited(now, || 100, GateTimes::default());
+    let is_limited = |rig: &Rig| rig.processes[0].core.is_limited(now, || 100, &GateView::default());
     assert!(!is_limited(&rig), "the claim took as many as one flow may have");
     (0..ACCOUNTS).for_each(|account| (0..4).for_each(|_| rig.record(0, Flow { account: Some(account), ..FLOW })));
     rig.pass(SMALL_CLAIM_PAUSE);
@@ -344,8 +344,66 @@ fn next_look_follows_the_last_one() {
     let began = Instant::now();
     let mut core = DispatchCore::<u8, u64>::new(began);
     let facts = || LaneFacts { bounds: BOUNDS, paused_until: None, order: JobOrder::None };
-    core.found_no_flow(began);
+    core.looked(began, Vec::new(), began);
     let wait = core.next_step(began + Duration::from_secs(1), facts);
     assert_eq!(wait, DispatchStep::Wait(began + IDLE_INTERVAL));
     assert_eq!(core.next_step(began + IDLE_INTERVAL, facts), DispatchStep::Look);
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn flow(account: u32) -> Flow<u32> {
+    Flow { class: FlowClass::LAST, account: Some(account) }
+}
+
+fn seen(account: u32, blocked_for: Option<Duration>) -> SeenFlow<u32> {
+    SeenFlow { flow: flow(account), blocked_for }
+}
+
+#[test]
+fn refresh_keeps_what_came_later() {
+    let (mut flows, began) = (KnownFlows::default(), Instant::now());
+    let [old, new, stored] = [1, 2, 3].map(flow);
+    flows.record_return(old, None, began);
+    let read_at = began + Duration::from_millis(1);
+    flows.record_return(new, None, read_at);
+    flows.refresh(read_at, vec![seen(3, None)]);
+    assert_eq!([old, new, stored].map(|flow| flows.contains(&flow)), [false, true, true]);
+    flows.refresh(read_at + Duration::from_millis(1), Vec::new());
+    assert!(flows.is_empty());
+}
+
+#[test]
+fn blocked_flow_needs_no_claim() {
+    let (mut flows, now) = (KnownFlows::default(), Instant::now());
+    let [blocked, free] = [1, 2].map(flow);
+    flows.refresh(now, vec![seen(1, Some(HOUR)), seen(2, None)]);
+    assert_eq!([blocked, free].map(|flow| flows.record_new(&flow, now)), [false, true]);
+    flows.record_return(free, Some(now + HOUR), now);
+    assert!(!flows.record_new(&free, now));
+    assert!(flows.record_new(&free, now + HOUR) && flows.record_new(&blocked, now + HOUR));
+}
+
+#[test]
+fn first_class_is_that_of_a_free_flow() {
+    let (mut flows, now) = (KnownFlows::<u32>::default(), Instant::now());
+    assert_eq!(flows.first_class(now), None);
+    let of_priority = |priority| Flow { class: FlowClass::of_priority(priority), account: None };
+    flows.record_new(&of_priority(0), now);
+    assert_eq!(flows.first_class(now), Some(FlowClass::LAST));
+    flows.record_return(of_priority(9), Some(now + HOUR), now);
+    flows.record_new(&of_priority(5), now);
+    assert_eq!(flows.first_class(now), Some(FlowClass::of_priority(5)), "a blocked flow has no turn");
+    assert_eq!(flows.first_class(now + HOUR), Some(FlowClass::of_priority(9)));
+}
+
+#[test]
+fn known_flows_are_bounded() {
+    let (mut flows, now) = (KnownFlows::default(), Instant::now());
+    for number in 0..=KNOWN_FLOWS_MAX {
+        flows.record_return(flow(number), None, now);
+    }
+    assert_eq!(flows.0.len(), KNOWN_FLOWS_MAX as usize);
+    flows.record_return(flow(0), None, now);
+    assert!(flows.contains(&flow(0)) && !flows.contains(&flow(KNOWN_FLOWS_MAX)));
 }

@@ -1,12 +1,18 @@
-//! The capacity of the lanes whose jobs wait in one queue: how many of them may leave now, and when the next one may.
+//! What bounds the waiters of one call: the lanes that let them leave, and costlier waiters that hold others back.
 //!
 //! A quota may serve several lanes. A lane without a free worker slot, or whose egress rate allows none now, holds up
 //! no other lane.
+//!
+//! The limiter skips a request that has too few slots, and would grant these to the cheaper requests behind it. So the
+//! slots of an account would never gather for a costly job. Therefore a waiter is left out of a call that requests a
+//! costlier one of its account or reference before it. It holds back the later ones, so that their order stays.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::PermitWaiter;
 use crate::limiter::gate::egress::{EgressRequest, EgressRule, FreeEgress, LaneEgress};
 
 /// The number of waiters of each lane.
@@ -105,18 +111,19 @@ impl LaneWaiters {
 }
 
 impl LaneCapacity {
+    fn lane(&self, egress: &EgressRequest) -> Option<&FreeLane> {
+        self.lanes.iter().find(|lane| Arc::ptr_eq(&lane.lane, &egress.lane))
+    }
+
     /// When the lane lets this waiter leave; `None`: when a worker slot is released.
     pub fn next_at(&self, egress: Option<&EgressRequest>) -> Option<Instant> {
         let Some(egress) = egress else { return Some(self.now) };
-        let lane = self.lanes.iter().find(|lane| Arc::ptr_eq(&lane.lane, &egress.lane))?;
-        lane.free.next_at(egress.rule, self.now)
+        self.lane(egress)?.free.next_at(egress.rule, self.now)
     }
 
     /// Whether the lane lets this waiter leave now.
     pub fn has_room_for(&self, egress: Option<&EgressRequest>) -> bool {
-        let Some(egress) = egress else { return true };
-        let lane = self.lanes.iter().find(|lane| Arc::ptr_eq(&lane.lane, &egress.lane));
-        lane.is_some_and(|lane| lane.free.may_leave(egress.rule))
+        egress.is_none_or(|egress| self.lane(egress).is_some_and(|lane| lane.free.may_leave(egress.rule)))
     }
 
     /// Takes one job of the lane's capacity; `false`: it may not leave now.
@@ -129,5 +136,52 @@ impl LaneCapacity {
     /// Whether no further waiter may leave now.
     pub fn is_used_up(&self) -> bool {
         !self.has_without_lane && self.lanes.iter().all(|lane| lane.free.is_used_up(lane.has_exempt))
+    }
+}
+
+/// A limit of one account or reference: the key of the subject, and the index of the limit in the spec.
+type CounterKey<'a> = (&'a str, usize);
+
+/// The requests of one call, as far as they hold others back.
+#[derive(Debug, Default)]
+pub(super) struct HeldBack<'a> {
+    counters: HashMap<CounterKey<'a>, Requested>,
+    waiters: usize,
+}
+
+/// The requests of one call that a limit counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Requested {
+    largest_cost: u32,
+    /// A waiter that it counts is left out.
+    is_closed: bool,
+}
+
+impl<'a> HeldBack<'a> {
+    /// Whether the next waiter may be in the call; `false`: it is left out.
+    pub fn admits<T>(&mut self, waiter: &'a PermitWaiter<T>) -> bool {
+        // Nothing is cheaper than a cost of 1.
+        if waiter.cost <= 1 && self.counters.is_empty() {
+            return true;
+        }
+        let counted = &waiter.counted;
+        let keys = || {
+            let enforced = counted.enforced.iter();
+            enforced.filter_map(|counter| Some((counted.subjects.get(counter.subject)?.key.as_str(), counter.limit)))
+        };
+        let holds_back = |requested: &Requested| requested.is_closed || waiter.cost < requested.largest_cost;
+        let is_left_out = keys().any(|key| self.counters.get(&key).is_some_and(holds_back));
+        for key in keys() {
+            let requested = self.counters.entry(key).or_default();
+            requested.largest_cost = requested.largest_cost.max(waiter.cost);
+            requested.is_closed |= is_left_out;
+        }
+        self.waiters += usize::from(is_left_out);
+        !is_left_out
+    }
+
+    /// The number of waiters that were left out.
+    pub fn len(&self) -> usize {
+        self.waiters
     }
 }

@@ -1,8 +1,11 @@
-//! Waking of jobs that a limit delayed: they wait for as long as the limit said then, and the limit has changed since.
+//! Settings changes that the sweeper applies to jobs in the ledger: changed limits wake jobs, and flows get new weights.
 //!
-//! It does not compute what a change allows: the jobs request permits again, and the gate decides. Other changes of a
-//! row wake no job, because they could wake hundreds of thousands. Of a change before the worker started only the time
-//! is known.
+//! Jobs that a limit delayed wait for as long as the limit said then. The sweeper does not compute what a change allows:
+//! the jobs request permits again, and the gate decides. Other changes of a row wake no job, because they could wake
+//! hundreds of thousands. Of a change before the worker started only the time is known.
+//!
+//! A new flow has the weight that its account has at that moment. So only a change needs a sweep, and while nothing
+//! changes, none costs anything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +21,17 @@ use crate::worker::WorkerContext;
 use crate::worker::lane_control::LaneControl;
 use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
+
+/// A job that was active for a moment during the first sweep, because its copy came early, is found by the second. So is
+/// a flow that a batch has inserted after the first, and that began before the change.
+const SWEEPS_NEEDED: u32 = 2;
+
+/// Changes of settings that sweeps have to apply.
+#[derive(Default)]
+pub struct SettingsChanges {
+    pub limits: LimitChanges,
+    pub weights: WeightChanges,
+}
 
 /// The limits of each lane when this sweeper last woke the jobs that they delayed.
 #[derive(Debug, Default)]
@@ -37,9 +51,6 @@ struct LimitChange {
     /// Sweeps that found no further job to wake.
     finished_sweeps: u32,
 }
-
-/// A job that was active for a moment during the first sweep, because its copy came early, is found by the second.
-const SWEEPS_NEEDED: u32 = 2;
 
 /// Whether the newer of two specs allows no waiting job more than before.
 fn is_unchanged(by: WaitCause, before: &QuotaSpec, spec: &QuotaSpec) -> bool {
@@ -183,6 +194,71 @@ pub async fn wake_jobs(
     result
 }
 
+/// The lanes whose flows may have other weights than their accounts.
+#[derive(Debug, Default)]
+pub struct WeightChanges(BTreeMap<ProviderName, RowChange>);
+
+#[derive(Debug)]
+struct RowChange {
+    /// Version of the lane's row.
+    version: i64,
+    finished_sweeps: u32,
+}
+
+impl WeightChanges {
+    /// The lanes whose settings have changed. All of them are due when this sweeper has just started.
+    fn due(&mut self, known: &LoadedSettings) -> Vec<ProviderName> {
+        self.0.retain(|lane, _| known.providers.contains_key(lane));
+        let mut due = Vec::new();
+        for (lane, row) in &known.providers {
+            let new = || RowChange { version: row.version, finished_sweeps: 0 };
+            let change = self.0.entry(lane.clone()).or_insert_with(new);
+            if change.version != row.version {
+                *change = new();
+            }
+            if change.finished_sweeps < SWEEPS_NEEDED {
+                due.push(lane.clone());
+            }
+        }
+        due
+    }
+
+    fn record_sweep(&mut self, lane: &ProviderName) {
+        if let Some(change) = self.0.get_mut(lane) {
+            change.finished_sweeps += 1;
+        }
+    }
+}
+
+/// Sets the weights of the lanes whose settings have changed.
+pub async fn sync_weights(
+    worker: &WorkerContext,
+    changes: &mut WeightChanges,
+    known: &LoadedSettings,
+) -> Result<(), SweepError> {
+    let due = changes.due(known);
+    if due.is_empty() {
+        return Ok(());
+    }
+    let with_flows = worker.backends.ledger.lanes_with_flows().await?;
+    let mut result = Ok(());
+    for lane in changes.due(known) {
+        // A flow that comes later has the weight that its account has then.
+        let synced = if with_flows.contains(&lane) { worker.backends.ledger.sync_weights(&lane).await } else { Ok(0) };
+        match synced {
+            Ok(flows) => {
+                changes.record_sweep(&lane);
+                if flows > 0 {
+                    tracing::info!(provider = %lane, flows, "weights of accounts changed; their flows have them now");
+                }
+            }
+            // An error of one lane holds up no other.
+            Err(error) => result = result.and(Err(SweepError::Ledger(error))),
+        }
+    }
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,5 +361,41 @@ mod tests {
         pauses.pause_sending(Duration::from_secs(60), PauseCause::Setup, WaitReason::Misconfigured.into());
         pauses.clear_limit_pause();
         assert_eq!(pauses.watch_intake().borrow().as_ref().map(|pause| pause.cause), Some(PauseCause::Setup));
+    }
+
+    fn known_lanes(lanes: &[(&str, i64)]) -> LoadedSettings {
+        let row = |&(name, version): &(&str, i64)| {
+            let limit = LimitRow { name: "all".to_owned(), max_requests: 5, window_ms: 1_000, ..LimitRow::default() };
+            let (name, url) = (name.to_owned(), "https://x.test/".to_owned());
+            let row =
+                ProviderRow { name, url, limits: vec![limit], ..ProviderRow::default() }.validate(version).unwrap();
+            (row.name.clone(), Arc::new(row))
+        };
+        LoadedSettings { version: 9, providers: lanes.iter().map(row).collect(), invalid_rows: Vec::new() }
+    }
+
+    #[test]
+    fn only_a_changed_lane_is_due() {
+        let mut changes = WeightChanges::default();
+        let mut sweep = |lanes: &[(&str, i64)]| {
+            let due = changes.due(&known_lanes(lanes));
+            due.iter().for_each(|lane| changes.record_sweep(lane));
+            due.iter().map(ProviderName::as_str).collect::<Vec<_>>().join(" ")
+        };
+        let both = [("acme", 1), ("bolt", 2)];
+        assert_eq!([sweep(&both), sweep(&both), sweep(&both)], ["acme bolt", "acme bolt", ""]);
+        let changed = [("acme", 1), ("bolt", 3)];
+        assert_eq!([sweep(&changed), sweep(&changed), sweep(&changed)], ["bolt", "bolt", ""]);
+        assert_eq!(sweep(&changed[..1]), "");
+        assert_eq!(sweep(&changed), "bolt", "a row that comes back");
+    }
+
+    #[test]
+    fn failed_sweep_is_repeated() {
+        let mut changes = WeightChanges::default();
+        let settings = known_lanes(&[("acme", 1)]);
+        for _ in 0..4 {
+            assert_eq!(changes.due(&settings).len(), 1);
+        }
     }
 }
