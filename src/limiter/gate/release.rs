@@ -7,8 +7,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::wait_queue::CountingScope;
-use crate::domain::permit_protocol::{PermitRelease, ReleaseKind};
-use crate::domain::permit_release::{self, EndedPermit};
+use crate::domain::permit_protocol::{EndedPermit, PermitRelease, ReleaseKind, group_releases};
 use crate::domain::quota_spec::QuotaSpec;
 
 /// An ended permit whose slots are to be released.
@@ -40,7 +39,7 @@ pub(super) fn permit_releases(pending: &[PendingRelease], spec: &QuotaSpec, sent
         };
         EndedPermit { call: release.call, holder: &release.scope, cost: release.cost, release_kind }
     });
-    permit_release::group_releases(ended, |scope| (scope.kind(), scope.subjects_to_release(spec)))
+    group_releases(ended, |scope| (scope.kind(), scope.subjects_to_release(spec)))
 }
 
 #[cfg(test)]
