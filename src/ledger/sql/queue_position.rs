@@ -12,10 +12,12 @@ use super::result::{SqlRow, corrupt, read_or_log};
 use super::texts;
 use super::upkeep::OPEN;
 use crate::domain::disposition::Resend;
+use crate::domain::explain::Rejected;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
+use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{BacklogPosition, FlowStatus, JobProgress, LedgerQueuePosition, Rejection};
+use crate::ledger::backlog::{BacklogPosition, FlowStatus, JobProgress, LedgerQueuePosition};
 use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
 
@@ -128,9 +130,9 @@ fn job_progress(row: &SqlRow) -> Result<JobProgress, LedgerError> {
     })
 }
 
-fn rejection(row: &SqlRow) -> Result<Rejection, LedgerError> {
-    Ok(Rejection {
-        at: at(row, "at_ms")?,
+fn rejection(row: &SqlRow) -> Result<Rejected, LedgerError> {
+    Ok(Rejected {
+        at: EpochMs(row.instant("at_ms")?.0),
         lane: row.text("lane")?,
         reason: row.text("reason")?,
         detail: row.text("detail")?,
