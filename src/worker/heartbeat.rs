@@ -22,13 +22,12 @@ use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::millis_down;
 use crate::fleet::report::{
-    BackendStatus, LaneReport, PauseCause, ProcessReport, REPORT_FORMAT, ReportedDecision, ReportedPause,
-    problem_with_name,
+    BackendStatus, LaneReport, PauseCause, ProcessReport, REPORT_FORMAT, ReportedPause, problem_with_name,
 };
 use crate::fleet::workers::ROW_RETENTION;
 use crate::ledger::fleet::WorkerReport;
 use crate::limiter::gate::{BlockReason, GateView};
-use crate::worker::meter::{LaneFigures, LaneMeter};
+use crate::worker::meter::LaneMeter;
 
 /// Time between two reports.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -176,7 +175,7 @@ impl HeartbeatReporter {
         for (name, pauses) in progress.lanes.iter() {
             let figures = progress.meter.lane(name).figures();
             let gate = progress.gates.get(name).map(|gate| gate.view().borrow().clone()).unwrap_or_default();
-            lanes.insert(name.to_string(), lane_report(&figures, pauses, &gate, each));
+            lanes.insert(name.to_string(), lane_report(figures, pauses, &gate, each));
         }
         sent.record(&mut lanes);
         ProcessReport {
@@ -279,24 +278,14 @@ fn per_10s(sent: u64, since: Duration) -> u64 {
     u64::try_from(full / since.max(WINDOW).as_millis()).unwrap_or(u64::MAX)
 }
 
-fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, decisions: usize) -> LaneReport {
-    let line = |decision: &crate::worker::meter::RecordedDecision| ReportedDecision {
-        at_ms: i64::try_from(decision.at_ms).unwrap_or(i64::MAX),
-        kind: decision.kind.to_owned(),
-        reason: decision.reason.clone(),
-        permits: decision.permits,
-    };
+/// The report of a lane; of its decisions only the newest.
+fn lane_report(mut figures: LaneReport, pauses: &LaneControl, gate: &GateView, decisions: usize) -> LaneReport {
+    figures.decisions.truncate(decisions);
     LaneReport {
         status: pauses.status(),
         gate: gate.block.as_ref().and_then(|(by, until)| reported_block(by, *until)),
         gate_waiting: u64::try_from(gate.waiting).unwrap_or(u64::MAX),
-        active: figures.active,
-        in_flight: figures.in_flight,
-        sent_total: figures.sent_total,
-        sent_10s: 0,
-        throttled_total: figures.throttled_total,
-        waits: figures.permit_waits.clone(),
-        decisions: figures.decisions.iter().take(decisions).map(line).collect(),
+        ..figures
     }
 }
 
@@ -404,8 +393,8 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(12);
         let block = Some((BlockReason::StoreUnavailable("gone".to_owned()), until));
         let gate = GateView { waiting: 3, block, limited_at: None };
-        let report =
-            lane_report(&LaneFigures { sent_total: 7, active: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
+        let figures = LaneReport { sent_total: 7, active: 2, ..LaneReport::default() };
+        let report = lane_report(figures, &pauses, &gate, 5);
         assert_eq!((report.sent_total, report.active, report.gate_waiting), (7, 2, 3));
         assert_eq!(report.status.does, LaneState::Resting);
         let pause = report.status.pause.unwrap();

@@ -8,6 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+use crate::fleet::report::ReportedDecision;
+
 /// Number of lines kept.
 const LINES_MAX: usize = 50;
 /// Time within which equal decisions are one line, in milliseconds.
@@ -62,20 +64,9 @@ impl LaneDecision {
 }
 
 /// One recorded line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecordedDecision {
-    /// Unix time in milliseconds of the first decision in this line.
-    pub at_ms: u64,
-    /// [`DecisionKind::code`].
-    pub kind: &'static str,
-    /// Reason of the last decision in this line.
-    pub reason: String,
-    /// Number of permits concerned.
-    pub permits: u32,
-}
-
 #[derive(Debug)]
 struct DecisionEntry {
+    /// Unix time in milliseconds of the first decision in this line; the reason is that of the last one.
     at_ms: u64,
     decision: LaneDecision,
 }
@@ -106,10 +97,10 @@ impl DecisionLog {
     }
 
     /// Newest first.
-    pub fn read(&self) -> Vec<RecordedDecision> {
-        let line = |DecisionEntry { at_ms, decision }: &DecisionEntry| RecordedDecision {
-            at_ms: *at_ms,
-            kind: decision.kind.code(),
+    pub fn read(&self) -> Vec<ReportedDecision> {
+        let line = |DecisionEntry { at_ms, decision }: &DecisionEntry| ReportedDecision {
+            at_ms: i64::try_from(*at_ms).unwrap_or(i64::MAX),
+            kind: decision.kind.code().to_owned(),
             reason: decision.reason.clone(),
             permits: decision.permits,
         };
@@ -141,7 +132,8 @@ mod tests {
         decisions.record_at(1_960, decision(DecisionKind::Refused, "per-second", "free in 1 s"));
         decisions.record_at(2_000, decision(DecisionKind::Granted, "", "free"));
         let lines: Vec<_> = decisions.read().into_iter().map(|line| (line.at_ms, line.kind, line.permits)).collect();
-        assert_eq!(lines, [(2_000, "granted", 1), (1_960, "refused", 1), (1_400, "refused", 2), (1_000, "granted", 2)]);
+        let wanted = [(2_000, "granted", 1), (1_960, "refused", 1), (1_400, "refused", 2), (1_000, "granted", 2)];
+        assert_eq!(lines, wanted.map(|(at_ms, kind, permits)| (at_ms, kind.to_owned(), permits)));
         assert_eq!(decisions.read()[2].reason, "free in 1 s");
     }
 
@@ -151,7 +143,7 @@ mod tests {
         for at in 0..60 {
             decisions.record_at(at, decision(DecisionKind::Delayed, &at.to_string(), "x"));
         }
-        let at: Vec<u64> = decisions.read().iter().map(|line| line.at_ms).collect();
-        assert_eq!(at, (10..60).rev().collect::<Vec<u64>>());
+        let at: Vec<i64> = decisions.read().iter().map(|line| line.at_ms).collect();
+        assert_eq!(at, (10..60).rev().collect::<Vec<i64>>());
     }
 }

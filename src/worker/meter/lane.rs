@@ -11,12 +11,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
-use super::decisions::{DecisionKind, DecisionLog, LaneDecision, RecordedDecision};
+use super::decisions::{DecisionKind, DecisionLog, LaneDecision};
 use super::families::{Counters, Families, Labels, UnsignedGauge, WAITS_MS, start_lateness};
 use crate::domain::job::{InvalidReason, JobField};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
-use crate::fleet::report::WaitHistogram;
+use crate::fleet::report::{LaneReport, WaitHistogram};
 
 /// Classes of responses: the status class, no response at all, or not sent.
 const STATUS_CLASSES: [&str; 7] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none", "unsent"];
@@ -59,22 +59,6 @@ impl ReturnReason {
             Self::Probing => "probing",
         }
     }
-}
-
-/// Figures of a lane for the overview, since the process started.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LaneFigures {
-    /// Requests begun.
-    pub sent_total: u64,
-    /// Requests that the provider throttled although the limits allowed them.
-    pub throttled_total: u64,
-    /// Requests without a response yet.
-    pub in_flight: u64,
-    /// Messages taken from the queue and not finished.
-    pub active: u64,
-    pub permit_waits: WaitHistogram,
-    /// At most 50, newest first.
-    pub decisions: Vec<RecordedDecision>,
 }
 
 /// The counters of one lane; shared by all of its jobs.
@@ -187,16 +171,17 @@ impl LaneMeter {
         [self.own(&self.families.start_lateness_seconds), self.lateness_ahead.clone()]
     }
 
-    /// The figures for the overview.
-    pub fn figures(&self) -> LaneFigures {
+    /// The counted part of the lane's report, with at most 50 decisions.
+    pub fn figures(&self) -> LaneReport {
         let counts = self.waits.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        LaneFigures {
+        LaneReport {
             sent_total: self.sent.load(Ordering::Relaxed),
             throttled_total: self.own(&self.families.provider_throttled).get(),
             in_flight: self.own(&self.families.in_flight_requests).get(),
             active: self.own(&self.families.active_jobs).get(),
-            permit_waits: WaitHistogram { bounds_ms: WAITS_MS.to_vec(), counts },
+            waits: WaitHistogram { bounds_ms: WAITS_MS.to_vec(), counts },
             decisions: self.decisions.read(),
+            ..LaneReport::default()
         }
     }
 
@@ -394,7 +379,7 @@ mod tests {
         for us in [0, 1_000, 1_001, 300_000_000, 300_000_001] {
             lane.record_grant(Duration::from_micros(us));
         }
-        let waits = lane.figures().permit_waits;
+        let waits = lane.figures().waits;
         assert_eq!((&waits.counts[..3], &waits.counts[14..]), ([2, 1, 0].as_slice(), [0, 1, 1].as_slice()));
         assert_eq!(waits.counts.len(), waits.bounds_ms.len() + 1);
         for (le, count) in [("0.001", 2), ("0.002", 3), ("300.0", 4), ("+Inf", 5)] {

@@ -21,9 +21,9 @@ mod decisions;
 mod families;
 mod lane;
 
-pub use decisions::{DecisionKind, LaneDecision, RecordedDecision};
+pub use decisions::{DecisionKind, LaneDecision};
 pub use families::Labels;
-pub use lane::{GaugeGuard, LaneFigures, LaneMeter, RefusalLabels, ReturnReason};
+pub use lane::{GaugeGuard, LaneMeter, RefusalLabels, ReturnReason};
 
 /// Prefix of all metrics.
 pub const PREFIX: &str = "sluicegate";
