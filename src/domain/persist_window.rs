@@ -1,5 +1,5 @@
 //! Writes that a start waits for: how many granted permits may be unpersisted, when a streak of misses says that the
-//! ledger has stalled, how long a write may wait for others, and how far ahead starts are booked.
+//! ledger has stalled, and how long a write may wait for others. And how far ahead starts are booked.
 //!
 //! A ledger that takes n requests a second cannot take a burst of a thousand permits within a budget of 50 ms. Permits
 //! that miss it cost their slots. So the window follows the time that writes take. It grows while that is far below the
