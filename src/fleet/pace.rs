@@ -137,7 +137,7 @@ impl PaceOverview {
             is_plain: pace.is_plain(),
             within_second: pace.rate.as_ref().map(|rate| rate.within_second),
             within_second_limit: pace.rate.as_ref().map(|rate| rate.at_once.name.clone()),
-            mean_per_s: pace.rate.as_ref().map(|rate| rate.over_time.mean_per_second),
+            mean_per_s: pace.rate.as_ref().map(|rate| rate.mean_per_second),
             mean_limit: pace.rate.map(|rate| rate.over_time.name),
             in_flight: pace.in_flight.as_ref().map(|limit| limit.max_requests),
             in_flight_limit: pace.in_flight.map(|limit| limit.name),
