@@ -1,5 +1,5 @@
 -- A log of uses; the first part of the limiter's library. Each part knows those before it; quota.lua has the contract.
--- Specification: src/domain/quota/log.rs.
+-- Specification: src/domain/quota/cells.rs.
 --
 -- A log is head .. chunks .. tail .. open: strings of entries, oldest first, and the entry that is being filled. The
 -- cell holds head, tail and open. The chunks are in a list of their own, so that a call reads or writes the list only

@@ -53,21 +53,6 @@ pub enum MissingInput {
     ResponseTime,
 }
 
-impl MissingInput {
-    /// Reason for people why the estimate is missing.
-    pub fn describe(self) -> &'static str {
-        match self {
-            Self::Worker => "no worker reports",
-            Self::Backend => "a backend is unavailable",
-            Self::Configuration => "its configuration is refused",
-            Self::Queue => "the broker does not say what waits",
-            Self::Ledger => "the database does not say what waits",
-            Self::Row => "it has no valid row",
-            Self::ResponseTime => "no response was timed yet, and a limit counts requests in flight",
-        }
-    }
-}
-
 /// State of the lane's sending, apart from limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendingState {
@@ -248,18 +233,15 @@ impl LimitPace {
 
     /// Seconds until the `n`th job has a permit by this limit alone.
     fn permit_time(&self, n: u64) -> f64 {
+        let (cycles, place) = self.cycle_of(n).unwrap_or_default();
         match self.kind {
             PaceKind::Spaced { at_once } => float(n.saturating_sub(at_once)) / float(self.per_cycle) * self.cycle,
+            // Whole cycles, then a last one: first the slots that are free now, then those that are used now.
             PaceKind::Sliding { free } => {
-                // Whole cycles, then a last one: first the slots that are free now, then those that are used now.
-                let (cycles, last) = (n.saturating_sub(1) / self.per_cycle, n.saturating_sub(1) % self.per_cycle + 1);
                 let used = (self.per_cycle - free).max(1);
-                (float(cycles) + float(last.saturating_sub(free)) / float(used)) * self.cycle
+                cycles + float(place.saturating_sub(free)) / float(used) * self.cycle
             }
-            PaceKind::Aligned { free, ends_in } if n > free => {
-                ends_in + float((n - free - 1) / self.per_cycle) * self.cycle
-            }
-            PaceKind::Aligned { .. } => 0.0,
+            PaceKind::Aligned { .. } => cycles,
         }
     }
 

@@ -145,40 +145,35 @@ pub struct Disposition {
 
 /// Decides what follows from one request's outcome. `fraction` is a random number in 0..1.
 pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &RetryPolicy, fraction: f64) -> Disposition {
+    let uncounted = |wait: Duration, reason: Wait, pause: Option<PauseRequest>| {
+        let transition = retry_or_give_up(wait, history.unknown, reason, history, policy);
+        Disposition { transition, counts_attempt: false, pause }
+    };
+    let step = || policy.backoff.delay(history.requests.saturating_add(1), fraction);
     match outcome {
         Outcome::Accepted { reference } => finalize(FinalState::Succeeded, "accepted", reference.clone()),
         Outcome::Declined { reason } => finalize(FinalState::Declined, reason, None),
         Outcome::Rejected { reason } => finalize(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {
             let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
-            let next = retry_or_give_up(wait, history.unknown, WaitReason::Throttled.into(), history, policy);
-            Disposition { transition: next, counts_attempt: false, pause: Some(PauseRequest::Quota { wait }) }
+            uncounted(wait, WaitReason::Throttled.into(), Some(PauseRequest::Quota { wait }))
         }
         Outcome::Busy { retry_after } => {
-            let step = policy.backoff.delay(history.requests.saturating_add(1), fraction);
-            let wait = honoured_wait(*retry_after).unwrap_or(step);
-            let next = retry_or_give_up(wait, history.unknown, WaitReason::ObjectBusy.into(), history, policy);
-            Disposition { transition: next, counts_attempt: false, pause: None }
+            uncounted(honoured_wait(*retry_after).unwrap_or_else(step), WaitReason::ObjectBusy.into(), None)
         }
         Outcome::Misconfigured { status } => {
             let detail = format!("provider answered {status}: check url, credentials and method");
             let cause = Wait::with_detail(WaitReason::Misconfigured, detail);
-            let next = retry_or_give_up(MISCONFIGURED_PAUSE, history.unknown, cause.clone(), history, policy);
-            Disposition {
-                transition: next,
-                counts_attempt: false,
-                pause: Some(PauseRequest::Lane { wait: MISCONFIGURED_PAUSE, cause }),
-            }
+            let pause = PauseRequest::Lane { wait: MISCONFIGURED_PAUSE, cause: cause.clone() };
+            uncounted(MISCONFIGURED_PAUSE, cause, Some(pause))
         }
         Outcome::NotSent { cause } => {
             let reason = Wait::with_detail(WaitReason::Retry, cause);
             after_failure(history, policy, fraction, history.unknown, reason, None)
         }
         Outcome::LocalFault(fault) => {
-            let wait = policy.backoff.delay(history.requests.saturating_add(1), fraction);
-            let next = retry_or_give_up(wait, history.unknown, fault.wait(), history, policy);
-            let pause = Some(PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() });
-            Disposition { transition: next, counts_attempt: false, pause }
+            let pause = PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
+            uncounted(step(), fault.wait(), Some(pause))
         }
         Outcome::InProgress => {
             // The provider answered, so the probe did not fail.
@@ -221,18 +216,12 @@ pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, obstacle: 
             Some(reason) => review_unless_lookup(history, policy, &reason).map_or(PreSend::LookUp, PreSend::Transition),
         };
     }
-    let end = match obstacle {
-        Some(SendObstacle::AccountRefused) => Some((FinalState::Declined, ACCOUNT_REFUSED)),
-        Some(SendObstacle::Expired) => Some((FinalState::Expired, "expires_at has passed")),
-        None => None,
-    };
-    if let Some((state, reason)) = end {
-        return PreSend::Transition(Transition::Finalize { state, reason: reason.to_owned(), reference: None });
+    match obstacle {
+        Some(SendObstacle::AccountRefused) => PreSend::Transition(end(FinalState::Declined, ACCOUNT_REFUSED)),
+        Some(SendObstacle::Expired) => PreSend::Transition(end(FinalState::Expired, "expires_at has passed")),
+        None if history.age > policy.max_age => PreSend::Transition(give_up(false, TOO_OLD)),
+        None => PreSend::Charge,
     }
-    if history.age > policy.max_age {
-        return PreSend::Transition(give_up(false, TOO_OLD));
-    }
-    PreSend::Charge
 }
 
 /// Next step of a job of unknown outcome that must not be sent again. `None`: ask the provider.
@@ -305,22 +294,15 @@ fn after_failure(
 ) -> Disposition {
     let failed = history.attempts.saturating_add(1);
     let pause = named_wait.map(|wait| named_pause(wait, reason.to_string()));
-    if history.probe {
-        let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
-        return Disposition {
-            transition: retry_or_give_up(after, unknown, reason, history, policy),
-            counts_attempt: false,
-            pause,
-        };
-    }
-    if failed >= policy.max_attempts {
+    let counts_attempt = !history.probe;
+    let transition = if counts_attempt && failed >= policy.max_attempts {
         let reason = format!("{reason}; {} made", count(failed.into(), "attempt"));
-        let next =
-            if unknown { look_up_or_review(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) };
-        return Disposition { transition: next, counts_attempt: true, pause };
-    }
-    let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
-    Disposition { transition: retry_or_give_up(after, unknown, reason, history, policy), counts_attempt: true, pause }
+        if unknown { look_up_or_review(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) }
+    } else {
+        let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
+        retry_or_give_up(after, unknown, reason, history, policy)
+    };
+    Disposition { transition, counts_attempt, pause }
 }
 
 /// The pause of a lane whose provider named a wait together with this failure.
@@ -352,12 +334,15 @@ fn look_up_or_review(reason: &str, named_wait: Option<Duration>, policy: &RetryP
 }
 
 fn give_up(unknown: bool, reason: &str) -> Transition {
-    let state = if unknown { FinalState::Review } else { FinalState::Dead };
-    Transition::Finalize { state, reason: reason.to_owned(), reference: None }
+    end(if unknown { FinalState::Review } else { FinalState::Dead }, reason)
 }
 
 fn review(reason: &str) -> Transition {
-    Transition::Finalize { state: FinalState::Review, reason: reason.to_owned(), reference: None }
+    end(FinalState::Review, reason)
+}
+
+fn end(state: FinalState, reason: &str) -> Transition {
+    Transition::Finalize { state, reason: reason.to_owned(), reference: None }
 }
 
 fn finalize(state: FinalState, reason: &str, reference: Option<String>) -> Disposition {

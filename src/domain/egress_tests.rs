@@ -3,7 +3,6 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
-use crate::domain::leaky_bucket::LeakyBucket;
 use crate::domain::permit_protocol::{
     CallKind, CostByKind, LimiterCall, PermitRelease, PermitRequest, RebuildData, ReleaseKind,
 };

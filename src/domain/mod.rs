@@ -5,7 +5,6 @@
 
 pub mod account_faults;
 pub mod backoff;
-pub mod booking_ahead;
 pub mod breaker;
 pub mod clear_time;
 pub mod clock_comparison;
@@ -16,14 +15,12 @@ pub mod explain;
 pub mod fair_order;
 pub mod format;
 pub mod job;
-pub mod leaky_bucket;
 pub mod limit;
 pub mod local_fault;
 pub mod names;
 pub mod outcome;
 pub mod pace;
 pub mod permit_protocol;
-pub mod permit_release;
 pub mod persist_window;
 pub mod printable;
 pub mod provider;

@@ -265,10 +265,10 @@ impl LookupResult {
     pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
         match self {
             Self::Accepted { reference } => redact_reference(reference, cards),
-            Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => {
-                redact_text(reason, cards)
-            }
-            Self::NotSent { cause } => redact_text(cause, cards),
+            Self::Declined { reason }
+            | Self::Differs { reason }
+            | Self::Unclear { reason }
+            | Self::NotSent { cause: reason } => redact_text(reason, cards),
             _ => None,
         }
     }

@@ -4,9 +4,8 @@
 //! Limits hold for all processes together, the egress rate for each process on its own.
 
 use std::fmt;
-use std::time::Duration;
 
-use super::egress::{Allowance, EGRESS_SPAN, slowest, tightest_at_once};
+use super::egress::{EGRESS_SPAN, slowest, tightest_at_once};
 use super::limit::Algorithm;
 use super::provider::{Pacing, Provider};
 use super::quota_limits::QuotaLimits;
@@ -18,8 +17,8 @@ use super::time::format_duration;
 pub struct Pace {
     /// `None`: no limit that applies to every charge has a window.
     pub rate: Option<PaceRate>,
-    /// The limit that allows the fewest requests in flight; `None`: none counts them.
-    pub in_flight: Option<InFlightLimit>,
+    /// The limit that allows the fewest requests in flight, without the reserve; `None`: none counts them.
+    pub in_flight: Option<LimitSpec>,
     /// Starts are spaced by the mean rate, in all processes together.
     pub is_even: bool,
     /// Egress rate of one process.
@@ -28,38 +27,16 @@ pub struct Pace {
     pub egress_is_default: bool,
 }
 
-/// Rate by the limits that have a window.
+/// Rate by the limits that have a window, without the reserve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PaceRate {
     /// The limit that allows the fewest requests within one second.
-    pub at_once: PaceLimit,
+    pub at_once: LimitSpec,
     /// Requests that it allows within one second, if none were used before.
     pub within_second: u32,
     /// The limit with the lowest mean rate.
-    pub over_time: PaceLimit,
-}
-
-/// A concurrency limit, without the reserve.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InFlightLimit {
-    pub name: String,
-    pub max_requests: u32,
-}
-
-/// A limit that decides the pace, without the reserve.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PaceLimit {
-    pub name: String,
-    pub max_requests: u32,
-    pub window: Duration,
+    pub over_time: LimitSpec,
     pub mean_per_second: f64,
-}
-
-impl PaceLimit {
-    fn new(limit: &LimitSpec, allowance: &Allowance) -> Self {
-        let mean_per_second = allowance.mean_per_second();
-        Self { name: limit.name.clone(), max_requests: limit.max_requests, window: limit.window, mean_per_second }
-    }
 }
 
 impl Pace {
@@ -81,15 +58,14 @@ impl Pace {
         let charges = || limits.iter().filter(|limit| limit.applies_to_every_charge());
         let allowances = || charges().filter_map(|limit| Some((limit, limit.allowance()?)));
         let rate = tightest_at_once(allowances()).zip(slowest(allowances()));
-        let rate = rate.map(|((tightest, allowance, within_second), (slowest, slowest_allowance))| PaceRate {
-            at_once: PaceLimit::new(tightest, &allowance),
+        let rate = rate.map(|((tightest, _, within_second), (slowest, allowance))| PaceRate {
+            at_once: tightest.clone(),
             within_second,
-            over_time: PaceLimit::new(slowest, &slowest_allowance),
+            over_time: slowest.clone(),
+            mean_per_second: allowance.mean_per_second(),
         });
         let in_flight = charges().filter(|limit| limit.algorithm == Algorithm::Concurrency);
-        let in_flight = in_flight
-            .min_by_key(|limit| limit.max_requests)
-            .map(|limit| InFlightLimit { name: limit.name.clone(), max_requests: limit.max_requests });
+        let in_flight = in_flight.min_by_key(|limit| limit.max_requests).cloned();
         (rate.is_some() || in_flight.is_some()).then(|| Self {
             rate,
             in_flight,
@@ -126,7 +102,7 @@ impl fmt::Display for Pace {
         if let Some(rate) = &self.rate {
             rate.write(f, self.is_even)?;
         }
-        if let Some(InFlightLimit { name, max_requests }) = &self.in_flight {
+        if let Some(LimitSpec { name, max_requests, .. }) = &self.in_flight {
             let before = if self.rate.is_some() { ", " } else { "up to " };
             write!(f, "{before}{max_requests} at once (limit {name})")?;
         }
@@ -168,6 +144,8 @@ fn format_rate(per_second: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::ledger::provider_row::{LimitRow, ProviderRow};
 

@@ -12,12 +12,10 @@ use super::permit_protocol::{CallKind, Subject, SubjectLimit};
 use super::provider::{BOOKING_HORIZON, Pacing, ProviderName, StoreDown};
 use super::time::micros_up;
 
-pub use self::account_rules::limit_under_rule;
 pub use self::counter_spec::{CounterKind, CounterSpec, DEBT_PARTS, WINDOW_BUCKETS};
 
 use self::counter_spec::SPACING;
 
-mod account_rules;
 mod counter_spec;
 
 /// Parts of a microsecond in which a bucket's interval is counted.
@@ -144,6 +142,24 @@ impl LimitSpec {
     }
 }
 
+/// The limit as it applies to an account under a rule; `None`: the rule exempts the account. Numbers of a window do not
+/// apply to requests in flight, nor the other way round: then the limit's own do.
+pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
+    let (max_requests, window, burst) = match rule {
+        Rule::Limit(own) if own.rate.is_at_once() != (limit.algorithm == Algorithm::Concurrency) => {
+            return Some(limit.clone());
+        }
+        Rule::Exempt => return None,
+        // Its look-ups count as those of any account.
+        Rule::Refuse => return Some(limit.clone()),
+        Rule::Limit(own) => (own.rate.max_requests(), own.rate.window(), own.burst),
+        Rule::Blocked => (0, limit.window, limit.burst),
+    };
+    // A rule on several limits gives its burst only to those that can have one.
+    let has_burst = matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
+    Some(LimitSpec { max_requests, window, burst: burst.filter(|_| has_burst), ..limit.clone() })
+}
+
 /// Part of the transit jitter that a late start may use; the rest is for the transit. A start 49 ms late, of 50, was
 /// counted less than a window before the next use of its slot on a busy machine.
 const START_SHARE: f64 = 0.8;
@@ -187,6 +203,12 @@ pub fn padded_us(us: u64) -> u64 {
 pub struct Blocked;
 
 impl QuotaSpec {
+    /// Whether a rule refuses the charges of this account. Its look-ups count against the usual limits.
+    pub fn refuses_charges_of(&self, account: Option<&str>) -> bool {
+        let mut rules = self.account_rules.iter().filter(|rule| rule.rule == Rule::Refuse);
+        rules.any(|rule| Some(rule.account.as_str()) == account)
+    }
+
     /// Whether both allow the same number of requests. The other settings of a row free no slot: the longest hold, for
     /// example, or what is granted while the store is unavailable.
     pub fn has_same_allowance(&self, other: &Self) -> bool {

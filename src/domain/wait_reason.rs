@@ -1,4 +1,5 @@
-//! Why a job waits: a closed set of codes, the free text that some of them need, and the sentence made of both.
+//! Why a job waits: a closed set of codes, the free text that some of them need, and the sentence made of both. And why
+//! a gate grants no permit.
 //!
 //! The ledger stores the code, the limit and the text in a column each. The sentence is made here for people, and no
 //! code reads it. So a sentence can be reworded without any effect on which jobs are woken or what `explain` says.
@@ -183,6 +184,32 @@ pub fn past_sentence(reason: &WaitReason, detail: Option<&str>) -> String {
 
 fn with_detail(what: &str, detail: Option<&str>) -> String {
     detail.map_or_else(|| what.to_owned(), |detail| format!("{what}: {detail}"))
+}
+
+/// Why a gate grants no permit, to all jobs or to one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockReason {
+    /// The named limit has no slot.
+    Limit(String),
+    /// The limiter state is cold: it grants nothing until earlier requests cannot count any more, or it is rebuilt.
+    Cold,
+    /// A limit does not know its past uses yet; the ledger is queried.
+    NeedsHistory,
+    /// The provider named a wait.
+    Paused,
+    StoreUnavailable(String),
+    /// The store has newer settings than this process.
+    StaleSettings,
+    /// The job's cost is above what the named limit admits at once, so no window can ever admit it.
+    Oversized {
+        limit: String,
+        max_cost: u32,
+    },
+    /// An operator's rule stops this account.
+    AccountBlocked {
+        account: String,
+    },
+    Stopping,
 }
 
 #[cfg(test)]

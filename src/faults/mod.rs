@@ -12,6 +12,7 @@ pub use unarmed::{acknowledged_early, bug, crash, on_the_wire, patched, unread};
 /// A point at which the process dies when it is passed for the n-th time, by `SLUICEGATE_CRASH_AT=name:n`. The names
 /// are the variants in snake case.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "faults", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum CrashPoint {
     /// A message is delivered and nothing is recorded.
     AfterDelivery,
@@ -53,6 +54,7 @@ pub enum CrashPoint {
 
 /// A bug that `SLUICEGATE_BUG=name` switches on. The names are the variants in snake case.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "faults", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Bug {
     /// The message is acknowledged when it arrives.
     AckBeforeCommit,
@@ -129,6 +131,8 @@ mod armed {
     use std::time::Duration;
 
     use async_trait::async_trait;
+    use serde::Deserialize;
+    use serde::de::value::{BorrowedStrDeserializer, Error as ValueError};
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpStream;
     use tokio::time::sleep;
@@ -145,40 +149,6 @@ mod armed {
     /// Time for a statement to be sent. Whether it is committed by then stays unknown, as with a cut cable.
     const SEND_WAIT: Duration = Duration::from_millis(1);
 
-    const POINTS: [(&str, CrashPoint); 18] = [
-        ("after_delivery", CrashPoint::AfterDelivery),
-        ("after_claim", CrashPoint::AfterClaim),
-        ("after_backlog_record", CrashPoint::AfterBacklogRecord),
-        ("after_backlog_return", CrashPoint::AfterBacklogReturn),
-        ("after_backlog_claim", CrashPoint::AfterBacklogClaim),
-        ("after_permit", CrashPoint::AfterPermit),
-        ("after_sending", CrashPoint::AfterSending),
-        ("request_half_written", CrashPoint::RequestHalfWritten),
-        ("request_unanswered", CrashPoint::RequestUnanswered),
-        ("after_answer", CrashPoint::AfterAnswer),
-        ("after_lookup", CrashPoint::AfterLookup),
-        ("after_settle", CrashPoint::AfterSettle),
-        ("outcome_commit_unacknowledged", CrashPoint::OutcomeCommitUnacknowledged),
-        ("after_outcome", CrashPoint::AfterOutcome),
-        ("after_delay_copy", CrashPoint::AfterDelayCopy),
-        ("after_ack", CrashPoint::AfterAck),
-        ("after_event", CrashPoint::AfterEvent),
-        ("sweeper_after_publish", CrashPoint::SweeperAfterPublish),
-    ];
-
-    const BUGS: [(&str, Bug); 10] = [
-        ("ack_before_commit", Bug::AckBeforeCommit),
-        ("new_key_per_attempt", Bug::NewKeyPerAttempt),
-        ("slot_freed_at_grant", Bug::SlotFreedAtGrant),
-        ("no_cold_start", Bug::NoColdStart),
-        ("permits_counted_as_one", Bug::PermitsCountedAsOne),
-        ("delay_not_mandatory", Bug::DelayNotMandatory),
-        ("ack_without_confirm", Bug::AckWithoutConfirm),
-        ("flow_not_counted", Bug::FlowNotCounted),
-        ("tag_not_moved", Bug::TagNotMoved),
-        ("flow_not_woken", Bug::FlowNotWoken),
-    ];
-
     /// The limiter's bugs in Lua: a text that occurs once, and its replacement.
     const PATCHES: [(Bug, &str, &str); 2] = [
         (Bug::NoColdStart, "clock, clock + provider.cold, clock, version", "clock, clock, clock, version"),
@@ -191,7 +161,7 @@ mod armed {
 
     struct ArmedCrash {
         point: CrashPoint,
-        name: &'static str,
+        name: String,
         /// Passes until the crash.
         passes_left: AtomicU32,
     }
@@ -199,18 +169,20 @@ mod armed {
     static ARMED_CRASH: LazyLock<Option<ArmedCrash>> = LazyLock::new(|| {
         let setting = std::env::var(CRASH_VARIABLE).ok()?;
         let armed = setting.split_once(':').and_then(|(name, nth)| {
-            let (name, point) = *POINTS.iter().find(|(known, _)| *known == name)?;
             let left = nth.parse().ok().filter(|nth| *nth > 0)?;
-            Some(ArmedCrash { point, name, passes_left: AtomicU32::new(left) })
+            Some(ArmedCrash { point: named(name)?, name: name.to_owned(), passes_left: AtomicU32::new(left) })
         });
         Some(armed.unwrap_or_else(|| die(&format!("{CRASH_VARIABLE}={setting} names no place"))))
     });
 
     static BUG: LazyLock<Option<Bug>> = LazyLock::new(|| {
         let setting = std::env::var(BUG_VARIABLE).ok()?;
-        let bug = BUGS.iter().find(|(known, _)| *known == setting).map(|(_, bug)| *bug);
-        Some(bug.unwrap_or_else(|| die(&format!("{BUG_VARIABLE}={setting} names no bug"))))
+        Some(named(&setting).unwrap_or_else(|| die(&format!("{BUG_VARIABLE}={setting} names no bug"))))
     });
+
+    fn named<'a, T: Deserialize<'a>>(name: &'a str) -> Option<T> {
+        T::deserialize(BorrowedStrDeserializer::<ValueError>::new(name)).ok()
+    }
 
     /// Ends the process at once: no destructor runs, nothing is flushed, no connection is closed. The log's buffer is lost
     /// with the process, so the message goes directly to stderr.
@@ -223,7 +195,7 @@ mod armed {
     fn due(point: CrashPoint) -> Option<&'static str> {
         let armed = ARMED_CRASH.as_ref().filter(|armed| armed.point == point)?;
         let passed = armed.passes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        (passed == Ok(1)).then_some(armed.name)
+        (passed == Ok(1)).then_some(armed.name.as_str())
     }
 
     /// Dies here if this point is armed.

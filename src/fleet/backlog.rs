@@ -3,7 +3,7 @@
 //! A waiting payment is counted once, from one snapshot of the ledger and of the lane's queue. The ledger counts
 //! recorded jobs, wherever their messages are. So a job that moves between queue, delay queue and worker changes
 //! nothing. The queue counts the payments that no worker has recorded yet. It cannot tell which of its messages are
-//! theirs, but the ledger knows how many are not ([`ProviderReconciliation::messages_least`]).
+//! theirs, but the ledger knows how many are not ([`ProviderReconciliation::messages_min`]).
 //!
 //! A worker records a consumed message within half a second; until then it is in neither count. As no payment vanishes,
 //! what was counted before is counted until then ([`PaymentCount`]). A source that did not answer never counts as zero:
@@ -13,89 +13,17 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use super::overview::OverviewInput;
+use super::OverviewInput;
 use super::workers::lane_reports;
 use crate::domain::clear_time::MissingInput;
 use crate::domain::provider::Provider;
-use crate::domain::time::millis_down;
-use crate::ledger::upkeep::LedgerReconciliation;
-
-/// The reconciliation of one provider; the fields are those of [`LedgerReconciliation`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct ProviderReconciliation {
-    pub provider: String,
-    pub recorded: u64,
-    pub states: BTreeMap<String, u64>,
-    pub active: u64,
-    pub in_flight: u64,
-    pub delayed: u64,
-    #[serde(skip)]
-    pub delayed_for_ms: Option<u64>,
-    pub due: u64,
-    /// Jobs that wait in the ledger alone, for a limit of their account or behind such jobs.
-    #[serde(default)]
-    pub backlog: u64,
-    /// Jobs of the backlog whose account a rule blocks.
-    #[serde(skip)]
-    pub account_blocked: u64,
-    #[serde(skip)]
-    pub messages_least: u64,
-    #[serde(skip)]
-    pub messages_most: u64,
-    pub overdue: u64,
-    #[serde(skip)]
-    pub past_deadline: u64,
-    #[serde(skip)]
-    pub oldest_open_ms: Option<u64>,
-    pub without_event: u64,
-    pub without_cause: u64,
-    /// Jobs that are open, in `review` or `dead` with a field that cannot be read.
-    #[serde(default)]
-    pub unreadable: u64,
-    /// Discrepancies as text; empty when all jobs are accounted for.
-    pub faults: Vec<String>,
-}
-
-impl From<LedgerReconciliation> for ProviderReconciliation {
-    fn from(account: LedgerReconciliation) -> Self {
-        Self {
-            faults: account.discrepancies(),
-            provider: account.provider,
-            recorded: account.recorded,
-            states: account.states.into_iter().collect(),
-            active: account.active,
-            in_flight: account.in_flight,
-            delayed: account.delayed,
-            delayed_for_ms: account.delayed_for.map(millis_down),
-            due: account.due,
-            backlog: account.backlog,
-            account_blocked: account.account_blocked,
-            messages_least: account.messages_min,
-            messages_most: account.messages_max,
-            overdue: account.overdue,
-            past_deadline: account.past_deadline,
-            oldest_open_ms: account.oldest_open.map(millis_down),
-            without_event: account.without_event,
-            without_cause: account.without_accepted_attempt,
-            unreadable: account.unreadable,
-        }
-    }
-}
+use crate::ledger::upkeep::ProviderReconciliation;
 
 /// The reconciliations by their provider.
 pub fn by_provider(
     accounts: impl IntoIterator<Item = ProviderReconciliation>,
 ) -> BTreeMap<String, ProviderReconciliation> {
     accounts.into_iter().map(|account| (account.provider.clone(), account)).collect()
-}
-
-impl ProviderReconciliation {
-    /// Jobs in one state.
-    pub fn in_state(&self, state: &str) -> u64 {
-        self.states.get(state).copied().unwrap_or_default()
-    }
 }
 
 /// Longest time that a payment is held by a worker alone; a snapshot may be two seconds younger.
@@ -169,8 +97,8 @@ pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unr
 /// Messages of payments that are not in the ledger. While messages return from delay queues, the ledger knows their
 /// number as a range. The remaining count of those known before is kept while it is within that range.
 fn unrecorded_messages(account: &ProviderReconciliation, ready: u64, left: Option<u64>) -> u64 {
-    let least = ready.saturating_sub(account.messages_most);
-    let most = ready.saturating_sub(account.messages_least);
+    let least = ready.saturating_sub(account.messages_max);
+    let most = ready.saturating_sub(account.messages_min);
     left.unwrap_or(least).clamp(least, most.max(least))
 }
 
@@ -266,11 +194,6 @@ impl<'a> ProviderCounts<'a> {
         let seconds = at_full_use.fold(in_flight / self.sent_per_s(), f64::min);
         Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
     }
-
-    /// `None`: the ledger could not be counted.
-    pub fn in_state(&self, state: &str) -> Option<u64> {
-        self.reconciliation.as_ref().map(|account| account.in_state(state))
-    }
 }
 
 #[cfg(test)]
@@ -282,13 +205,13 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn account(delayed: u64, due: u64, messages: RangeInclusive<u64>) -> ProviderReconciliation {
-        let (messages_least, messages_most) = messages.into_inner();
+        let (messages_min, messages_max) = messages.into_inner();
         ProviderReconciliation {
             recorded: delayed + due,
             delayed,
             due,
-            messages_least,
-            messages_most,
+            messages_min,
+            messages_max,
             ..ProviderReconciliation::default()
         }
     }

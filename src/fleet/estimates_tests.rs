@@ -56,7 +56,7 @@ fn full_stop_is_named_instead_of_a_time() {
     let clears = |evidence: &OverviewInput| overview(evidence).providers.remove(0).clears;
     let mut one = evidence(vec![row()], vec![worker("a", json!({}))]);
     one.reconciliation = Some(by_provider([account(1, 0)]));
-    one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().delayed_for_ms = Some(2_820_000);
+    one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().delayed_for = Some(Duration::from_millis(2_820_000));
     assert_eq!(clears(&one), ClearTimeOverview::ClearsIn { ms: 2_820_000 }, "not before its time comes");
     // A job that a rule blocks is delayed again and again; if others wait too, those are estimated.
     one.rows[0].accounts =
@@ -160,8 +160,8 @@ fn with_missing(missing: Missing) -> OverviewInput {
         due: 300,
         active: 34,
         in_flight: 2,
-        messages_least: 300,
-        messages_most: 300,
+        messages_min: 300,
+        messages_max: 300,
         states: [("review", 2), ("dead", 1), ("succeeded", 9_000)].map(|(state, jobs)| (state.to_owned(), jobs)).into(),
         ..ProviderReconciliation::default()
     };

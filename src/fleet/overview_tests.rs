@@ -12,7 +12,6 @@ use crate::fleet::report::{
 };
 use crate::fleet::workers::{permit_waits, recent_decisions};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
-use crate::ledger::upkeep::LedgerReconciliation;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -50,19 +49,17 @@ fn worker(id: &str, lane: Value) -> WorkerProcess {
 
 fn account(delayed: u64, due: u64) -> ProviderReconciliation {
     let states = [("waiting", delayed + due), ("review", 2), ("dead", 1), ("succeeded", 1_000)];
-    let states: Vec<(String, u64)> = states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec();
-    let recorded = states.iter().map(|(_, jobs)| jobs).sum();
-    LedgerReconciliation {
+    let states: BTreeMap<String, u64> = states.map(|(state, jobs)| (state.to_owned(), jobs)).into();
+    ProviderReconciliation {
         provider: "acme".to_owned(),
-        recorded,
+        recorded: states.values().sum(),
         states,
         delayed,
         due,
         messages_min: due,
         messages_max: due,
-        ..LedgerReconciliation::default()
+        ..ProviderReconciliation::default()
     }
-    .into()
 }
 
 /// A provider with this row, these workers, and waiting jobs.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::OverviewInput;
 use super::backlog::{ProviderCounts, RATE_WINDOW};
-use super::overview::{OverviewInput, status_of_row};
-use super::provider_status::{ProviderState, ProviderStatus};
+use super::provider_status::{ProviderState, ProviderStatus, provider_status};
 use crate::domain::clear_time::{ClearTime, ClearTimeInput, MissingInput, SendingState, UsedCount, WaitingJobs};
 use crate::domain::limit::{Limit, Rule};
 use crate::domain::pace::Pace;
@@ -44,54 +44,61 @@ impl LimitOverview {
     }
 }
 
-/// The limits of a row that is in force.
-pub(super) fn valid_limits(provider: &Provider) -> Vec<LimitOverview> {
-    let line = |limit: &Limit| LimitOverview {
-        name: limit.name.clone(),
-        algorithm: limit.algorithm.name().to_owned(),
-        max_requests: i64::from(limit.rate.max_requests()),
-        window_ms: limit.rate.window_ms(),
-        scope: limit.scope.name().to_owned(),
-        applies_to: limit.applies_to.name().to_owned(),
-        shadow: limit.shadow,
-        enabled: true,
-        used: None,
-        remaining: None,
+/// The limits of a row with their usage: as they are in the database or, of an invalid row, those that are in force.
+pub(super) fn limits(evidence: &OverviewInput, row: &ProviderRow) -> Vec<LimitOverview> {
+    let provider = evidence.providers.get(row.name.as_str());
+    let limits: Vec<LimitOverview> = match provider.filter(|_| evidence.invalid_row(&row.name).is_some()) {
+        Some(provider) => provider.limits.iter().map(LimitOverview::from).collect(),
+        None => row.limits.iter().map(LimitOverview::from).collect(),
     };
-    provider.limits.iter().map(line).collect()
-}
-
-/// The limits of a row as it is in the database.
-fn raw_limits(row: &ProviderRow) -> Vec<LimitOverview> {
-    let line = |limit: &LimitRow| LimitOverview {
-        name: limit.name.clone(),
-        algorithm: limit.algorithm.clone(),
-        max_requests: limit.max_requests,
-        window_ms: limit.given_window_ms(),
-        scope: limit.scope.clone(),
-        applies_to: limit.applies_to.clone(),
-        shadow: limit.shadow,
-        enabled: limit.enabled,
-        used: None,
-        remaining: None,
-    };
-    row.limits.iter().map(line).collect()
-}
-
-/// The limits with their usage.
-pub(super) fn limits_with_usage(
-    row: &ProviderRow,
-    in_force: Option<Vec<LimitOverview>>,
-    used: &[LimitStatus],
-) -> Vec<LimitOverview> {
     let with_use = |limit: LimitOverview| {
-        // Where rows of one quota define the same name differently, the limiter counts them apart.
-        let own = format!("{}@{}", limit.name, row.name);
-        let find = |name: &str| used.iter().find(|usage| usage.name == name);
-        let counts = find(&own).or_else(|| find(&limit.name)).filter(|_| limit.enabled && limit.scope == "provider");
-        LimitOverview { used: counts.map(|usage| usage.used), remaining: counts.map(LimitStatus::remaining), ..limit }
+        let is_counted = limit.enabled && limit.scope == "provider";
+        let used = provider.filter(|_| is_counted).and_then(|provider| usage_of(evidence, provider, &limit.name));
+        LimitOverview { used: used.map(|usage| usage.used), remaining: used.map(LimitStatus::remaining), ..limit }
     };
-    in_force.unwrap_or_else(|| raw_limits(row)).into_iter().map(with_use).collect()
+    limits.into_iter().map(with_use).collect()
+}
+
+impl From<&Limit> for LimitOverview {
+    fn from(limit: &Limit) -> Self {
+        Self {
+            name: limit.name.clone(),
+            algorithm: limit.algorithm.name().to_owned(),
+            max_requests: i64::from(limit.rate.max_requests()),
+            window_ms: limit.rate.window_ms(),
+            scope: limit.scope.name().to_owned(),
+            applies_to: limit.applies_to.name().to_owned(),
+            shadow: limit.shadow,
+            enabled: true,
+            used: None,
+            remaining: None,
+        }
+    }
+}
+
+impl From<&LimitRow> for LimitOverview {
+    fn from(limit: &LimitRow) -> Self {
+        Self {
+            name: limit.name.clone(),
+            algorithm: limit.algorithm.clone(),
+            max_requests: limit.max_requests,
+            window_ms: limit.given_window_ms(),
+            scope: limit.scope.clone(),
+            applies_to: limit.applies_to.clone(),
+            shadow: limit.shadow,
+            enabled: limit.enabled,
+            used: None,
+            remaining: None,
+        }
+    }
+}
+
+/// Usage of one limit. Where rows of one quota define the same name differently, the limiter counts them apart.
+fn usage_of<'a>(evidence: &'a OverviewInput, provider: &Provider, limit: &str) -> Option<&'a LimitStatus> {
+    let used = evidence.limit_usage.get(&provider.quota)?;
+    let own = format!("{limit}@{}", provider.name);
+    let find = |name: &str| used.iter().find(|used| used.name == name);
+    find(&own).or_else(|| find(limit))
 }
 
 /// How fast the limits and the egress rate let requests start.
@@ -130,7 +137,7 @@ impl PaceOverview {
             is_plain: pace.is_plain(),
             within_second: pace.rate.as_ref().map(|rate| rate.within_second),
             within_second_limit: pace.rate.as_ref().map(|rate| rate.at_once.name.clone()),
-            mean_per_s: pace.rate.as_ref().map(|rate| rate.over_time.mean_per_second),
+            mean_per_s: pace.rate.as_ref().map(|rate| rate.mean_per_second),
             mean_limit: pace.rate.map(|rate| rate.over_time.name),
             in_flight: pace.in_flight.as_ref().map(|limit| limit.max_requests),
             in_flight_limit: pace.in_flight.map(|limit| limit.name),
@@ -214,57 +221,35 @@ impl From<ClearTime> for ClearTimeOverview {
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
     let name = provider.name.as_str();
     let counted = ProviderCounts::new(evidence, name);
-    let status = evidence.rows.iter().any(|row| row.name == name).then(|| status_of_row(evidence, name, true));
-    let flow = match &status {
+    let status = evidence.row(name).map(|_| provider_status(evidence, name, true));
+    let sending = match &status {
         _ if !provider.enabled => SendingState::Disabled,
         _ if provider.paused => SendingState::Paused,
         None => SendingState::Unknown(MissingInput::Row),
         Some(status) => flow(status),
     };
     // The backlog was counted some seconds ago, or longer for a large ledger, and the lanes have sent since.
+    let count_age_ms = evidence.counted_at_ms.map_or(0, |counted_at_ms| evidence.at_ms - counted_at_ms);
+    let count_age = Duration::from_millis(u64::try_from(count_age_ms).unwrap_or(0));
     let sending_for = match &status {
-        Some(ProviderStatus { state: ProviderState::Running, .. }) => count_age(evidence),
-        _ => count_age(evidence).min(RATE_WINDOW),
+        Some(ProviderStatus { state: ProviderState::Running, .. }) => count_age,
+        _ => count_age.min(RATE_WINDOW),
     };
-    conditions(evidence, provider, &counted, flow, sending_for)
-}
-
-/// Age of the backlog count.
-fn count_age(evidence: &OverviewInput) -> Duration {
-    let age_ms = evidence.counted_at_ms.map_or(0, |counted_at_ms| evidence.at_ms - counted_at_ms);
-    Duration::from_millis(u64::try_from(age_ms).unwrap_or(0))
-}
-
-fn conditions(
-    evidence: &OverviewInput,
-    provider: &Provider,
-    counted: &ProviderCounts<'_>,
-    flow: SendingState,
-    sending_for: Duration,
-) -> ClearTime {
-    let used = evidence.limit_usage.get(&provider.quota).map(Vec::as_slice).unwrap_or_default();
+    let usage = |limit: &Limit| {
+        let used = usage_of(evidence, provider, &limit.name)?;
+        Some(UsedCount { limit: limit.name.clone(), count: used.used })
+    };
     ClearTimeInput {
         provider,
         now: EpochMs(evidence.at_ms),
-        sending: flow,
-        waiting: waiting(evidence, provider, counted, sending_for),
-        used_counts: &provider
-            .limits
-            .iter()
-            .filter_map(|limit| usage_of(&limit.name, provider, used))
-            .collect::<Vec<_>>(),
+        sending,
+        waiting: waiting(evidence, provider, &counted, sending_for),
+        used_counts: &provider.limits.iter().filter_map(usage).collect::<Vec<_>>(),
         hold: counted.hold(provider),
         lanes: counted.lanes,
-        recent_rate: evidence.recent_per_s.get(provider.name.as_str()).copied(),
+        recent_rate: evidence.recent_per_s.get(name).copied(),
     }
     .clear_time()
-}
-
-/// Count of one limit. Where rows of one quota define the same name differently, the limiter counts them apart.
-fn usage_of(limit: &str, provider: &Provider, used: &[LimitStatus]) -> Option<UsedCount> {
-    let own = format!("{limit}@{}", provider.name);
-    let find = |name: &str| used.iter().find(|used| used.name == name);
-    find(&own).or_else(|| find(limit)).map(|used| UsedCount { limit: limit.to_owned(), count: used.used })
 }
 
 fn flow(status: &ProviderStatus) -> SendingState {
@@ -302,11 +287,11 @@ fn waiting(
     let sent =
         counted.sent_within(sending_for) + others.iter().map(|other| other.sent_within(sending_for)).sum::<u64>();
     let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
-    let delayed_for_ms = counted.reconciliation.as_ref().and_then(|account| account.delayed_for_ms).unwrap_or(0);
+    let delayed_for = counted.reconciliation.as_ref().and_then(|account| account.delayed_for);
     WaitingJobs {
         jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
         missing: counted.missing(),
-        last_due_in: Duration::from_millis(delayed_for_ms),
+        last_due_in: delayed_for.unwrap_or_default(),
         // A job that an account rule blocks waits in the backlog, or is delayed again and again, until the rule is
         // removed.
         blocked: blocks && counted.only_delayed_or_blocked(),

@@ -3,13 +3,17 @@
 //! If the workers differ, the most severe state is shown, with the number of workers that report it. [`ProviderState`]
 //! has the order.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::OverviewInput;
+use super::backlog::ProviderCounts;
+use super::pace::{LimitOverview, limits};
 use super::report::{LaneReport, LaneState, PauseCause, ProcessReport, ReportedPause, problem_with_name};
 use super::workers::WorkerProcess;
+use crate::domain::limit::Limit;
+use crate::ledger::provider_row::ProviderRow;
 
 /// A limit wait that ends sooner is no state of the provider: a lane at its limit has one in every window.
 const LIMIT_WAIT_MIN_MS: u64 = 2_000;
@@ -62,68 +66,66 @@ impl ProviderStatus {
 }
 
 /// What is known about one provider, apart from its lanes.
-#[derive(Clone, Copy, Debug)]
-pub struct StatusInput<'a> {
-    pub name: &'a str,
-    /// `None`: the provider has jobs and no row; or, if there are problems, a row that cannot be read.
-    pub row: Option<RowFlags>,
+struct StatusInput<'a> {
+    name: &'a str,
     /// Problems of an invalid row.
-    pub problems: &'a [String],
-    /// Whether a valid row is in force: the current one, or the last valid one.
-    pub has_valid_row: bool,
-    /// Who paused it, when and why; `None`: unknown.
-    pub paused_by: Option<&'a str>,
-    /// The limit of 0 that stops every charge, as text.
-    pub closed_limit: Option<&'a str>,
-    /// By name: `600/1m`.
-    pub limits: &'a BTreeMap<String, String>,
+    problems: &'a [String],
+    /// Version of the row in force; 0: there is no row.
+    version: i64,
+    limits: Vec<LimitOverview>,
     /// Whether jobs wait.
-    pub waiting: bool,
-    /// Why the database does not answer; then the workers' states are unknown.
-    pub database_problem: Option<&'a str>,
+    waiting: bool,
 }
 
-/// Flags of the row itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowFlags {
-    pub enabled: bool,
-    pub paused: bool,
-    pub version: i64,
+/// The state of one provider. `unheld`: the state that it would have with a valid and enabled row, without a pause and
+/// without a closed limit.
+pub(super) fn provider_status(evidence: &OverviewInput, name: &str, unheld: bool) -> ProviderStatus {
+    let (row, provider) = (evidence.row(name), evidence.providers.get(name));
+    let input = StatusInput {
+        name,
+        problems: evidence.invalid_row(name).map_or(&[][..], |bad| &bad.problems[..]),
+        version: row.and(provider).map_or(0, |provider| provider.version),
+        limits: row.map(|row| limits(evidence, row)).unwrap_or_default(),
+        waiting: ProviderCounts::new(evidence, name).waiting() > 0,
+    };
+    let held = match row {
+        Some(row) => held_by_row(evidence, row, unheld),
+        None => input.problems.is_empty().then(|| {
+            let cause = "it has no row any more: no worker takes its jobs";
+            ProviderStatus::with_cause(ProviderState::Disabled, cause)
+        }),
+    };
+    held.unwrap_or_else(|| status_of_workers(&input, &evidence.workers, unheld || provider.is_some()))
 }
 
-/// The state of one provider.
-pub fn provider_status(input: &StatusInput<'_>, workers: &[WorkerProcess]) -> ProviderStatus {
-    match input.row {
-        None if input.problems.is_empty() => {
-            return ProviderStatus::with_cause(
-                ProviderState::Disabled,
-                "it has no row any more: no worker takes its jobs",
-            );
-        }
-        Some(RowFlags { enabled: false, .. }) => {
-            return ProviderStatus::with_cause(
-                ProviderState::Disabled,
-                "its row is disabled: its queue keeps collecting",
-            );
-        }
-        Some(RowFlags { paused: true, .. }) => {
-            let paused_by = input.paused_by.unwrap_or("an operator paused it");
-            let cause = format!("{paused_by}: its queue keeps collecting");
-            return ProviderStatus::with_cause(ProviderState::Paused, cause);
-        }
-        None | Some(_) => {}
+/// The state of a provider whose row holds its jobs, whatever the workers report, or whose workers are unknown.
+fn held_by_row(evidence: &OverviewInput, row: &ProviderRow, unheld: bool) -> Option<ProviderStatus> {
+    let provider = evidence.providers.get(row.name.as_str());
+    if !unheld && !row.enabled {
+        let cause = "its row is disabled: its queue keeps collecting";
+        return Some(ProviderStatus::with_cause(ProviderState::Disabled, cause));
     }
-    if let Some(problem) = input.database_problem {
-        return ProviderStatus::with_cause(ProviderState::BackendUnavailable, format!("database: {problem}"));
+    if !unheld && (row.paused || provider.is_some_and(|provider| provider.paused)) {
+        let paused_by = evidence.paused_by.get(&row.name).map_or("an operator paused it", String::as_str);
+        let cause = format!("{paused_by}: its queue keeps collecting");
+        return Some(ProviderStatus::with_cause(ProviderState::Paused, cause));
     }
-    if let Some(limit) = input.closed_limit {
-        return ProviderStatus::with_cause(ProviderState::Closed, format!("limit {limit}: nothing is sent"));
+    if let Some(problem) = &evidence.database_problem {
+        return Some(ProviderStatus::with_cause(ProviderState::BackendUnavailable, format!("database: {problem}")));
     }
+    let closed = |limit: &&Limit| limit.applies_to_every_charge() && limit.rate.max_requests() == 0;
+    let closed = provider.filter(|_| !unheld)?.limits.iter().find(closed)?;
+    let cause = format!("limit \"{}\" is {}: nothing is sent", closed.name, closed.rate);
+    Some(ProviderStatus::with_cause(ProviderState::Closed, cause))
+}
+
+/// The state by the workers' reports. `has_valid_row`: a valid row is in force, the current one or the last valid one.
+fn status_of_workers(input: &StatusInput<'_>, workers: &[WorkerProcess], has_valid_row: bool) -> ProviderStatus {
     let live: Vec<&WorkerProcess> = workers.iter().filter(|worker| worker.is_live()).collect();
     if live.is_empty() {
         return ProviderStatus::with_cause(ProviderState::NoWorker, no_worker_text(workers));
     }
-    if !input.has_valid_row {
+    if !has_valid_row {
         let problem = input.problems.first().map_or("its row is invalid", String::as_str);
         return ProviderStatus::with_cause(ProviderState::Misconfigured, format!("no lane: {problem}"));
     }
@@ -166,9 +168,8 @@ fn status_without_lane<'a>(
     input: &StatusInput<'_>,
     mut reports: impl Iterator<Item = &'a ProcessReport>,
 ) -> ProviderStatus {
-    let version = input.row.map_or(0, |row| row.version);
     // A worker that uses this row and has no lane for it could not start one.
-    let knows = |report: &ProcessReport| report.ready && !report.draining && report.settings_version >= version;
+    let knows = |report: &ProcessReport| report.ready && !report.draining && report.settings_version >= input.version;
     let known = reports.any(knows);
     if let Some(problem) = input.problems.first().filter(|_| known) {
         return ProviderStatus::with_cause(ProviderState::Misconfigured, format!("no lane: {problem}"));
@@ -227,9 +228,10 @@ fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause
     }
     let waits = lane.gate_waiting > 0 || input.waiting;
     let long = held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS);
-    let limit = held.limit.as_ref().and_then(|name| Some((name, input.limits.get(name)?)));
+    let limit = held.limit.as_ref().and_then(|name| input.limits.iter().find(|limit| limit.name == *name));
     let other = || held.limit.as_ref().unwrap_or(&held.words).clone();
-    let cause = limit.map_or_else(other, |(name, rate)| format!("limit {name} ({rate}) is used up"));
+    let cause =
+        limit.map_or_else(other, |limit| format!("limit {} ({}) is used up", limit.name, limit.rate_in_words()));
     (waits && long).then_some(ProviderStatus { state, cause: Some(cause), ends_in_ms: held.ends_in_ms })
 }
 

@@ -47,10 +47,10 @@ impl Outage {
 }
 
 /// The processes of these rows that are shown; `read` is the time since the rows were read.
-pub fn visible_workers(rows: &[StoredReport], read: Duration, outage: Option<Outage>) -> Vec<WorkerProcess> {
-    let workers = rows.iter().map(|row| {
-        let age = row.age + read;
+pub fn visible_workers(rows: Vec<StoredReport>, read: Duration, outage: Option<Outage>) -> Vec<WorkerProcess> {
+    let workers = rows.into_iter().map(|row| {
         let worker = WorkerProcess::from_row(row);
+        let age = worker.age + read;
         WorkerProcess {
             age: outage.map_or(age, |outage| outage.silence_of(age)),
             report: worker.report.map(|report| report.aged(age)),
@@ -100,18 +100,10 @@ pub struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    pub fn from_row(row: &StoredReport) -> Self {
-        let readable = row.format == REPORT_FORMAT;
-        Self {
-            id: row.id.clone(),
-            host: row.host.clone(),
-            pid: row.pid,
-            version: row.version.clone(),
-            started_at_ms: row.started_at_ms,
-            seen_at_ms: row.reported_at_ms,
-            age: row.age,
-            report: readable.then(|| serde_json::from_str(&row.body).ok()).flatten(),
-        }
+    pub fn from_row(row: StoredReport) -> Self {
+        let StoredReport { id, host, pid, version, started_at_ms, reported_at_ms: seen_at_ms, age, format, body } = row;
+        let report = (format == REPORT_FORMAT).then(|| serde_json::from_str(&body).ok()).flatten();
+        Self { id, host, pid, version, started_at_ms, seen_at_ms, age, report }
     }
 
     pub fn is_live(&self) -> bool {
@@ -259,18 +251,21 @@ mod tests {
             // Fields and codes of a later program.
             (1, 1, r#"{"ready": true, "new": 1, "lanes": {"a": {"does": "dancing", "active": 1}}}"#, "ready", 1, false),
         ] {
-            let line = WorkerOverview::new(&WorkerProcess::from_row(&row(age_s, format, body)));
+            let line = WorkerOverview::new(&WorkerProcess::from_row(row(age_s, format, body)));
             let shown = (line.state.as_str(), line.active, !line.warnings.is_empty());
             assert_eq!(shown, (state, active, warned), "{age_s} {format} {body}");
         }
         let rows = [row(1, 1, "{}"), row(1, 1, r#"{"stopped": true}"#), row(90_000, 1, "{}"), row(86_000, 1, "{}")];
         let ages = |rows: &[StoredReport]| -> Vec<u64> {
-            visible_workers(rows, Duration::from_secs(2), None).iter().map(|worker| worker.age.as_secs()).collect()
+            visible_workers(rows.to_vec(), Duration::from_secs(2), None)
+                .iter()
+                .map(|worker| worker.age.as_secs())
+                .collect()
         };
         assert_eq!(ages(&rows), [3]);
         // Where none is live, the last one is shown for a day.
         assert_eq!(ages(&rows[1..]), [86_002]);
-        let line = WorkerOverview::new(&WorkerProcess::from_row(&row(1, 1, "{}")));
+        let line = WorkerOverview::new(&WorkerProcess::from_row(row(1, 1, "{}")));
         assert_eq!(
             (line.started_at.as_str(), line.seen_at.as_str()),
             ("2027-01-15T08:00:00.000Z", "2027-01-15T08:01:40.000Z")
@@ -282,7 +277,7 @@ mod tests {
     fn pauses_of_older_reports_end_sooner() {
         let body =
             r#"{"lanes": {"acme": {"pause": {"by": "breaker", "ends_in_ms": 4000}, "gate": {"ends_in_ms": 2500}}}}"#;
-        let shown = visible_workers(&[row(2, 1, body)], Duration::from_secs(1), None);
+        let shown = visible_workers(vec![row(2, 1, body)], Duration::from_secs(1), None);
         let lane = &shown[0].report.as_ref().unwrap().lanes["acme"];
         let ends = |pause: &Option<crate::fleet::report::ReportedPause>| pause.as_ref().unwrap().ends_in_ms;
         assert_eq!((ends(&lane.status.pause), ends(&lane.gate)), (Some(1_000), None));
@@ -303,7 +298,7 @@ mod tests {
     #[test]
     fn lost_process_is_listed_until_replaced() {
         let shown = |rows: &[StoredReport]| -> Vec<String> {
-            visible_workers(rows, Duration::ZERO, None).into_iter().map(|worker| worker.id).collect()
+            visible_workers(rows.to_vec(), Duration::ZERO, None).into_iter().map(|worker| worker.id).collect()
         };
         let beside = named("beside", "pay-1", 9_000, 1);
         for (lost_for_s, came_s, host, kept) in [
@@ -342,7 +337,7 @@ mod tests {
             (1, 61, Some(18), true),
         ] {
             let outage = Outage { began: seconds(began_s), ended: ended_s.map(seconds) };
-            let workers = visible_workers(&[named("a", "pay-1", 900, age_s)], Duration::ZERO, Some(outage));
+            let workers = visible_workers(vec![named("a", "pay-1", 900, age_s)], Duration::ZERO, Some(outage));
             assert_eq!(workers[0].is_live(), live, "{age_s} s, {outage:?}");
         }
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::Claimed;
 use super::operator::DatabaseTime;
 use crate::domain::disposition::Resend;
+use crate::domain::explain::Rejected;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{ContentHash, FlowClass, Identifier, InvalidMessage, Job};
 use crate::domain::names::named_enum;
@@ -208,7 +209,7 @@ pub struct RepairedFlows {
 pub struct LedgerQueuePosition {
     pub now: DatabaseTime,
     /// Messages with this id that can never be a job; newest first, at most five.
-    pub rejected: Vec<Rejection>,
+    pub rejected: Vec<Rejected>,
     pub progress: JobProgress,
     /// Its place in the backlog of its lane, where no message brings it back; `None`: it is not there.
     pub backlog: Option<BacklogPosition>,
@@ -249,15 +250,6 @@ pub struct JobProgress {
     pub lost_holders: u32,
     /// When the last charge of unknown outcome began.
     pub unknown_since: Option<DatabaseTime>,
-}
-
-/// A message that never became a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejection {
-    pub at: DatabaseTime,
-    pub lane: String,
-    pub reason: String,
-    pub detail: String,
 }
 
 #[cfg(test)]

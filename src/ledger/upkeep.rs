@@ -4,7 +4,10 @@
 //! bounded by `at_most` and found by an index, however many jobs there are. See
 //! `docs/decisions/0002-republish-lost-messages.md`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::operator::STATES;
 use crate::domain::format::count;
@@ -84,14 +87,14 @@ pub enum CheckScope {
     All,
 }
 
-/// The jobs of one provider, by where they are, at one instant.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LedgerReconciliation {
+/// The jobs of one provider, by where they are, at one instant; also as the API and the overview show them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ProviderReconciliation {
     pub provider: String,
     /// Rows of the ledger: the sum over the states.
     pub recorded: u64,
     /// Jobs in each state that has any, by name.
-    pub states: Vec<(String, u64)>,
+    pub states: BTreeMap<String, u64>,
     /// Open, with a worker's lease.
     pub active: u64,
     /// Active jobs whose request is in flight, or about to be.
@@ -99,37 +102,52 @@ pub struct LedgerReconciliation {
     /// Open, without a lease, not yet due.
     pub delayed: u64,
     /// Time until the last of the delayed jobs is due.
+    #[serde(skip)]
     pub delayed_for: Option<Duration>,
     /// Open, without a lease, due: its message is in a queue, or the sweeper will publish it.
     pub due: u64,
     /// Open and due, without a lease or a message: only a dispatcher brings it back.
+    #[serde(default)]
     pub backlog: u64,
     /// Those of them whose account a rule blocks.
+    #[serde(skip)]
     pub account_blocked: u64,
     /// Due jobs that have been so for longer than any queue and the sweeper should need.
     pub overdue: u64,
     /// Lower and upper bound of the messages of recorded open jobs that are ready in the lane's queue. The two differ
     /// by messages that return from a delay queue at this moment, and by copies that sweepers have published.
+    #[serde(skip)]
     pub messages_min: u64,
+    #[serde(skip)]
     pub messages_max: u64,
     /// Open, though their `expires_at` has passed.
+    #[serde(skip)]
     pub past_deadline: u64,
     /// Age of the oldest open job: since it was recorded, or since its `not_before`.
+    #[serde(skip)]
     pub oldest_open: Option<Duration>,
     /// Finished jobs without an event of their state.
     pub without_event: u64,
     /// Jobs that succeeded by an accepted attempt, and have none.
+    #[serde(rename = "without_cause")]
     pub without_accepted_attempt: u64,
     /// Jobs that are open, in review or dead, and that lists and sweeps leave out, because an instant or a count in
     /// their row is invalid. They are counted here like the others.
+    #[serde(default)]
     pub unreadable: u64,
+    /// [`Self::discrepancies`], as the ledger found them.
+    pub faults: Vec<String>,
 }
 
-impl LedgerReconciliation {
+impl ProviderReconciliation {
+    /// Jobs in one state.
+    pub fn in_state(&self, state: &str) -> u64 {
+        self.states.get(state).copied().unwrap_or_default()
+    }
+
     /// Jobs of the states that are not final.
     pub fn open(&self) -> u64 {
-        let open = |state: &str| matches!(state, "waiting" | "sending" | "unknown");
-        self.states.iter().filter(|(state, _)| open(state)).map(|(_, jobs)| jobs).sum()
+        ["waiting", "sending", "unknown"].map(|state| self.in_state(state)).into_iter().sum()
     }
 
     /// The discrepancies as texts; empty when all jobs are accounted for. Overdue jobs are no discrepancy: the jobs of

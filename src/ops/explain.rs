@@ -1,27 +1,36 @@
 //! The handler of `GET /api/v1/jobs/{id}/explain`: why a job is in its state, from live data.
 //!
 //! The command line uses the same code without a running process. `facts` gathers the data, and `domain::explain` draws
-//! the conclusions.
+//! the conclusions. A payment that is not in the ledger yet is searched in the lanes' queues, and among the active jobs
+//! of this process. If the broker does not allow a search, the result lists the queues that may hold the payment.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use utoipa::ToSchema;
 
+use self::facts::{QUERY_TIMEOUT, position_in_lane};
 use super::OpsState;
 use super::flows::FlowBlockOverview;
 use super::json::{ApiError, ErrorBody, JsonResponse};
-use crate::domain::explain::facts::{BacklogPlace, Facts};
-use crate::domain::explain::{Explanation, explain};
-use crate::domain::job::JobId;
+use crate::domain::clear_time::{ClearTime, MissingInput};
+use crate::domain::explain::{
+    BacklogPlace, ClaimState, Explanation, Facts, JobFacts, LaneQueue, MessageSearch, explain,
+};
+use crate::domain::job::{Job, JobId};
+use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::{EpochMs, millis_down, millis_up};
 use crate::domain::wait_reason::WaitReason;
+use crate::fleet::pace::clear_time;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
+use crate::queue::message::decode_recorded;
+use crate::queue::{FoundMessage, SearchResult};
 
 mod facts;
-mod unrecorded;
 
 pub use facts::{FactSources, gather_facts};
 
@@ -93,7 +102,6 @@ pub struct ExplainedBlock {
     responses(
         (status = 200, description = "Also for an id that is not in the ledger", body = ExplainResponse),
         (status = 400, description = "The id is invalid", body = ErrorBody),
-        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn show(
@@ -122,8 +130,6 @@ pub async fn explain_job(sources: &FactSources<'_>, id: &JobId) -> Result<Explai
 
 fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) -> ExplainResponse {
     let text = |at: EpochMs| DatabaseTime(at.0).to_string();
-    let starts_at =
-        |turn: Duration| text(EpochMs(facts.now.0.saturating_add(i64::try_from(millis_down(turn)).unwrap_or(0))));
     let wait = facts.job.as_ref().and_then(|job| job.wait_reason.as_ref());
     ExplainResponse {
         id: id.as_str().to_owned(),
@@ -149,7 +155,7 @@ fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) 
             limit: at.limit,
             allows: at.allows,
             used: at.used,
-            starts_at: at.starts_in.map(starts_at),
+            starts_at: at.starts_in.map(|wait| text(facts.now.plus(wait))),
             starts_in_ms: at.starts_in.map(millis_down),
             start_unknown: at.start_unknown.map(str::to_owned),
             jobs_ahead: at.jobs_ahead,
@@ -163,8 +169,8 @@ fn explained_place(facts: &Facts, place: &BacklogPlace) -> ExplainedPlace {
     let position = place.before_in_flow.saturating_add(1);
     let blocked = place.block.as_ref().map(|block| {
         let left_ms = millis_up(block.left);
-        let until = facts.now.0.saturating_add(i64::try_from(left_ms).unwrap_or(i64::MAX));
-        FlowBlockOverview::new(&block.wait, DatabaseTime(until), left_ms)
+        let until = facts.now.plus(Duration::from_millis(left_ms));
+        FlowBlockOverview::new(&block.wait, DatabaseTime(until.0), left_ms)
     });
     ExplainedPlace {
         account: facts.job.as_ref().and_then(|job| job.account.clone()),
@@ -176,10 +182,128 @@ fn explained_place(facts: &Facts, place: &BacklogPlace) -> ExplainedPlace {
     }
 }
 
+/// Name of the worker that holds a payment and has not written its own name to the ledger.
+const ASKED_WORKER: &str = "that was asked";
+/// Most lanes whose queues are listed.
+const LANES_MAX: usize = 20;
+
+/// The result of the search.
+#[derive(Default)]
+struct UnrecordedJob {
+    lane: Option<ProviderName>,
+    job: Option<JobFacts>,
+    claim: Option<ClaimState>,
+    /// Messages ahead of it in its lane's queue.
+    messages_ahead: Option<u64>,
+    ready_in: Duration,
+    message_search: MessageSearch,
+}
+
+/// Searches the active jobs of the process, then the lanes' queues.
+async fn find_unrecorded(sources: &FactSources<'_>, id: &JobId) -> UnrecordedJob {
+    let here = find_active(sources, id).await;
+    let search = match sources.queue {
+        Some(queue) => timeout(QUERY_TIMEOUT, queue.find(id)).await.ok().and_then(Result::ok),
+        None => None,
+    };
+    let found = match search {
+        Some(SearchResult::Found(found)) => Some(found),
+        _ if here.is_some() => None,
+        Some(SearchResult::NotFound) => {
+            return UnrecordedJob { message_search: MessageSearch::Searched, ..UnrecordedJob::default() };
+        }
+        Some(SearchResult::Unsupported) => {
+            let lanes = timeout(QUERY_TIMEOUT, lanes(sources)).await.ok().flatten();
+            return UnrecordedJob {
+                message_search: lanes.map_or(MessageSearch::NotAsked, MessageSearch::MayHold),
+                ..UnrecordedJob::default()
+            };
+        }
+        None => return UnrecordedJob::default(),
+    };
+    let Some(lane) = here.as_ref().map(|(lane, _)| lane).or(found.as_ref().map(|found| &found.lane)).cloned() else {
+        return UnrecordedJob::default();
+    };
+    let claim = here.map(|(_, claim)| claim).or_else(|| found.as_ref().map(queued_claim));
+    UnrecordedJob {
+        job: Some(facts_from_message(found.as_ref(), &lane)),
+        claim,
+        messages_ahead: found.as_ref().map(|found| found.messages_ahead),
+        ready_in: found.map(|found| found.ready_in).unwrap_or_default(),
+        lane: Some(lane),
+        message_search: MessageSearch::NotAsked,
+    }
+}
+
+fn queued_claim(found: &FoundMessage) -> ClaimState {
+    if found.is_delivered {
+        ClaimState::AskedWorker { worker: ASKED_WORKER.to_owned(), position: None }
+    } else {
+        ClaimState::Unclaimed
+    }
+}
+
+async fn find_active(sources: &FactSources<'_>, id: &JobId) -> Option<(ProviderName, ClaimState)> {
+    let process = sources.process?;
+    for lane in process.lanes.keys() {
+        if let Some(hand) = position_in_lane(process, lane, ASKED_WORKER, id).await {
+            return Some((lane.clone(), hand));
+        }
+    }
+    None
+}
+
+/// The facts in its message; only the lane if the message is unreadable.
+fn facts_from_message(found: Option<&FoundMessage>, lane: &ProviderName) -> JobFacts {
+    let plain =
+        JobFacts { provider: lane.as_str().to_owned(), state: "waiting".to_owned(), cost: 1, ..JobFacts::default() };
+    let Some(Ok(decoded)) = found.map(|found| decode_recorded(&found.body, lane)) else { return plain };
+    let Job { account, cost, not_before, expires_at, .. } = decoded.job;
+    JobFacts {
+        account: account.map(|account| account.as_str().to_owned()),
+        cost: u32::from(cost),
+        not_before,
+        expires_at,
+        ..plain
+    }
+}
+
+/// Sets the times of the job by the ledger's clock.
+fn with_current_times(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts {
+    let wake_at = now.plus(ready_in).max(job.not_before.unwrap_or_default());
+    JobFacts { created_at: now, updated_at: now, wake_at, ..job }
+}
+
+/// The lanes whose queues have messages; `None` if the broker does not report all of them.
+async fn lanes(sources: &FactSources<'_>) -> Option<Vec<LaneQueue>> {
+    let mut held = Vec::new();
+    for row in sources.settings.providers.values().take(LANES_MAX) {
+        let ready = sources.queue?.depth(&row.name).await.ok()?.unwrap_or(0);
+        held.extend((ready > 0).then_some((row, ready)));
+    }
+    let input = match sources.collector {
+        Some(collector) => Some(collector.input().await),
+        None => None,
+    };
+    let clears = |row: &Provider| match &input {
+        // The counts may be older than the message.
+        _ if !row.enabled => ClearTime::NotWhileDisabled,
+        _ if row.paused => ClearTime::NotWhilePaused,
+        Some(input) => match clear_time(input, row) {
+            ClearTime::In(Duration::ZERO) => ClearTime::Unknown(MissingInput::Queue),
+            clears => clears,
+        },
+        None => ClearTime::Unknown(MissingInput::Worker),
+    };
+    let lane =
+        |(row, ready): (&Arc<Provider>, u64)| LaneQueue { provider: row.name.to_string(), ready, clears: clears(row) };
+    Some(held.into_iter().map(lane).collect())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::tests::start;
     use super::*;
+    use crate::ops::tests::start;
 
     #[tokio::test]
     async fn explain_needs_the_token() {

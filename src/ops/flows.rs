@@ -115,7 +115,6 @@ pub struct FlowsQuery {
         (status = 200, description = "Its largest flows, and the sums of all", body = FlowsResponse),
         (status = 400, description = "`limit` is out of range", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
-        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn show(

@@ -22,7 +22,7 @@ use utoipa::ToSchema;
 
 use super::change::SettingsChangeError;
 use crate::domain::printable::printable_json;
-use crate::ledger::operator::{ResolutionError, ResolutionRefusal};
+use crate::ledger::operator::ResolutionRefusal;
 use crate::ledger::{LedgerError, decision_input};
 use crate::queue::QueueError;
 use crate::worker::resend::ResendError;
@@ -104,15 +104,6 @@ impl From<ResolutionRefusal> for ApiError {
         match refusal {
             ResolutionRefusal::NoSuchJob => Self::not_found(refusal.to_string()),
             refusal => Self::conflict(refusal.to_string()),
-        }
-    }
-}
-
-impl From<ResolutionError> for ApiError {
-    fn from(error: ResolutionError) -> Self {
-        match error {
-            ResolutionError::Refused(refusal) => refusal.into(),
-            ResolutionError::Ledger(error) => error.into(),
         }
     }
 }

@@ -9,8 +9,9 @@ use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use utoipa::openapi::OpenApi as Description;
+use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Content, OpenApi as Description, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use super::OpsState;
@@ -33,14 +34,14 @@ use crate::ledger::fleet::DeploymentId;
         super::api::show,
         super::api::list_dead,
         super::api::show_dead,
-        super::api::resolutions::resolve,
-        super::api::resolutions::cancel,
-        super::api::resolutions::replay,
-        super::api::resolutions::discard,
-        super::api::settings::list_limits,
-        super::api::settings::pause,
-        super::api::settings::resume,
-        super::api::settings::set_limit,
+        super::api::changes::resolve,
+        super::api::changes::cancel,
+        super::api::changes::replay,
+        super::api::changes::discard,
+        super::api::changes::list_limits,
+        super::api::changes::pause,
+        super::api::changes::resume,
+        super::api::changes::set_limit,
         super::explain::show,
         super::overview::show,
         super::overview::provider,
@@ -50,7 +51,7 @@ use crate::ledger::fleet::DeploymentId;
         deployment,
         show,
     ),
-    modifiers(&TokenSecurity),
+    modifiers(&TokenSecurity, &CommonErrors),
 )]
 struct ApiDescription;
 
@@ -67,6 +68,34 @@ impl Modify for TokenSecurity {
         // Either of them; none without `ops.token`.
         let any = ["bearer", "basic"].map(|name| SecurityRequirement::new(name, none));
         description.security = Some(any.into_iter().chain([SecurityRequirement::default()]).collect());
+    }
+}
+
+/// The errors of every change: its body, what its path names, and a refusal.
+const CHANGE_ERRORS: [(&str, &str); 3] = [
+    ("400", "A field is invalid"),
+    ("404", "What the path names does not exist"),
+    ("409", "Refused; nothing was changed"),
+];
+
+/// The errors that need no line at a handler: those of every change, and a backend that is unavailable.
+struct CommonErrors;
+
+impl Modify for CommonErrors {
+    fn modify(&self, description: &mut Description) {
+        let body = Content::new(Some(Ref::from_schema_name("ErrorBody")));
+        let add = |operation: &mut Operation, (status, text): (&str, &str)| {
+            let error = ResponseBuilder::new().description(text).content("application/json", body.clone());
+            operation.responses.responses.insert(status.to_owned(), error.into());
+        };
+        for item in description.paths.paths.values_mut() {
+            if let Some(change) = &mut item.post {
+                CHANGE_ERRORS.into_iter().for_each(|error| add(change, error));
+            }
+            for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+                add(operation, ("503", "A backend is unavailable"));
+            }
+        }
     }
 }
 

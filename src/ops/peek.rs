@@ -12,8 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
 use super::json::{ApiError, ErrorBody, JsonResponse};
-use crate::domain::explain::facts::FlowBlock;
-use crate::domain::explain::{LimitWait, NextStart, NextStartInput};
+use crate::domain::explain::{FlowBlock, LimitWait, NextStart, NextStartInput};
 use crate::domain::format::{count, duration};
 use crate::domain::limit::{AppliesTo, Rule, limit_text};
 use crate::domain::names::{Identifier, InvalidName};
@@ -274,7 +273,6 @@ pub struct BacklogQuery {
         (status = 200, description = "Its limits", body = Vec<PeekedLimit>),
         (status = 400, description = "The account is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
-        (status = 503, description = "The limiter is unavailable", body = ErrorBody),
     )
 )]
 pub async fn limits(
@@ -299,7 +297,6 @@ pub async fn limits(
         (status = 200, description = "The account's payments", body = AccountBacklog),
         (status = 400, description = "The account is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
-        (status = 503, description = "The limiter is unavailable, or the database", body = ErrorBody),
     )
 )]
 pub async fn account_backlog(

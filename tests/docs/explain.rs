@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::domain::explain::facts::{
-    ClaimState, Facts, JobFacts, JobsAhead, LaneFacts, LimitUtilisation, LimiterFacts, PermitRefusal,
-    PermitRefusalReason, Rejected, RowFacts, SentRequest,
-};
 use sluicegate::domain::explain::forecast::RecentUsage;
-use sluicegate::domain::explain::{CHECKS, explain};
+use sluicegate::domain::explain::{
+    CHECKS, ClaimState, Facts, JobFacts, JobsAhead, LaneFacts, LimitUtilisation, LimiterFacts, PermitRefusal, Rejected,
+    RowFacts, SentRequest, explain,
+};
 use sluicegate::domain::permit_protocol::{CostByKind, PastUse};
 use sluicegate::domain::provider::Provider;
 use sluicegate::domain::time::EpochMs;
-use sluicegate::domain::wait_reason::{Wait, WaitReason};
+use sluicegate::domain::wait_reason::{BlockReason, Wait, WaitReason};
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ops::explain::ExplainedBlock;
 use sluicegate::worker::quotas::quota_spec;
@@ -111,8 +110,7 @@ fn blocked_at(check: &str) -> Facts {
             facts.lane = LaneFacts::Paused { cause, ends_in: second };
         }
         "limiter" => {
-            facts.limiter.block =
-                Some(PermitRefusal { reason: PermitRefusalReason::Paused, wait: second, exact: false })
+            facts.limiter.block = Some(PermitRefusal { reason: BlockReason::Paused, wait: second, exact: false })
         }
         "account" => facts.limiter.uses[1].used = 5,
         "queue" => {

@@ -4,12 +4,20 @@ use std::path::Path;
 
 use crate::page::Page;
 
-/// Names in the tables of `src/faults/mod.rs`, selected by the type beside them.
+/// The variants of an enum of `src/faults/mod.rs`, in snake case as they are read.
 fn names(of: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/faults/mod.rs");
     let text = std::fs::read_to_string(path).unwrap();
-    let rows = text.lines().filter(|line| line.contains(&format!("\", {of}::")));
-    rows.filter_map(|line| line.split('"').nth(1)).map(str::to_owned).collect()
+    let body = text.split(&format!("pub enum {of} {{\n")).nth(1).and_then(|rest| rest.split("\n}").next()).unwrap();
+    let variants = body.lines().filter_map(|line| line.trim().strip_suffix(','));
+    let snake = |name: &str| {
+        name.chars().fold(String::new(), |mut text, c| {
+            text.extend((c.is_ascii_uppercase() && !text.is_empty()).then_some('_'));
+            text.push(c.to_ascii_lowercase());
+            text
+        })
+    };
+    variants.filter(|name| !name.starts_with("///")).map(snake).collect()
 }
 
 #[test]

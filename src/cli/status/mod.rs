@@ -16,7 +16,7 @@ use crate::cli::{CommandContext, CommandError, Console, Exit, ops_client};
 use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
 use crate::fleet::workers::visible_workers;
-use crate::fleet::{Overview, OverviewInput, ProviderReconciliation, by_provider, overview};
+use crate::fleet::{Overview, OverviewInput, by_provider, overview};
 use crate::ops::{all_provider_names, pause_authors, unix_ms};
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
@@ -193,8 +193,8 @@ async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewInput, Comman
         depths,
         missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },
         backend_problems: problems,
-        workers: visible_workers(&ledger.worker_reports().await?, Duration::ZERO, None),
-        reconciliation: Some(by_provider(accounts.into_iter().map(ProviderReconciliation::from))),
+        workers: visible_workers(ledger.worker_reports().await?, Duration::ZERO, None),
+        reconciliation: Some(by_provider(accounts)),
         oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
         providers: known.providers,
         invalid_rows: known.invalid_rows,

@@ -8,9 +8,8 @@ use jiff::Timestamp;
 use crate::cli::console::{TableShape, group_thousands, render_table, width, wrap_words};
 use crate::domain::format::{count, plural};
 use crate::domain::limit::AppliesTo;
-use crate::fleet::overview::{LimitOverview, ProviderOverview};
-use crate::fleet::pace::{ClearTimeOverview, MissingSource};
-use crate::fleet::{Overview, ProviderState};
+use crate::fleet::pace::{ClearTimeOverview, LimitOverview, MissingSource};
+use crate::fleet::{Overview, ProviderOverview, ProviderState};
 
 use super::{TableColumn, render_lines};
 

@@ -1,6 +1,7 @@
 use super::*;
-use crate::fleet::{OverviewInput, ProviderReconciliation};
+use crate::fleet::OverviewInput;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::ledger::upkeep::ProviderReconciliation;
 
 fn sample_row(name: &str) -> ProviderRow {
     let limit = |name: &str, max_requests, window_ms| LimitRow {
@@ -16,7 +17,7 @@ fn sample_row(name: &str) -> ProviderRow {
 fn sample_overview() -> Overview {
     let rows = vec![sample_row("acme"), sample_row("a-provider-with-a-long-name")];
     let depths = rows.iter().map(|row| (row.name.clone(), 0)).collect();
-    let accounts = Some(crate::fleet::overview::ReconciliationByProvider::new());
+    let accounts = Some(crate::fleet::ReconciliationByProvider::new());
     let mut picture =
         crate::fleet::overview(&OverviewInput { rows, depths, reconciliation: accounts, ..OverviewInput::default() });
     let [first, second] = picture.providers.as_mut_slice() else { panic!("two rows") };
@@ -279,8 +280,8 @@ fn missing_source_is_not_shown_as_zero() {
             depths: queue.then(|| ("acme".to_owned(), 332)).into_iter().collect(),
             reconciliation: ledger.then(|| {
                 crate::fleet::by_provider([ProviderReconciliation {
-                    messages_least: 332,
-                    messages_most: 332,
+                    messages_min: 332,
+                    messages_max: 332,
                     ..account()
                 }])
             }),

@@ -43,15 +43,10 @@ pub fn after_lookup(
         LookupResult::Declined { reason } => finalize(FinalState::Declined, reason, None),
         LookupResult::Differs { reason } => finalize(FinalState::Review, reason, None),
         LookupResult::InProgress => context.repeat_until_bound(WaitReason::InProgress.into(), None),
-        LookupResult::NotFound if context.may_resend() => LookupDisposition {
-            transition: Transition::Retry {
-                after: policy.backoff.delay(1, fraction),
-                unknown: true,
-                reason: WaitReason::Resend.into(),
-            },
-            pause: None,
-            grants_resend: true,
-        },
+        LookupResult::NotFound if context.may_resend() => {
+            let next = next_lookup(policy.backoff.delay(1, fraction), WaitReason::Resend.into());
+            LookupDisposition { grants_resend: true, ..next }
+        }
         LookupResult::NotFound => {
             context.repeat_until_bound(lookup_wait("the provider does not know this payment"), None)
         }

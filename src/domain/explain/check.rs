@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::facts::{ClaimState, Facts, JobFacts, LaneFacts, SentRequest};
 use super::outlook::{NOW, Outlook, QueueView, delaying_limit, gate_position, refused_limit};
+use super::{ClaimState, Facts, JobFacts, LaneFacts, SentRequest};
 use crate::domain::format;
 use crate::domain::limit::{Algorithm, Scope, limit_text};
 use crate::domain::permit_protocol::CallKind;

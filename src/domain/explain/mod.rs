@@ -1,23 +1,26 @@
 //! Explanation of one job: the checks that it has passed, the one that blocks it, and its estimated start.
 //!
-//! Each sentence is based on a fact ([`facts`]), and each estimated start on the limiter's own state machine
-//! ([`forecast`]). A backend that could not be asked is named as unknown. The operator's next step is named as the
-//! command to type.
+//! Each sentence is based on one of the [`Facts`]: the job and everything that it may wait for, at one instant. This
+//! module does not fetch them. `ops::explain` gathers them from the ledger, the settings, the limiter and the running
+//! process. Each estimated start is based on the limiter's own state machine ([`forecast`]). A backend that could not be
+//! asked is named as unknown. The operator's next step is named as the command to type.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use self::check::{CheckResult, delayed_before, recorded, until_blocked};
-use self::facts::{Facts, JobFacts, LaneQueue, MessageSearch};
+use self::forecast::{RecentUsage, current_usage};
 use super::clear_time::ClearTime;
+use super::disposition::Resend;
 use super::format;
-use super::outcome::ACCOUNT_REFUSED;
-use super::time::EpochMs;
+use super::provider::Provider;
+use super::quota_spec::QuotaSpec;
+use super::time::{EpochMs, Micros};
+use super::wait_reason::{BlockReason, Wait, WaitReason};
 
+mod by_state;
 mod check;
-pub mod facts;
 pub mod forecast;
 mod outlook;
-mod pending;
 #[cfg(test)]
 mod tests;
 
@@ -28,11 +31,11 @@ pub use self::outlook::{LimitWait, NextStart, NextStartInput};
 pub fn explain(facts: &Facts) -> Explanation {
     match (&facts.job, &facts.unrecorded) {
         (None, None) => unrecorded(facts),
-        (None, Some(job)) => pending::explain_waiting(facts, job),
+        (None, Some(job)) => by_state::explain_waiting(facts, job),
         (Some(job), _) => match job.state.as_str() {
-            "waiting" | "unknown" => pending::explain_waiting(facts, job),
-            "sending" => pending::explain_in_flight(facts, job),
-            _ => explain_finished(facts, job),
+            "waiting" | "unknown" => by_state::explain_waiting(facts, job),
+            "sending" => by_state::explain_in_flight(facts, job),
+            _ => by_state::explain_finished(facts, job),
         },
     }
 }
@@ -92,76 +95,295 @@ fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
     }
 }
 
-fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
-    let id = &facts.id;
-    let since = facts.instant(job.updated_at);
-    let reason = match job.reason.as_deref() {
-        Some(ACCOUNT_REFUSED) if job.requests.is_empty() => ": a rule of its provider refuses its account".to_owned(),
-        Some(reason) => format!(": {reason}"),
-        None => String::new(),
-    };
-    let requests = match job.requests.len() {
-        0 => "nothing was ever sent".to_owned(),
-        requests => format!("after {}", format::count(requests as u64, "request")),
-    };
-    let by_hand = job.manual_change.as_ref().map(|change| {
-        let unquoted = change.reason.as_deref().filter(|_| !change.is_decisive);
-        let reason = unquoted.map(|reason| format!(" ({reason})")).unwrap_or_default();
-        format!("; changed by {}{reason}", change.operator)
-    });
-    let by_hand = by_hand.unwrap_or_default();
-    let what = match job.state.as_str() {
-        "succeeded" => {
-            let reference = job.reference.as_deref().map(|reference| format!(" as {reference}")).unwrap_or_default();
-            format!("charged{reference} at {since}, {requests}{reason}{by_hand}")
-        }
-        "declined" => format!("declined at {since}, {requests}{reason}{by_hand}; not charged"),
-        "expired" => {
-            format!("expired at {since}, {requests}{reason}; confirmed not charged; publish a new payment to charge")
-        }
-        "cancelled" => format!("cancelled at {since}, {requests}{reason}{by_hand}; confirmed not charged"),
-        "dead" => format!(
-            "retries exhausted at {since}, {requests}{reason}; confirmed not charged: `sluicegate dlq replay {id}` tries \
-             again, `sluicegate dlq discard {id} --yes` ends it"
-        ),
-        "review" if job.requests.is_empty() => format!(
-            "in manual review since {since}, {requests}{reason}; confirmed not charged: fix the cause, then \
-             `sluicegate jobs resolve {id} --as resend`, or end it with `--as declined`"
-        ),
-        "review" => format!(
-            "in manual review since {since}, {requests}{reason}; look at the provider, then `sluicegate jobs resolve \
-             {id} --as succeeded` (or `declined`, or `resend` if it is confirmed not charged)"
-        ),
-        other => format!("is `{other}` since {since}"),
-    };
-    let event = match job.event {
-        Some(Some(at)) => format!("; its event was published at {}", facts.instant(at)),
-        Some(None) => "; its event is not published yet".to_owned(),
-        None => String::new(),
-    };
-    let summary = format!("{what}{event}");
-    let (checks, blocked_at) = checks(facts, job, &summary);
-    Explanation { state: job.state.clone(), provider: Some(job.provider.clone()), summary, checks, blocked_at }
+/// Everything that is known about one id.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The ledger's clock.
+    pub now: EpochMs,
+    pub id: String,
+    /// `None`: the ledger has no such job.
+    pub job: Option<JobFacts>,
+    /// Fields of its message, if the ledger does not have the job yet and the message was found.
+    pub unrecorded: Option<JobFacts>,
+    /// Queues that may hold its message, if both are `None`.
+    pub message_search: MessageSearch,
+    /// Messages with this id that can never be a job; newest first.
+    pub rejected: Vec<Rejected>,
+    pub row: RowFacts,
+    pub lane: LaneFacts,
+    pub claim: ClaimState,
+    pub ahead: JobsAhead,
+    /// Its place in the backlog of its lane, where no message brings it back; `None`: it is not there.
+    pub backlog: Option<BacklogPlace>,
+    /// Why the lane's queue does not answer.
+    pub queue_problem: Option<String>,
+    pub limiter: LimiterFacts,
 }
 
-fn checks(facts: &Facts, job: &JobFacts, summary: &str) -> (Vec<JobCheck>, Option<BlockedAt>) {
-    let mut results = vec![("recorded", recorded(facts, job))];
-    let last = job.requests.last();
-    if let Some(last) = last {
-        let earlier = CHECKS.iter().skip(1).take_while(|name| **name != "sent");
-        results.extend(earlier.map(|name| {
-            let delayed = if *name == "time" { delayed_before(facts, job, last) } else { None };
-            (*name, delayed.unwrap_or_else(|| CheckResult::routine("passed for its last request")))
-        }));
-        let text = format!("request {} was sent at {}", last.number, facts.instant(last.began_at));
-        results.push(("sent", CheckResult::Passed(Some(last.began_at), text)));
+/// Result of the search for a message in the lanes' queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum MessageSearch {
+    #[default]
+    NotAsked,
+    /// All queues were searched, and none has it.
+    Searched,
+    /// The broker offers no search. These queues hold messages.
+    MayHold(Vec<LaneQueue>),
+}
+
+/// One lane's queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneQueue {
+    pub provider: String,
+    /// Ready messages in the queue.
+    pub ready: u64,
+    /// Clear time of everything that waits for the provider.
+    pub clears: ClearTime,
+}
+
+/// A job as recorded in the ledger.
+#[derive(Clone, Debug, Default)]
+pub struct JobFacts {
+    pub provider: String,
+    pub state: String,
+    /// Why it waits or ended, as a sentence.
+    pub reason: Option<String>,
+    /// Why it waits, as data.
+    pub wait_reason: Option<WaitReason>,
+    pub reference: Option<String>,
+    pub created_at: EpochMs,
+    pub updated_at: EpochMs,
+    pub wake_at: EpochMs,
+    pub not_before: Option<EpochMs>,
+    pub expires_at: Option<EpochMs>,
+    pub revived_at: Option<EpochMs>,
+    pub first_sent_at: Option<EpochMs>,
+    pub unknown_since: Option<EpochMs>,
+    pub cost: u32,
+    pub account: Option<String>,
+    /// Attempts that count.
+    pub attempts: u32,
+    pub lookups: u32,
+    pub resend: Resend,
+    /// Workers lost in a row while they held its lease and had begun no request.
+    pub lost_holders: u32,
+    pub requests: Vec<SentRequest>,
+    /// The last delay of the job.
+    pub last_delay: Option<LastDelay>,
+    /// Publication time of the event of its state; inner `None`: not published yet.
+    pub event: Option<Option<EpochMs>>,
+    /// The last change by an operator.
+    pub manual_change: Option<ManualChange>,
+}
+
+/// One request that was, or may have been, sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentRequest {
+    pub number: u32,
+    pub began_at: EpochMs,
+    pub ended_at: Option<EpochMs>,
+    pub outcome: Option<String>,
+}
+
+/// A delay before a request was sent; no worker held the job meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastDelay {
+    pub reason: Wait,
+    pub since: EpochMs,
+    /// Number of the request that followed.
+    pub request: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManualChange {
+    pub operator: String,
+    pub reason: Option<String>,
+    /// It brought the job to its present state; then the job's reason quotes this one.
+    pub is_decisive: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    pub at: EpochMs,
+    pub lane: String,
+    pub reason: String,
+    pub detail: String,
+}
+
+/// The provider's row, and what its quota allows.
+#[derive(Clone, Debug, Default)]
+pub struct RowFacts {
+    /// The validated row, or the last valid one; `None`: there is no row, or none was ever valid.
+    pub provider: Option<Arc<Provider>>,
+    /// Problems of the current row, if it is invalid.
+    pub problems: Vec<String>,
+    /// `None`: not fully known.
+    pub spec: Option<Arc<QuotaSpec>>,
+}
+
+/// State of this process's lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LaneFacts {
+    /// No process was asked.
+    #[default]
+    NotAsked,
+    /// The process that was asked has no lane for this provider.
+    Absent,
+    Running,
+    /// Takes no more jobs; active jobs continue.
+    IntakePaused {
+        cause: Wait,
+        ends_in: Duration,
+    },
+    /// Takes no jobs and sends nothing.
+    Paused {
+        cause: Wait,
+        ends_in: Duration,
+    },
+    /// The circuit breaker is open: one job at a time is sent.
+    Probing {
+        cause: String,
+    },
+}
+
+/// Which worker holds the job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ClaimState {
+    #[default]
+    Unclaimed,
+    /// Held by a worker that was not asked.
+    OtherWorker { worker: String },
+    /// Held by the worker that was asked, in its leaky bucket.
+    AwaitingEgress { worker: String, position: EgressPosition },
+    /// Held by the worker that was asked, in the gate's wait queue or between two steps.
+    AskedWorker { worker: String, position: Option<GatePosition> },
+}
+
+/// A job's position in the leaky bucket of its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EgressPosition {
+    /// Jobs ahead in the bucket and in the gate's wait queue.
+    pub before: u64,
+    /// Time from now until it leaves the bucket.
+    pub leaves_in: Duration,
+}
+
+/// A job's position in the gate's wait queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatePosition {
+    pub before: u64,
+    pub cost_before: u64,
+    pub refused: Option<PermitRefusal>,
+    /// A limit of its own account, reference or kind of call refused it.
+    pub by_own_limit: bool,
+}
+
+/// Reason and wait of a gate that grants no permit, to all jobs or to one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PermitRefusal {
+    pub reason: BlockReason,
+    /// Measured from now.
+    pub wait: Duration,
+    /// Whether a permit starts exactly then.
+    pub exact: bool,
+}
+
+/// Jobs that are served before this one, by the ledger and the lane's queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct JobsAhead {
+    /// Open jobs that are due earlier or more urgent, and messages in the lane's queue that the ledger does not have
+    /// yet.
+    pub jobs: u64,
+    pub cost: u64,
+    /// Active jobs of the quota that have no request in flight.
+    pub active: u64,
+    /// Ready messages in the lane's queue; `None`: the broker did not report them.
+    pub ready: Option<u64>,
+    /// Workers that send jobs of the quota.
+    pub workers: u32,
+}
+
+/// A job's place among the jobs of its flow: those of its account and its priority that wait in the backlog.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BacklogPlace {
+    /// `None`: its outcome is unknown.
+    pub priority: Option<u8>,
+    pub before_in_flow: u64,
+    /// Jobs of its flow, this one included.
+    pub waiting_in_flow: u64,
+    /// Other jobs of its account that are expected to be sent before it: active ones, and more urgent ones.
+    pub account_ahead: u64,
+    pub block: Option<FlowBlock>,
+    /// Recent usage of its account by the ledger; `None`: not known.
+    pub account_usage: Option<RecentUsage>,
+}
+
+/// A block of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowBlock {
+    pub wait: Wait,
+    /// Time from now until it ends.
+    pub left: Duration,
+}
+
+/// Reports of the limiter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimiterFacts {
+    /// Reason why the limiter cannot be asked.
+    pub unavailable: Option<String>,
+    /// Usage and capacity of each limit. Empty if the limiter could not be asked.
+    pub uses: Vec<LimitUtilisation>,
+    /// Block of this process's gate, for all jobs.
+    pub block: Option<PermitRefusal>,
+    /// Recent usage of the quota by the ledger; `None`: not known.
+    pub recent_usage: Option<RecentUsage>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitUtilisation {
+    pub name: String,
+    pub used: u64,
+    pub capacity: u64,
+}
+
+impl Facts {
+    /// Usage of a limit, as the limiter reports it, else by the ledger.
+    pub fn used(&self, limit: &str) -> Option<u64> {
+        let reported = self.limiter.uses.iter().find(|usage| usage.name == limit).map(|usage| usage.used);
+        reported.or_else(|| {
+            let (spec, past) = (self.row.spec.as_ref()?, self.limiter.recent_usage.as_ref()?);
+            let uses = current_usage(spec, self.now_micros(), past);
+            uses.into_iter().find(|(index, _)| spec.limit_name(*index) == limit).map(|(_, used)| used)
+        })
     }
-    let outcome = if job.state == "review" {
-        CheckResult::blocked("outcome", summary)
-    } else {
-        CheckResult::Passed(Some(job.updated_at), job.state.clone())
-    };
-    results.push(("outcome", outcome));
-    let (checks, blocked) = until_blocked(results);
-    (checks, blocked.map(|(at, _)| at))
+
+    /// The ledger's clock in the limiter's unit.
+    pub fn now_micros(&self) -> Micros {
+        Micros(u64::try_from(self.now.0).unwrap_or(0).saturating_mul(1_000))
+    }
+
+    /// Time from now to an instant; zero if it has passed.
+    pub fn until(&self, at: EpochMs) -> Duration {
+        Duration::from_millis(u64::try_from(at.0.saturating_sub(self.now.0)).unwrap_or(0))
+    }
+
+    /// Time from an instant to now; zero if it lies ahead.
+    pub fn since(&self, at: EpochMs) -> Duration {
+        Duration::from_millis(u64::try_from(self.now.0.saturating_sub(at.0)).unwrap_or(0))
+    }
+
+    /// Whether the job waits in a delay queue, or only in the ledger, until its wake time. In the backlog, what blocks
+    /// its flow counts instead.
+    pub fn is_delayed(&self, job: &JobFacts) -> bool {
+        self.claim == ClaimState::Unclaimed && self.backlog.is_none() && job.wake_at > self.now
+    }
+
+    /// `14:03:21 UTC (in 12.4 s)`.
+    pub fn instant(&self, at: EpochMs) -> String {
+        format::instant(at, self.now)
+    }
+
+    pub fn instant_in(&self, wait: Duration) -> String {
+        self.instant(self.now.plus(wait))
+    }
 }

@@ -7,14 +7,12 @@
 
 use std::time::Duration;
 
-use super::facts::{
-    BacklogPlace, ClaimState, Facts, FlowBlock, GatePosition, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason,
-};
 use super::forecast::{ForecastInput, forecast_start};
+use super::{BacklogPlace, ClaimState, Facts, FlowBlock, GatePosition, JobFacts, LaneFacts, PermitRefusal};
 use crate::domain::limit::{Rule, Scope};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota_spec::QuotaSpec;
-use crate::domain::wait_reason::WaitReason;
+use crate::domain::wait_reason::{BlockReason, WaitReason};
 
 /// Why there is no estimate without a process.
 const UNASKED: &str = "no running worker was asked";
@@ -140,7 +138,7 @@ pub fn gate_position(facts: &Facts) -> Option<&GatePosition> {
 
 pub fn refused_limit(refused: Option<&PermitRefusal>) -> Option<(&str, &PermitRefusal)> {
     refused.and_then(|refused| match &refused.reason {
-        PermitRefusalReason::Limit(name) => Some((name.as_str(), refused)),
+        BlockReason::Limit(name) => Some((name.as_str(), refused)),
         _ => None,
     })
 }

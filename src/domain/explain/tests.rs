@@ -1,7 +1,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::facts::*;
 use super::forecast::RecentUsage;
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
@@ -11,7 +10,6 @@ use crate::domain::provider::{
     JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown, WhenNotFound,
 };
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
-use crate::domain::wait_reason::{Wait, WaitReason};
 
 mod backlog;
 mod positions;
@@ -144,11 +142,8 @@ fn limit_shows_usage_start_and_jobs_ahead() {
 
     // In the gate's wait queue the count is exact, and for the first job the announced instant is the start.
     let at_gate = |before: u64| {
-        let refused = PermitRefusal {
-            reason: PermitRefusalReason::Limit("per-minute".to_owned()),
-            wait: ms(12_000),
-            exact: true,
-        };
+        let refused =
+            PermitRefusal { reason: BlockReason::Limit("per-minute".to_owned()), wait: ms(12_000), exact: true };
         let position = GatePosition { before, cost_before: before, refused: Some(refused), by_own_limit: false };
         changed(|facts| facts.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: Some(position) })
     };
@@ -247,9 +242,9 @@ fn every_state_and_blocker_is_described() {
             "sends nothing until 14:03:21 UTC (in 1 s): the provider is down",
         ),
         (Box::new(|f| f.lane = LaneFacts::Probing { cause: "down".to_owned() }), "lane", "one payment at a time"),
-        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::Cold)), "limiter", "starts cold"),
-        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::Paused)), "limiter", "stripe asked for a pause"),
-        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::StaleSettings)), "limiter", "newer settings"),
+        (Box::new(|f| f.limiter.block = blocked(BlockReason::Cold)), "limiter", "starts cold"),
+        (Box::new(|f| f.limiter.block = blocked(BlockReason::Paused)), "limiter", "stripe asked for a pause"),
+        (Box::new(|f| f.limiter.block = blocked(BlockReason::StaleSettings)), "limiter", "newer settings"),
         (
             Box::new(|f| f.limiter.unavailable = other("limiter store unavailable: connection refused")),
             "limiter",

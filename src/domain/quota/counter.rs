@@ -2,12 +2,10 @@
 //!
 //! A counter does not know other limits. Acquiring from several limits or from none is the work of [`super::grant`].
 
-use super::bucket::{AHEAD_MAX_US, Bucket};
+use super::cells::{AHEAD_MAX_US, Bucket, FixedWindowCounter, UseLog};
 use super::counters::{FreeSlots, LedgerUsage};
 use super::coverage::UncountedUses;
-use super::log::UseLog;
 use super::start_spread::StartSpreader;
-use super::window::FixedWindowCounter;
 use crate::domain::permit_protocol::SlotInstant;
 use crate::domain::quota_spec::{CounterKind, CounterSpec};
 

@@ -17,19 +17,16 @@ use super::provider::BOOKING_HORIZON;
 use super::quota_spec::{QuotaSpec, padded_us};
 use super::time::{Micros, micros_down, micros_up};
 
-mod bucket;
+mod cells;
 #[cfg(test)]
 mod concurrency_tests;
 mod counter;
 mod counters;
 mod coverage;
 mod grant;
-mod log;
 mod start_spread;
 #[cfg(test)]
 mod tests;
-mod usage;
-mod window;
 
 use counters::{CallSubjects, Counters, InFlightCost, LedgerUsage, SubjectCounters, select_subjects};
 use coverage::{UncountedUses, UsageCoverage};

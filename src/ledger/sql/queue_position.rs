@@ -11,10 +11,11 @@ use super::engine::args;
 use super::result::{FromRow, from_row, read_or_log};
 use super::texts;
 use super::upkeep::OPEN;
+use crate::domain::explain::Rejected;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{BacklogPosition, FlowStatus, JobProgress, LedgerQueuePosition, Rejection};
+use crate::ledger::backlog::{BacklogPosition, FlowStatus, JobProgress, LedgerQueuePosition};
 use crate::ledger::database::Database;
 
 static NOW: Template = Template::new("SELECT {now_ms} AS now_ms");
@@ -110,7 +111,7 @@ impl Database {
 }
 
 from_row!(row => JobProgress { lookups, resend, lost_holders, unknown_since });
-from_row!(row => Rejection { at, lane, reason, detail });
+from_row!(row => Rejected { at, lane, reason, detail });
 
 /// The place of a job: its flow, and the jobs before it.
 pub struct JobPlace {

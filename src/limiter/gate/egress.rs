@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::domain::leaky_bucket::LeakyBucket;
+use crate::domain::egress::LeakyBucket;
 
 /// What a job waits for besides its permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,6 +33,7 @@ mod unpersisted;
 mod wait_queue;
 
 pub use self::core::RELEASE_DELAY;
+pub use crate::domain::wait_reason::BlockReason;
 pub use block::RETRY_PAUSE_MIN;
 pub use egress::{EgressPosition, EgressRequest, EgressRule, LaneEgress};
 pub(crate) use pending_call::{GrantedSlots, PendingCall, PendingRelease};
@@ -72,31 +73,6 @@ pub enum RefusalScope {
     /// Every charge; look-ups may pass.
     Charges,
     All,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BlockReason {
-    /// The named limit has no slot.
-    Limit(String),
-    /// The limiter state is cold: it grants nothing until earlier requests cannot count any more, or it is rebuilt.
-    Cold,
-    /// A limit does not know its past uses yet; the ledger is queried.
-    NeedsHistory,
-    /// The provider named a wait.
-    Paused,
-    StoreUnavailable(String),
-    /// The store has newer settings than this process.
-    StaleSettings,
-    /// The job's cost is above what the named limit admits at once, so no window can ever admit it.
-    Oversized {
-        limit: String,
-        max_cost: u32,
-    },
-    /// An operator's rule stops this account.
-    AccountBlocked {
-        account: String,
-    },
-    Stopping,
 }
 
 /// A job's request for a permit.

@@ -9,8 +9,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::wait_queue::{CountingScope, RequestBatch};
-use crate::domain::permit_protocol::{LimiterCall, LimiterReply, PermitRelease, ReleaseKind};
-use crate::domain::permit_release::{self, EndedPermit};
+use crate::domain::permit_protocol::{
+    EndedPermit, LimiterCall, LimiterReply, PermitRelease, ReleaseKind, group_releases,
+};
 use crate::domain::quota_spec::QuotaSpec;
 
 /// Smallest number of permits and releases in one call after which the next call is delayed.
@@ -94,7 +95,7 @@ pub(super) fn permit_releases(pending: &[PendingRelease], spec: &QuotaSpec, sent
         };
         EndedPermit { call: *call, holder: scope, cost: *cost, release_kind }
     });
-    permit_release::group_releases(ended, |scope| (scope.kind, scope.subjects_to_release(spec)))
+    group_releases(ended, |scope| (scope.kind, scope.subjects_to_release(spec)))
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::domain::booking_ahead::BookingAhead;
-use crate::domain::persist_window::{AimdWindow, PersistSample};
+use crate::domain::persist_window::{AimdWindow, BookingAhead, PersistSample};
 
 /// The gate asks only when at least one part in so many of the window is free; else each permit would cost a call.
 const FREE_PART_MIN: u32 = 4;

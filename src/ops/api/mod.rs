@@ -14,17 +14,15 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::OpsState;
-use super::guard::ApiCaller;
 use super::json::{ApiError, ErrorBody, JsonResponse};
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::database::Database;
-use crate::ledger::operator::{Actor, JobDetails, JobFilter, JobPage, LIST_MAX, ResolutionRefusal, STATES};
+use crate::ledger::operator::{JobDetails, JobFilter, JobPage, LIST_MAX, ResolutionRefusal, STATES};
 use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
-pub mod resolutions;
-pub mod settings;
+pub mod changes;
 #[cfg(test)]
 pub mod tests;
 
@@ -46,21 +44,16 @@ pub fn routes() -> Router<OpsState> {
     Router::new()
         .route("/api/v1/jobs", get(list))
         .route("/api/v1/jobs/{id}", get(show))
-        .route("/api/v1/jobs/{id}/resolve", post(resolutions::resolve))
-        .route("/api/v1/jobs/{id}/cancel", post(resolutions::cancel))
+        .route("/api/v1/jobs/{id}/resolve", post(changes::resolve))
+        .route("/api/v1/jobs/{id}/cancel", post(changes::cancel))
         .route("/api/v1/dlq", get(list_dead))
         .route("/api/v1/dlq/{id}", get(show_dead))
-        .route("/api/v1/dlq/{id}/replay", post(resolutions::replay))
-        .route("/api/v1/dlq/{id}/discard", post(resolutions::discard))
-        .route("/api/v1/limits", get(settings::list_limits))
-        .route("/api/v1/providers/{name}/pause", post(settings::pause))
-        .route("/api/v1/providers/{name}/resume", post(settings::resume))
-        .route("/api/v1/providers/{name}/limits/{limit}", post(settings::set_limit))
-}
-
-/// The actor for the audit.
-fn actor(caller: &ApiCaller, because: Option<String>) -> Actor {
-    Actor { os_user: caller.name(), program: Some(PROGRAM), reason: because }
+        .route("/api/v1/dlq/{id}/replay", post(changes::replay))
+        .route("/api/v1/dlq/{id}/discard", post(changes::discard))
+        .route("/api/v1/limits", get(changes::list_limits))
+        .route("/api/v1/providers/{name}/pause", post(changes::pause))
+        .route("/api/v1/providers/{name}/resume", post(changes::resume))
+        .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
 }
 
 /// Filters of the list of payments; a payment must match all of them.
@@ -145,7 +138,6 @@ fn parse_job_id(id: String) -> Result<JobId, ApiError> {
     responses(
         (status = 200, description = "A page", body = JobPage),
         (status = 400, description = "A parameter is invalid", body = ErrorBody),
-        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn list(
@@ -169,7 +161,6 @@ async fn list_page(ops: &OpsState, which: JobQuery) -> Result<JsonResponse<JobPa
     responses(
         (status = 200, description = "The payment", body = JobDetails),
         (status = 404, description = "There is no such payment", body = ErrorBody),
-        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
@@ -186,7 +177,6 @@ pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result
     responses(
         (status = 200, description = "A page", body = JobPage),
         (status = 400, description = "A parameter is invalid", body = ErrorBody),
-        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn list_dead(
@@ -205,7 +195,6 @@ pub async fn list_dead(
     responses(
         (status = 200, description = "The payment", body = JobDetails),
         (status = 404, description = "There is no such payment, or it is not dead", body = ErrorBody),
-        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn show_dead(ops: State<OpsState>, id: Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {

@@ -8,27 +8,25 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::unrecorded::{self, UnrecordedJob};
-use crate::domain::explain::facts::{
-    BacklogPlace, ClaimState, EgressPosition, Facts, FlowBlock, GatePosition, JobFacts, JobsAhead, LaneFacts,
-    LastDelay, LimitUtilisation, LimiterFacts, ManualChange, PermitRefusal, PermitRefusalReason, Rejected, RowFacts,
-    SentRequest,
-};
+use super::{UnrecordedJob, find_unrecorded, with_current_times};
 use crate::domain::explain::forecast::RecentUsage;
+use crate::domain::explain::{
+    BacklogPlace, ClaimState, EgressPosition, Facts, FlowBlock, GatePosition, JobFacts, JobsAhead, LaneFacts,
+    LastDelay, LimitUtilisation, LimiterFacts, ManualChange, PermitRefusal, RowFacts, SentRequest,
+};
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::PastUse;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{QuotaSpec, SubjectQuery};
 use crate::domain::time::EpochMs;
-use crate::domain::wait_reason::{Wait, WaitReason};
+use crate::domain::wait_reason::{BlockReason, Wait, WaitReason};
 use crate::fleet::report::{LaneState, LaneStatus, ReportedPause};
-use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogPosition, LedgerQueuePosition};
 use crate::ledger::database::Database;
 use crate::ledger::operator::{DatabaseTime, JobDetails};
+use crate::ledger::{LedgerError, RecentUses};
 use crate::limiter::Limiter;
-use crate::limiter::gate::BlockReason;
 use crate::ops::OverviewCollector;
 use crate::queue::{Queue, QueueError};
 use crate::worker::quotas::quota_spec;
@@ -55,7 +53,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
     let details = sources.ledger.job_details(id).await?;
     let search = match &details {
         Some(_) => UnrecordedJob::default(),
-        None => unrecorded::find_unrecorded(sources, id).await,
+        None => find_unrecorded(sources, id).await,
     };
     let provider = details.as_ref().map(|details| details.line.provider.as_str());
     let name = provider.and_then(|name| ProviderName::new(name).ok()).or(search.lane);
@@ -88,7 +86,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
     let gate = sources.process.and_then(|process| process.gates.get(name.as_ref()?).cloned());
     limiter.block = gate.and_then(|gate| {
         let block = gate.view().borrow().block.clone();
-        block.map(|(by, until)| permit_refusal(&by, until, false))
+        block.map(|(by, until)| permit_refusal(by, until, false))
     });
     let lane = match (sources.process, &name) {
         (Some(process), Some(name)) => lane_facts(process, name),
@@ -107,11 +105,11 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
     Ok(Facts {
         now,
         id: id.as_str().to_owned(),
-        rejected: position.rejected.iter().map(rejected_message).collect(),
+        rejected: position.rejected.clone(),
         ahead: before,
         backlog,
         queue_problem,
-        unrecorded: search.job.map(|job| unrecorded::with_current_times(job, search.ready_in, now)),
+        unrecorded: search.job.map(|job| with_current_times(job, search.ready_in, now)),
         message_search: search.message_search,
         job: details.map(|details| job_facts(details, &position)),
         row,
@@ -178,25 +176,14 @@ pub async fn position_in_lane(
     let place = GatePosition {
         before: place.jobs_ahead,
         cost_before: place.cost_ahead,
-        refused: place.block.map(|(by, until, exact)| permit_refusal(&by, until, exact)),
+        refused: place.block.map(|(by, until, exact)| permit_refusal(by, until, exact)),
         by_own_limit: place.is_own_limit,
     };
     Some(ClaimState::AskedWorker { worker: worker.to_owned(), position: Some(place) })
 }
 
-fn permit_refusal(by: &BlockReason, until: Instant, exact: bool) -> PermitRefusal {
-    let by = match by {
-        BlockReason::Limit(name) => PermitRefusalReason::Limit(name.clone()),
-        BlockReason::Cold => PermitRefusalReason::Cold,
-        BlockReason::NeedsHistory => PermitRefusalReason::NeedsHistory,
-        BlockReason::Paused => PermitRefusalReason::Paused,
-        BlockReason::StoreUnavailable(why) => PermitRefusalReason::StoreUnavailable(why.clone()),
-        BlockReason::StaleSettings => PermitRefusalReason::StaleSettings,
-        BlockReason::Oversized { .. } => PermitRefusalReason::Oversized,
-        BlockReason::AccountBlocked { .. } => PermitRefusalReason::Blocked,
-        BlockReason::Stopping => PermitRefusalReason::Stopping,
-    };
-    PermitRefusal { reason: by, wait: until.saturating_duration_since(Instant::now()), exact }
+fn permit_refusal(reason: BlockReason, until: Instant, exact: bool) -> PermitRefusal {
+    PermitRefusal { reason, wait: until.saturating_duration_since(Instant::now()), exact }
 }
 
 /// The limiter's usage, and the quota's recent usage by the ledger.
@@ -223,15 +210,23 @@ async fn limiter(
             Err(_) => facts.unavailable = Some("no answer in time".to_owned()),
         }
     }
-    match timeout(QUERY_TIMEOUT, sources.ledger.recent_uses(&spec.quota, spec.lookback())).await {
-        Err(_) => tracing::debug!("no estimated start: the ledger did not return the recent usage in time"),
-        Ok(Ok(uses)) => {
-            let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
-            facts.recent_usage = Some(RecentUsage { ended, in_flight: uses.open, hold: hold.unwrap_or_default() });
-        }
-        Ok(Err(error)) => tracing::debug!(%error, "no estimated start: the ledger could not return the usage"),
-    }
+    facts.recent_usage = recent_usage(sources.ledger.recent_uses(&spec.quota, spec.lookback()), hold).await;
     facts
+}
+
+/// Recent usage by the ledger; `None`: it did not return it.
+async fn recent_usage(
+    asked: impl Future<Output = Result<RecentUses, LedgerError>>,
+    hold: Option<Duration>,
+) -> Option<RecentUsage> {
+    let answer = timeout(QUERY_TIMEOUT, asked).await.map_err(|_| "no answer in time".to_owned());
+    let answer = answer.and_then(|answer| answer.map_err(|error| error.to_string()));
+    let uses = answer.inspect_err(|problem| {
+        tracing::debug!(problem, "no estimated start: the ledger could not return the recent usage");
+    });
+    let RecentUses { ended, open, .. } = uses.ok()?;
+    let ended = ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
+    Some(RecentUsage { ended, in_flight: open, hold: hold.unwrap_or_default() })
 }
 
 /// The place of a job in the backlog, with the usage of its account if a limit counts it.
@@ -270,21 +265,11 @@ async fn account_usage(
     let within = counters.iter().filter(|counter| !counter.shadow).map(|counter| counter.window_us).max()?;
     let (scope, within) = (Scope::Account, Duration::from_micros(within));
     let asked = SubjectQuery { scope, names: vec![name.to_owned()], within };
-    match timeout(QUERY_TIMEOUT, sources.ledger.recent_subject_uses(&spec.quota, &asked)).await {
-        Ok(Ok(mut uses)) => {
-            let uses = uses.remove(name).unwrap_or_default();
-            let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
-            Some(RecentUsage { ended, in_flight: uses.open, hold: hold.unwrap_or_default() })
-        }
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "no estimated start: the ledger could not return the account's usage");
-            None
-        }
-        Err(_) => {
-            tracing::debug!("no estimated start: the ledger did not return the account's usage in time");
-            None
-        }
-    }
+    let of_account = async {
+        let mut uses = sources.ledger.recent_subject_uses(&spec.quota, &asked).await?;
+        Ok(uses.remove(name).unwrap_or_default())
+    };
+    recent_usage(of_account, hold).await
 }
 
 /// The ready messages in a lane's queue, or why the queue does not answer.
@@ -309,11 +294,6 @@ fn jobs_ahead(position: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
         ready,
         workers: position.workers,
     }
-}
-
-fn rejected_message(rejection: &crate::ledger::backlog::Rejection) -> Rejected {
-    let crate::ledger::backlog::Rejection { at, lane, reason, detail } = rejection.clone();
-    Rejected { at: EpochMs(at.0), lane, reason, detail }
 }
 
 fn job_facts(details: JobDetails, position: &LedgerQueuePosition) -> JobFacts {

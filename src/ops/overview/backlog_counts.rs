@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::sources::{FAILURE_TTL, QueryCost, QueryResult};
-use crate::fleet::ProviderReconciliation;
+use crate::ledger::upkeep::ProviderReconciliation;
 
 /// A count is kept for at least this time, and for [`COST_FACTOR`] times its duration.
 const TTL_MIN: Duration = Duration::from_secs(1);

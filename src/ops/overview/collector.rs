@@ -16,19 +16,19 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, QueueDepths};
-use super::history::{HistoryPoint, OverviewHistory};
 use super::sources::{CachedSource, CachedValue, QueryResult, VersionedSource};
 use super::sources::{query_concurrently, split_results};
-use super::{HISTORY_MAX_S, pause_authors};
+use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, pause_authors};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::fleet::backlog::PaymentCount;
 use crate::fleet::report::problem_with_name;
 use crate::fleet::workers::visible_workers;
-use crate::fleet::{Overview, OverviewInput, ProviderReconciliation, by_provider, overview};
+use crate::fleet::{Overview, OverviewInput, by_provider, overview};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::StoredReport;
 use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::{LimitStatus, Limiter};
 use crate::queue::Queue;
 use crate::worker::quotas::quota_specs;
@@ -253,7 +253,7 @@ impl OverviewCollector {
             paused_by,
             providers: known.providers.clone(),
             invalid_rows: known.invalid_rows.clone(),
-            workers: visible_workers(&stored_reports, reports.age, reports.outage),
+            workers: visible_workers(stored_reports, reports.age, reports.outage),
             reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
             recent_per_s: self.history.lock().recent_per_s(),
@@ -332,10 +332,8 @@ impl OverviewCollector {
     }
 
     async fn query_jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {
-        let accounts = self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
-        accounts
-            .map(|all| all.into_iter().map(ProviderReconciliation::from).collect())
-            .map_err(|error| error.to_string())
+        let counted = self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
+        counted.map_err(|error| error.to_string())
     }
 
     async fn query_depths(&self, names: &[ProviderName]) -> QueryResult<QueueDepths> {

@@ -3,10 +3,10 @@
 //!
 //! The data come from the [`OverviewCollector`], which queries each source once for all readers. While a backend is
 //! unavailable its figures are missing, with a warning; the response is no error. Every process has its own lanes, with
-//! their own circuit breakers and pauses. The reconciliation does not read the whole ledger: finished jobs are compared
+//! their own circuit breakers and pauses. The history of a provider has a point each two seconds, in memory only. The reconciliation does not read the whole ledger: finished jobs are compared
 //! with their events only if they finished recently.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use axum::Router;
@@ -21,24 +21,22 @@ use super::OpsState;
 use super::json::{ApiError, ErrorBody, JsonResponse};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_down;
-use crate::fleet::ProviderReconciliation;
-use crate::fleet::overview::{Overview, ProviderOverview};
 use crate::fleet::report::{LaneState, WaitHistogram};
 use crate::fleet::workers::{DecisionOverview, WorkerOverview, permit_waits, recent_decisions};
+use crate::fleet::{Overview, ProviderOverview};
 use crate::ledger::database::Database;
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
 use crate::ledger::settings::AuditedChange;
+use crate::ledger::upkeep::ProviderReconciliation;
 use crate::worker::lane_control::LaneControl;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
 mod backlog_counts;
 mod collector;
-mod history;
 mod sources;
 
 pub use collector::{OverviewCollector, OverviewSnapshot, OverviewSources, all_provider_names, unix_ms};
-pub use history::HistoryPoint;
 
 /// Length of the history, in seconds.
 const HISTORY_MAX_S: u64 = 15 * 60;
@@ -225,15 +223,13 @@ fn lane_overviews(lanes: &BTreeMap<ProviderName, Arc<LaneControl>>) -> Vec<LaneO
     tag = "jobs",
     responses(
         (status = 200, description = "One reconciliation per provider", body = Vec<ProviderReconciliation>),
-        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn reconciliation(
     State(state): State<OpsState>,
 ) -> Result<JsonResponse<Vec<ProviderReconciliation>>, ApiError> {
     let counted = state.operator_context.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
-    let counted = counted.map_err(ApiError::unavailable)?;
-    Ok(JsonResponse(counted.into_iter().map(ProviderReconciliation::from).collect()))
+    counted.map(JsonResponse).map_err(ApiError::unavailable)
 }
 
 impl From<AuditedChange> for ChangeOverview {
@@ -259,6 +255,96 @@ pub async fn pause_authors(ledger: &Database, rows: &[ProviderRow]) -> BTreeMap<
         words.extend(who.map(|who| (row.name.clone(), who)));
     }
     words
+}
+
+/// Points per provider in the history of all workers: fifteen minutes, in memory only. A restart clears it.
+const POINTS_MAX: usize = 450;
+/// Points for the recent rate of a backlog: at most five minutes, at least one. Limits on accounts release jobs in
+/// bursts, so ten seconds are too short.
+const RECENT_POINTS_MAX: usize = 150;
+const RECENT_POINTS_MIN: usize = 30;
+
+/// The figures of one provider at one instant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct HistoryPoint {
+    pub at: String,
+    /// `null` if it is unknown.
+    pub rate_per_s: Option<f64>,
+    pub limit_per_s: Option<f64>,
+    /// `null` if only a lower bound is known.
+    pub waiting: Option<u64>,
+    /// 429s to requests with a permit since the previous point.
+    pub throttled: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct OverviewHistory {
+    providers: BTreeMap<String, ProviderHistory>,
+    /// Of the last overview that was recorded.
+    last_at: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct ProviderHistory {
+    points: VecDeque<HistoryPoint>,
+    throttled_total: Option<u64>,
+}
+
+impl OverviewHistory {
+    /// Whether the overview is later than the last recorded one.
+    pub fn is_later(&self, overview: &Overview) -> bool {
+        self.last_at.as_ref().is_none_or(|last_at| *last_at < overview.at)
+    }
+
+    /// Records a point of each provider, and drops providers that no longer exist.
+    pub fn record(&mut self, overview: &Overview) {
+        self.last_at = Some(overview.at.clone());
+        self.providers.retain(|name, _| overview.providers.iter().any(|provider| provider.name == *name));
+        for provider in &overview.providers {
+            let ring = self.providers.entry(provider.name.clone()).or_default();
+            let refused = provider.refused_by_provider;
+            // When a worker ends, its count is gone. Then the sum is lower, and no new 429 is known.
+            let throttled =
+                ring.throttled_total.zip(refused).map_or(0, |(before, refused)| refused.saturating_sub(before));
+            ring.throttled_total = refused.or(ring.throttled_total);
+            if ring.points.len() == POINTS_MAX {
+                ring.points.pop_front();
+            }
+            ring.points.push_back(HistoryPoint {
+                at: overview.at.clone(),
+                rate_per_s: provider.rate_per_s,
+                limit_per_s: provider.limit_per_s,
+                waiting: (!provider.waiting_is_at_least).then_some(provider.waiting),
+                throttled,
+            });
+        }
+    }
+
+    /// Requests per second over the last minutes with a backlog, without a break. Providers without enough points are
+    /// left out.
+    pub fn recent_per_s(&self) -> BTreeMap<String, f64> {
+        let lately = |(name, ring): (&String, &ProviderHistory)| Some((name.clone(), lately_per_s(ring)?));
+        self.providers.iter().filter_map(lately).collect()
+    }
+
+    /// The last `count` points, oldest first.
+    pub fn last_points(&self, provider: &str, count: usize) -> Vec<HistoryPoint> {
+        let Some(ring) = self.providers.get(provider) else { return Vec::new() };
+        let skipped = ring.points.len().saturating_sub(count);
+        ring.points.iter().skip(skipped).cloned().collect()
+    }
+}
+
+fn lately_per_s(ring: &ProviderHistory) -> Option<f64> {
+    let busy = ring
+        .points
+        .iter()
+        .rev()
+        .take(RECENT_POINTS_MAX)
+        .take_while(|point| point.waiting.is_none_or(|waiting| waiting > 0));
+    let rates = busy.filter_map(|point| point.rate_per_s);
+    let (sum, points) = rates.fold((0.0, 0_u32), |(sum, points), rate_per_s| (sum + rate_per_s, points + 1));
+    (points as usize >= RECENT_POINTS_MIN).then(|| sum / f64::from(points))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
+use crate::fleet::{OverviewInput, overview};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::WorkerReport;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
@@ -161,4 +162,44 @@ async fn paused_lane_shows_cause_and_end() {
          "ends_in_ms": null},
     ]);
     assert_eq!(overviews, wanted);
+}
+
+fn overview_with_throttled(refused: u64, names: &[&str]) -> Overview {
+    let row = |name: &&str| ProviderRow { name: (*name).to_owned(), ..ProviderRow::default() };
+    let mut overview = overview(&OverviewInput { rows: names.iter().map(row).collect(), ..OverviewInput::default() });
+    overview.providers.iter_mut().for_each(|provider| provider.refused_by_provider = Some(refused));
+    overview
+}
+
+#[test]
+fn history_is_bounded_and_counts_new_throttles() {
+    let mut history = OverviewHistory::default();
+    for refused in [5, 5, 7, 2, 3] {
+        history.record(&overview_with_throttled(refused, &["acme", "bolt"]));
+    }
+    let throttled: Vec<u64> = history.last_points("acme", 9).iter().map(|point| point.throttled).collect();
+    assert_eq!(throttled, [0, 0, 2, 0, 1]);
+    assert_eq!(history.last_points("acme", 2).len(), 2);
+    for _ in 0..500 {
+        history.record(&overview_with_throttled(3, &["acme"]));
+    }
+    assert_eq!((history.last_points("acme", 9_999).len(), history.last_points("bolt", 9).len()), (POINTS_MAX, 0));
+}
+
+#[test]
+fn recent_rate_needs_one_minute_of_backlog() {
+    let mut history = OverviewHistory::default();
+    let mut enter = |points: usize, waiting, rate_per_s| {
+        let mut overview = overview_with_throttled(0, &["acme"]);
+        (overview.providers[0].waiting, overview.providers[0].rate_per_s) = (waiting, Some(rate_per_s));
+        overview.providers[0].waiting_is_at_least = false;
+        (0..points).for_each(|_| history.record(&overview));
+        history.recent_per_s().get("acme").copied()
+    };
+    assert_eq!(enter(100, 0, 9.0), None);
+    assert_eq!(enter(RECENT_POINTS_MIN - 1, 5, 0.0), None);
+    // One burst, and nothing for the rest of the minute.
+    assert_eq!(enter(1, 5, 3.0), Some(0.1));
+    assert_eq!(enter(1, 0, 3.0), None, "nothing waits any more");
+    assert_eq!(enter(2 * RECENT_POINTS_MAX, 5, 2.0), Some(2.0));
 }

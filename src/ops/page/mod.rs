@@ -19,12 +19,9 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
                                        connect-src 'self'; base-uri 'none'; form-action 'none'; \
                                        frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
-const HEADERS: [(HeaderName, HeaderValue); 6] = [
+/// The headers that differ from those of all responses, which `guard` adds.
+const HEADERS: [(HeaderName, HeaderValue); 2] = [
     (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY)),
-    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-    (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
     // File names do not change with their content, so the browser revalidates a copy each time by its ETag.
     (header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache")),
 ];
@@ -87,52 +84,26 @@ macro_rules! file {
     };
 }
 
+macro_rules! files {
+    ($($content_type:ident: $($path:literal)+;)+) => { &[$($(file!($path, $content_type)),+),+] };
+}
+
 const INDEX: Asset = file!("index.html", "text/html; charset=utf-8");
 
 /// All files that a browser can get, by their path below `/assets/`. A test compares the list with the folder.
-static ASSETS: &[Asset] = &[
-    file!("css/base.css", CSS),
-    file!("css/parts.css", CSS),
-    file!("css/shell.css", CSS),
-    file!("css/views.css", CSS),
-    file!("icon.svg", SVG),
-    file!("js/announce.js", JS),
-    file!("js/api.js", JS),
-    file!("js/chart.js", JS),
-    file!("js/clears.js", JS),
-    file!("js/clock.js", JS),
-    file!("js/dialog.js", JS),
-    file!("js/dom.js", JS),
-    file!("js/early.js", JS),
-    file!("js/format.js", JS),
-    file!("js/histogram.js", JS),
-    file!("js/history.js", JS),
-    file!("js/main.js", JS),
-    file!("js/parts.js", JS),
-    file!("js/poll.js", JS),
-    file!("js/printable.js", JS),
-    file!("js/shell.js", JS),
-    file!("js/theme.js", JS),
-    file!("js/views/attention.js", JS),
-    file!("js/views/bulk.js", JS),
-    file!("js/views/card.js", JS),
-    file!("js/views/change_limit.js", JS),
-    file!("js/views/decide.js", JS),
-    file!("js/views/job.js", JS),
-    file!("js/views/job_table.js", JS),
-    file!("js/views/jobs.js", JS),
-    file!("js/views/overview.js", JS),
-    file!("js/views/pause.js", JS),
-    file!("js/views/provider.js", JS),
-    file!("js/views/row.js", JS),
-    file!("js/views/timeline.js", JS),
-    file!("js/views/unrecorded.js", JS),
-    file!("js/views/waiting_accounts.js", JS),
-    file!("js/views/workers.js", JS),
-    file!("js/words.js", JS),
-    file!("vendor/uplot/uPlot.iife.min.js", JS),
-    file!("vendor/uplot/uPlot.min.css", CSS),
-];
+static ASSETS: &[Asset] = files! {
+    CSS: "css/base.css" "css/parts.css" "css/shell.css" "css/views.css" "vendor/uplot/uPlot.min.css";
+    SVG: "icon.svg";
+    JS:
+        "js/announce.js" "js/api.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/dialog.js" "js/dom.js"
+        "js/early.js" "js/format.js" "js/histogram.js" "js/history.js" "js/main.js" "js/parts.js" "js/poll.js"
+        "js/printable.js" "js/shell.js" "js/theme.js" "js/words.js"
+        "js/views/attention.js" "js/views/bulk.js" "js/views/card.js" "js/views/change_limit.js" "js/views/decide.js"
+        "js/views/job.js" "js/views/job_table.js" "js/views/jobs.js" "js/views/overview.js" "js/views/pause.js"
+        "js/views/provider.js" "js/views/row.js" "js/views/timeline.js" "js/views/unrecorded.js"
+        "js/views/waiting_accounts.js" "js/views/workers.js"
+        "vendor/uplot/uPlot.iife.min.js";
+};
 
 #[cfg(test)]
 mod tests {

@@ -122,10 +122,10 @@ mod tests {
         decisions.record_at(1_950, decision(DecisionKind::Refused, "per-minute", "free in 1 s"));
         decisions.record_at(1_960, decision(DecisionKind::Refused, "per-second", "free in 1 s"));
         decisions.record_at(2_000, decision(DecisionKind::Granted, "", "free"));
-        let read = decisions.read();
-        let lines: Vec<_> = read.iter().map(|line| (line.at_ms, line.kind.as_str(), line.permits)).collect();
-        assert_eq!(lines, [(2_000, "granted", 1), (1_960, "refused", 1), (1_400, "refused", 2), (1_000, "granted", 2)]);
-        assert_eq!(read[2].reason, "free in 1 s");
+        let lines: Vec<_> = decisions.read().into_iter().map(|line| (line.at_ms, line.kind, line.permits)).collect();
+        let wanted = [(2_000, "granted", 1), (1_960, "refused", 1), (1_400, "refused", 2), (1_000, "granted", 2)];
+        assert_eq!(lines, wanted.map(|(at_ms, kind, permits)| (at_ms, kind.to_owned(), permits)));
+        assert_eq!(decisions.read()[2].reason, "free in 1 s");
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl LaneMeter {
         [self.own(&self.families.start_lateness_seconds), self.lateness_ahead.clone()]
     }
 
-    /// The figures for the overview, since the process started, with at most 50 decisions.
+    /// The counted part of the lane's report, with at most 50 decisions.
     pub fn figures(&self) -> LaneReport {
         let counts = self.waits.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         LaneReport {

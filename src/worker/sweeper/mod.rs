@@ -23,7 +23,7 @@ use crate::domain::limit::Rule;
 use crate::domain::provider::Provider;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::RepairedFlows;
-use crate::ledger::upkeep::{CheckScope, LedgerReconciliation, ScrubScope};
+use crate::ledger::upkeep::{CheckScope, ProviderReconciliation, ScrubScope};
 use crate::queue::QueueError;
 
 mod dead_letters;
@@ -275,7 +275,7 @@ async fn reconcile(worker: &WorkerContext, known: &LoadedSettings) -> Result<(),
         tracing::warn!(%error, "failed to update the totals of finished jobs; reconciliation continues without them");
     }
     for account in ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await? {
-        for fault in account.discrepancies() {
+        for fault in &account.faults {
             tracing::error!(provider = account.provider, fault, "jobs are not accounted for");
         }
         if let Some(why) = overdue_alarm(&account, known) {
@@ -286,7 +286,7 @@ async fn reconcile(worker: &WorkerContext, known: &LoadedSettings) -> Result<(),
 }
 
 /// Why overdue jobs need an alarm; `None` when an operator has stopped their lane.
-fn overdue_alarm(account: &LedgerReconciliation, known: &LoadedSettings) -> Option<&'static str> {
+fn overdue_alarm(account: &ProviderReconciliation, known: &LoadedSettings) -> Option<&'static str> {
     if account.overdue == 0 {
         return None;
     }
@@ -319,23 +319,23 @@ mod tests {
         assert!(batches_of("a") - batches_of("z") <= 1 && Instant::now() < until + SWEEP_INTERVAL, "{order:?}");
     }
 
-    fn account() -> LedgerReconciliation {
+    fn account() -> ProviderReconciliation {
         let states = [("waiting", 4), ("sending", 2), ("unknown", 1), ("succeeded", 9), ("review", 1)];
-        LedgerReconciliation {
+        ProviderReconciliation {
             provider: "acme".to_owned(),
             recorded: 17,
-            states: states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec(),
+            states: states.map(|(state, jobs)| (state.to_owned(), jobs)).into(),
             active: 3,
             delayed: 2,
             due: 2,
-            ..LedgerReconciliation::default()
+            ..ProviderReconciliation::default()
         }
     }
 
     #[test]
     fn each_reconciliation_fault_is_reported() {
         assert_eq!(account().discrepancies(), Vec::<String>::new());
-        type Alter = fn(&mut LedgerReconciliation);
+        type Alter = fn(&mut ProviderReconciliation);
         let altered: [(Alter, &str); 4] = [
             (|account| account.due -= 1, "7 jobs open, 6"),
             (|account| account.delayed += 1, "7 jobs open, 8"),
@@ -354,7 +354,7 @@ mod tests {
     fn overdue_jobs_of_a_removed_provider_alarm() {
         let known = LoadedSettings::default();
         assert_eq!(overdue_alarm(&account(), &known), None);
-        assert!(overdue_alarm(&LedgerReconciliation { overdue: 1, ..account() }, &known).is_some());
+        assert!(overdue_alarm(&ProviderReconciliation { overdue: 1, ..account() }, &known).is_some());
     }
 
     #[test]

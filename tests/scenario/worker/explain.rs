@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sluicegate::domain::explain::explain;
-use sluicegate::domain::explain::facts::{ClaimState, Facts};
+use sluicegate::domain::explain::{ClaimState, Facts, explain};
 use sluicegate::domain::job::Identifier;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ops::explain::{ExplainResponse, FactSources, explain_job, gather_facts};

@@ -67,8 +67,7 @@ fn start_is_forecast_only_where_known() {
 #[test]
 fn job_behind_requests_in_flight_has_no_start() {
     for wait_ms in [1, 50] {
-        let refused =
-            PermitRefusal { reason: PermitRefusalReason::Limit("slots".to_owned()), wait: ms(wait_ms), exact: false };
+        let refused = PermitRefusal { reason: BlockReason::Limit("slots".to_owned()), wait: ms(wait_ms), exact: false };
         let position = GatePosition { before: 3, cost_before: 3, refused: Some(refused), by_own_limit: false };
         let explained = changed(|f| {
             let slots = LimitSpec::concurrency("slots", 5);

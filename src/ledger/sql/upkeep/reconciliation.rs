@@ -21,7 +21,7 @@ use crate::ledger::sql::dialect::Template;
 use crate::ledger::sql::engine::{Args, args};
 use crate::ledger::sql::fleet::LANES;
 use crate::ledger::sql::result::{SqlRow, corrupt};
-use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
+use crate::ledger::upkeep::{CheckScope, ProviderReconciliation};
 
 const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
 /// Conditions of the indexes `jobs_finished_by_update` and `jobs_in_review_by_update`, and of all finished jobs.
@@ -106,7 +106,7 @@ impl Database {
         &self,
         overdue_after: Duration,
         scope: CheckScope,
-    ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
+    ) -> Result<Vec<ProviderReconciliation>, LedgerError> {
         let args: Args = args![overdue_after].into();
         let rows = match scope {
             // Not an argument: PostgreSQL would plan for any argument, and read the whole table for an unknown span.
@@ -122,15 +122,17 @@ impl Database {
                 self.engine.query(&sql, args).await?
             }
         };
-        let mut accounts: BTreeMap<String, LedgerReconciliation> = BTreeMap::new();
+        let mut accounts: BTreeMap<String, ProviderReconciliation> = BTreeMap::new();
         for row in rows {
             let provider: String = row.get("provider")?;
             let account = accounts
                 .entry(provider.clone())
-                .or_insert_with(|| LedgerReconciliation { provider, ..LedgerReconciliation::default() });
+                .or_insert_with(|| ProviderReconciliation { provider, ..ProviderReconciliation::default() });
             add_row(account, &row)?;
         }
-        Ok(accounts.into_values().collect())
+        let with_faults =
+            |account: ProviderReconciliation| ProviderReconciliation { faults: account.discrepancies(), ..account };
+        Ok(accounts.into_values().map(with_faults).collect())
     }
 }
 
@@ -204,17 +206,14 @@ fn part(place: &str, which: &str) -> String {
     )
 }
 
-fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), LedgerError> {
+fn add_row(account: &mut ProviderReconciliation, row: &SqlRow) -> Result<(), LedgerError> {
     let jobs: u64 = row.get("jobs")?;
     match row.get::<String>("place")?.as_str() {
         "state" => {
             account.recorded += jobs;
             let state: String = row.get("state")?;
             // The totals and the jobs that finished since are two rows.
-            match account.states.iter_mut().find(|(known, _)| *known == state) {
-                Some((_, counted)) => *counted += jobs,
-                None => account.states.push((state, jobs)),
-            }
+            *account.states.entry(state).or_default() += jobs;
         }
         "open" => {
             (account.past_deadline, account.oldest_open) = (jobs, row.get("oldest")?);

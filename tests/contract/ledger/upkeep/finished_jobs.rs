@@ -1,5 +1,7 @@
 //! Totals of finished jobs: a reconciliation that starts from them equals one that counts every job.
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 on_every_database!(
@@ -33,13 +35,10 @@ impl Fixture {
         self.database.update_finished_totals().await.unwrap();
     }
 
-    async fn states(&self, checked: CheckScope) -> Vec<(String, u64, Vec<(String, u64)>)> {
+    async fn states(&self, checked: CheckScope) -> Vec<(String, u64, BTreeMap<String, u64>)> {
         let accounts = self.database.reconcile(2 * MINUTE, checked).await.unwrap();
-        let sorted = |mut account: LedgerReconciliation| {
-            account.states.sort();
-            (account.provider, account.recorded, account.states)
-        };
-        accounts.into_iter().map(sorted).collect()
+        let parts = |account: ProviderReconciliation| (account.provider, account.recorded, account.states);
+        accounts.into_iter().map(parts).collect()
     }
 
     /// Asserts that the reconciliation from the totals equals the full count; returns the number of jobs.

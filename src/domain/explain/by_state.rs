@@ -1,20 +1,22 @@
-//! Explanation of jobs that wait or have a request in flight: check by check, up to the one that blocks.
+//! Explanation of a job by its state: it waits, has a request in flight, or is finished. Check by check, up to the one
+//! that blocks.
 //!
 //! The order of the checks is that of [`super::CHECKS`], so the first block is the one that is named.
 
 use std::time::Duration;
 
 use super::check::{
-    BlockedAt, CheckResult, Explanation, account, delayed_before, limit, recorded, scheduling, start_text,
+    BlockedAt, CHECKS, CheckResult, Explanation, account, delayed_before, limit, recorded, scheduling, start_text,
     until_blocked,
 };
-use super::facts::{BacklogPlace, ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
 use super::outlook::{Outlook, delaying_limit, outlook};
+use super::{BacklogPlace, ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal};
 use crate::domain::disposition::{AttemptHistory, PreSend, SendObstacle, Transition, before_request};
 use crate::domain::format;
+use crate::domain::outcome::ACCOUNT_REFUSED;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::EpochMs;
-use crate::domain::wait_reason::{Wait, WaitReason};
+use crate::domain::wait_reason::{BlockReason, Wait, WaitReason};
 
 pub fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
     let next = next_step(facts, job);
@@ -72,17 +74,92 @@ pub fn explain_in_flight(facts: &Facts, job: &JobFacts) -> Explanation {
             format!("request {number} is in flight since {began} ({since}) at worker {worker}{timeout}")
         }
     };
-    let mut results = vec![("recorded", recorded(facts, job))];
-    let earlier = ["provider", "time", "lane", "limiter", "account", "limit", "queue"];
-    results.extend(earlier.map(|name| {
-        let delayed = job.requests.last().filter(|_| name == "time").and_then(|last| delayed_before(facts, job, last));
-        (name, delayed.unwrap_or_else(|| CheckResult::routine(format!("passed for request {number}"))))
-    }));
+    let mut results = passed_before(facts, job, &format!("passed for request {number}"));
     results.push(("sent", CheckResult::Passed(Some(began_at), format!("request {number} began at {began}"))));
     results.push(("outcome", CheckResult::blocked("outcome", summary.clone())));
+    conclude(job, summary, results)
+}
+
+/// The checks before the last request of a job, which has passed them.
+fn passed_before(facts: &Facts, job: &JobFacts, text: &str) -> Vec<(&'static str, CheckResult)> {
+    let earlier = CHECKS.into_iter().skip(1).take_while(|name| *name != "sent");
+    let check = |name| {
+        let delayed = job.requests.last().filter(|_| name == "time").and_then(|last| delayed_before(facts, job, last));
+        (name, delayed.unwrap_or_else(|| CheckResult::routine(text)))
+    };
+    [("recorded", recorded(facts, job))].into_iter().chain(earlier.map(check)).collect()
+}
+
+fn conclude(job: &JobFacts, summary: String, results: Vec<(&'static str, CheckResult)>) -> Explanation {
     let (checks, blocked) = until_blocked(results);
-    let blocked_at = blocked.map(|(at, _)| at);
-    Explanation { state: job.state.clone(), provider: Some(job.provider.clone()), summary, checks, blocked_at }
+    let (state, provider) = (job.state.clone(), Some(job.provider.clone()));
+    Explanation { state, provider, summary, checks, blocked_at: blocked.map(|(at, _)| at) }
+}
+
+/// Explains a job that is in a final state, dead or in manual review.
+pub fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
+    let id = &facts.id;
+    let since = facts.instant(job.updated_at);
+    let reason = match job.reason.as_deref() {
+        Some(ACCOUNT_REFUSED) if job.requests.is_empty() => ": a rule of its provider refuses its account".to_owned(),
+        Some(reason) => format!(": {reason}"),
+        None => String::new(),
+    };
+    let requests = match job.requests.len() {
+        0 => "nothing was ever sent".to_owned(),
+        requests => format!("after {}", format::count(requests as u64, "request")),
+    };
+    let by_hand = job.manual_change.as_ref().map(|change| {
+        let unquoted = change.reason.as_deref().filter(|_| !change.is_decisive);
+        let reason = unquoted.map(|reason| format!(" ({reason})")).unwrap_or_default();
+        format!("; changed by {}{reason}", change.operator)
+    });
+    let by_hand = by_hand.unwrap_or_default();
+    let what = match job.state.as_str() {
+        "succeeded" => {
+            let reference = job.reference.as_deref().map(|reference| format!(" as {reference}")).unwrap_or_default();
+            format!("charged{reference} at {since}, {requests}{reason}{by_hand}")
+        }
+        "declined" => format!("declined at {since}, {requests}{reason}{by_hand}; not charged"),
+        "expired" => {
+            format!("expired at {since}, {requests}{reason}; confirmed not charged; publish a new payment to charge")
+        }
+        "cancelled" => format!("cancelled at {since}, {requests}{reason}{by_hand}; confirmed not charged"),
+        "dead" => format!(
+            "retries exhausted at {since}, {requests}{reason}; confirmed not charged: `sluicegate dlq replay {id}` tries \
+             again, `sluicegate dlq discard {id} --yes` ends it"
+        ),
+        "review" if job.requests.is_empty() => format!(
+            "in manual review since {since}, {requests}{reason}; confirmed not charged: fix the cause, then \
+             `sluicegate jobs resolve {id} --as resend`, or end it with `--as declined`"
+        ),
+        "review" => format!(
+            "in manual review since {since}, {requests}{reason}; look at the provider, then `sluicegate jobs resolve \
+             {id} --as succeeded` (or `declined`, or `resend` if it is confirmed not charged)"
+        ),
+        other => format!("is `{other}` since {since}"),
+    };
+    let event = match job.event {
+        Some(Some(at)) => format!("; its event was published at {}", facts.instant(at)),
+        Some(None) => "; its event is not published yet".to_owned(),
+        None => String::new(),
+    };
+    let summary = format!("{what}{event}");
+    let mut results = match job.requests.last() {
+        Some(last) => {
+            let text = format!("request {} was sent at {}", last.number, facts.instant(last.began_at));
+            let mut passed = passed_before(facts, job, "passed for its last request");
+            passed.push(("sent", CheckResult::Passed(Some(last.began_at), text)));
+            passed
+        }
+        None => vec![("recorded", recorded(facts, job))],
+    };
+    let outcome = match job.state.as_str() {
+        "review" => CheckResult::blocked("outcome", summary.as_str()),
+        state => CheckResult::Passed(Some(job.updated_at), state.to_owned()),
+    };
+    results.push(("outcome", outcome));
+    conclude(job, summary, results)
 }
 
 /// Summary of a job with unknown outcome: the next step, and what it waits for.
@@ -270,22 +347,20 @@ fn without_name(problem: &str) -> &str {
 fn refused_by_limiter(facts: &Facts, job: &JobFacts, refused: &PermitRefusal) -> Option<String> {
     let earliest = facts.instant_in(refused.wait);
     Some(match &refused.reason {
-        PermitRefusalReason::Cold => format!(
+        BlockReason::Cold => format!(
             "the limiter starts cold: no permit is granted until earlier requests are read from the ledger or have \
              aged out; next try {earliest}"
         ),
-        PermitRefusalReason::NeedsHistory => {
+        BlockReason::NeedsHistory => {
             format!("the limiter did not count earlier usage of a limit, so the ledger is read; next try {earliest}")
         }
-        PermitRefusalReason::Paused => format!("{} asked for a pause: nothing is sent before {earliest}", job.provider),
-        PermitRefusalReason::StoreUnavailable(why) => {
+        BlockReason::Paused => format!("{} asked for a pause: nothing is sent before {earliest}", job.provider),
+        BlockReason::StoreUnavailable(why) => {
             format!("no permit is granted while the limiter store is unavailable: {}", without_name(why))
         }
-        PermitRefusalReason::StaleSettings => {
-            "the limiter knows newer settings, which this worker is loading".to_owned()
-        }
-        PermitRefusalReason::Stopping => "its worker is stopping and requeues it".to_owned(),
-        PermitRefusalReason::Limit(_) | PermitRefusalReason::Oversized | PermitRefusalReason::Blocked => return None,
+        BlockReason::StaleSettings => "the limiter knows newer settings, which this worker is loading".to_owned(),
+        BlockReason::Stopping => "its worker is stopping and requeues it".to_owned(),
+        BlockReason::Limit(_) | BlockReason::Oversized { .. } | BlockReason::AccountBlocked { .. } => return None,
     })
 }
 

@@ -1,0 +1,355 @@
+//! The handlers of an operator's changes: decisions about one payment (resolve, cancel, replay, discard), and settings
+//! (list the limits, pause and resume a provider, change the rate of a limit while workers run).
+//!
+//! They reject the same requests as the commands, with the same texts. For many payments the client sends one request
+//! each, at its own rate. Limits are added and removed by the provider file only. A rate is N/DURATION. Zero requests
+//! close the limit, and "unlimited" does not exist.
+
+use axum::Extension;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{OperatorContext, PROGRAM, parse_job_id};
+use crate::domain::limit::Rate;
+use crate::domain::provider::ProviderName;
+use crate::fleet::pace::{ClearTimeOverview, MissingSource, clear_time};
+use crate::ledger::operator::{Actor, JobResolution};
+use crate::ledger::provider_row::{LimitSummary, ProviderRow};
+use crate::ledger::settings::InvalidRow;
+use crate::ops::OpsState;
+use crate::ops::change::{JobDecision, ResolutionKind, SettingsChangeError, set_paused, set_rate};
+use crate::ops::guard::ApiCaller;
+use crate::ops::json::{ApiBody, ApiError, JsonResponse, validate_reason};
+use crate::worker::resend::{ResendError, Resender, provider_names};
+
+/// The actor for the audit; a blank reason counts as none.
+fn actor(caller: &ApiCaller, because: Option<String>) -> Result<Actor, ApiError> {
+    Ok(Actor { os_user: caller.name(), program: Some(PROGRAM), reason: validate_reason(because)? })
+}
+
+/// An operator's decision about a payment in `review`, by the provider's records.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Resolution {
+    #[serde(rename = "as")]
+    kind: ResolutionKind,
+    /// With `succeeded`: the provider's reference of the charge.
+    reference: Option<String>,
+    /// For the audit; also in the job's reason and its outcome event. At most 500 characters.
+    because: Option<String>,
+}
+
+/// The reason for a change.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ActionReason {
+    /// For the audit; also in the job's reason and its outcome event. At most 500 characters.
+    because: Option<String>,
+}
+
+/// The result of a decision.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ActionResult {
+    id: String,
+    /// The new state.
+    state: String,
+    /// What was done, in words.
+    done: String,
+}
+
+/// Resolves a payment in `review`: as succeeded, as declined, or to be sent again.
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{id}/resolve",
+    tag = "jobs",
+    params(("id" = String, Path, description = "The payment's id")),
+    request_body = Resolution,
+    responses(
+        (status = 200, description = "Done", body = ActionResult),
+        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
+    )
+)]
+pub async fn resolve(
+    State(ops): State<OpsState>,
+    Path(id): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<Resolution>,
+) -> Result<Response, ApiError> {
+    let Resolution { kind, reference, because: why } = asked;
+    let resolution = kind
+        .resolution(reference, ops.operator_context.card_numbers)
+        .map_err(|why| ApiError::bad_request(format!("`reference`: {why}")))?;
+    apply_resolution(&ops.operator_context, id, resolution, actor(&caller, why)?).await
+}
+
+/// Cancels a payment that is `waiting`; a request in flight is not cancelled.
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{id}/cancel",
+    tag = "jobs",
+    params(("id" = String, Path, description = "The payment's id")),
+    request_body = ActionReason,
+    responses(
+        (status = 200, description = "Done", body = ActionResult),
+    )
+)]
+pub async fn cancel(
+    State(ops): State<OpsState>,
+    Path(id): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<ActionReason>,
+) -> Result<Response, ApiError> {
+    apply_resolution(&ops.operator_context, id, JobResolution::Cancel, actor(&caller, asked.because)?).await
+}
+
+/// Retries a dead payment with the same key and the same request; its attempts start from zero, and the limits apply.
+#[utoipa::path(
+    post,
+    path = "/api/v1/dlq/{id}/replay",
+    tag = "dlq",
+    params(("id" = String, Path, description = "The payment's id")),
+    request_body = ActionReason,
+    responses(
+        (status = 200, description = "Done", body = ActionResult),
+        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
+    )
+)]
+pub async fn replay(
+    State(ops): State<OpsState>,
+    Path(id): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<ActionReason>,
+) -> Result<Response, ApiError> {
+    apply_resolution(&ops.operator_context, id, JobResolution::Replay, actor(&caller, asked.because)?).await
+}
+
+/// Discards a dead payment for good: it becomes `cancelled`.
+#[utoipa::path(
+    post,
+    path = "/api/v1/dlq/{id}/discard",
+    tag = "dlq",
+    params(("id" = String, Path, description = "The payment's id")),
+    request_body = ActionReason,
+    responses(
+        (status = 200, description = "Done", body = ActionResult),
+    )
+)]
+pub async fn discard(
+    State(ops): State<OpsState>,
+    Path(id): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<ActionReason>,
+) -> Result<Response, ApiError> {
+    apply_resolution(&ops.operator_context, id, JobResolution::Discard, actor(&caller, asked.because)?).await
+}
+
+/// Changes nothing while the broker is unavailable. If the ledger has the change and the broker has no message, the
+/// sweeper of this process will publish it.
+async fn apply_resolution(
+    context: &OperatorContext,
+    id: String,
+    resolution: JobResolution,
+    actor: Actor,
+) -> Result<Response, ApiError> {
+    let id = parse_job_id(id)?;
+    let (state, mut done) = (resolution.resulting_state().to_owned(), resolution.past_participle().to_owned());
+    let OperatorContext { ledger, queue, card_numbers } = context;
+    let (queue, card_numbers) = (queue.as_ref(), *card_numbers);
+    let mut providers = Vec::new();
+    let decision = if resolution.needs_resend() {
+        providers.extend(provider_names(ledger).await?);
+        queue.ping().await?;
+        JobDecision::Resend(Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor })
+    } else {
+        JobDecision::Record { ledger, resolution, actor }
+    };
+    let status = match decision.apply(&id).await {
+        Ok(()) => StatusCode::OK,
+        Err(missing @ ResendError::Unpublished(_)) => {
+            done = missing.to_string();
+            StatusCode::ACCEPTED
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok((status, JsonResponse(ActionResult { id: id.to_string(), state, done })).into_response())
+}
+
+/// The configured limits of all providers.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LimitList {
+    limits: Vec<LimitSummary>,
+    /// Providers whose limits are missing above, because their rows cannot be read.
+    left_out: Vec<UnreadableLimits>,
+}
+
+/// A provider whose row cannot be read.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct UnreadableLimits {
+    provider: String,
+    problems: Vec<String>,
+}
+
+/// The reason for a pause or a resume.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PauseReason {
+    /// For the audit. At most 500 characters.
+    because: Option<String>,
+}
+
+/// The result of a pause or a resume.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PauseResult {
+    /// False if the provider was already paused.
+    changed: bool,
+}
+
+/// A limit's new rate.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RateRequest {
+    /// N/DURATION, like `200/1s` or `600/1m`; `0/1s` closes the limit.
+    rate: String,
+    /// Only returns what would change.
+    #[serde(default)]
+    dry_run: bool,
+    /// For the audit. At most 500 characters.
+    because: Option<String>,
+}
+
+/// A limit's rate before and after.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RateResult {
+    limit: String,
+    from: String,
+    to: String,
+    /// False in a dry run, or if the rate is the same.
+    changed: bool,
+    clears: ClearTimeChange,
+}
+
+/// The clear time of the backlog before and after the change.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ClearTimeChange {
+    from: ClearTimeOverview,
+    to: ClearTimeOverview,
+}
+
+/// The configured limits of all providers; `/api/v1/limits/{provider}` has their usage.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits",
+    tag = "providers",
+    responses(
+        (status = 200, description = "By provider and name", body = LimitList),
+    )
+)]
+pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<LimitList>, ApiError> {
+    let mut list = LimitList { limits: Vec::new(), left_out: Vec::new() };
+    for row in ops.operator_context.ledger.raw_rows(None).await? {
+        match row {
+            Ok(row) => list.limits.extend(row.limits.iter().map(|limit| LimitSummary::from_row(&row.name, limit))),
+            Err(InvalidRow { provider, problems, .. }) => list.left_out.push(UnreadableLimits { provider, problems }),
+        }
+    }
+    Ok(JsonResponse(list))
+}
+
+/// Pauses a provider in every worker: no new request starts, and its queue keeps its messages.
+#[utoipa::path(
+    post,
+    path = "/api/v1/providers/{name}/pause",
+    tag = "providers",
+    params(("name" = String, Path, description = "The provider's name")),
+    request_body = PauseReason,
+    responses(
+        (status = 200, description = "The provider is paused; workers follow within 2 s", body = PauseResult),
+    )
+)]
+pub async fn pause(
+    State(ops): State<OpsState>,
+    Path(name): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<PauseReason>,
+) -> Result<JsonResponse<PauseResult>, ApiError> {
+    pause_or_resume(&ops, name, true, &caller, asked).await
+}
+
+/// Resumes a provider in every worker, and lifts waits that it asked for.
+#[utoipa::path(
+    post,
+    path = "/api/v1/providers/{name}/resume",
+    tag = "providers",
+    params(("name" = String, Path, description = "The provider's name")),
+    request_body = PauseReason,
+    responses(
+        (status = 200, description = "Resumed, and its waits lifted; workers follow within 2 s", body = PauseResult),
+    )
+)]
+pub async fn resume(
+    State(ops): State<OpsState>,
+    Path(name): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<PauseReason>,
+) -> Result<JsonResponse<PauseResult>, ApiError> {
+    pause_or_resume(&ops, name, false, &caller, asked).await
+}
+
+async fn pause_or_resume(
+    ops: &OpsState,
+    name: String,
+    paused: bool,
+    caller: &ApiCaller,
+    asked: PauseReason,
+) -> Result<JsonResponse<PauseResult>, ApiError> {
+    let by = actor(caller, asked.because)?;
+    let changed = set_paused(&ops.operator_context.ledger, &parse_provider_name(name)?, paused, Some(&by)).await?;
+    Ok(JsonResponse(PauseResult { changed }))
+}
+
+/// Changes a limit's rate; it takes effect in every worker within 2 s, and recorded usage stays.
+#[utoipa::path(
+    post,
+    path = "/api/v1/providers/{name}/limits/{limit}",
+    tag = "providers",
+    params(
+        ("name" = String, Path, description = "The provider's name"),
+        ("limit" = String, Path, description = "The limit's name"),
+    ),
+    request_body = RateRequest,
+    responses(
+        (status = 200, description = "Changed, or what would change", body = RateResult),
+    )
+)]
+pub async fn set_limit(
+    State(ops): State<OpsState>,
+    Path((name, limit)): Path<(String, String)>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<RateRequest>,
+) -> Result<JsonResponse<RateResult>, ApiError> {
+    let by = actor(&caller, asked.because)?;
+    let rate = Rate::parse_limit(&asked.rate).map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
+    let name = parse_provider_name(name)?;
+    let ledger = &ops.operator_context.ledger;
+    let input = ops.collector.input().await;
+    let change = set_rate(ledger, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
+    let clears = |row: &ProviderRow| match row.validate(0) {
+        Ok(provider) => clear_time(&input, &provider).into(),
+        Err(_) => ClearTimeOverview::Unknown { missing: MissingSource::Row },
+    };
+    Ok(JsonResponse(RateResult {
+        limit,
+        from: change.rate_before.to_string(),
+        to: change.rate_after.to_string(),
+        changed: !asked.dry_run && change.rate_before != change.rate_after.into(),
+        clears: ClearTimeChange { from: clears(&change.row_before), to: clears(&change.row_after) },
+    }))
+}
+
+/// Parses the name in an address; an invalid name is an unknown provider.
+fn parse_provider_name(name: String) -> Result<ProviderName, ApiError> {
+    ProviderName::new(name.as_str()).map_err(|_| SettingsChangeError::NoProvider(name).into())
+}
