@@ -146,35 +146,31 @@ fn parse_minor_units(text: &str) -> Result<i64, String> {
     amount.ok_or_else(|| "write minor units, as digits alone: 12.99 EUR is 1299; up to 2^63 - 1".to_owned())
 }
 
-/// The job message of the contract; fields that were not given are left out.
+/// The job message of the contract, in its order; fields that were not given are left out.
 fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result<Bytes, CommandError> {
-    let generated = || uuid::Uuid::now_v7().to_string();
-    let mut fields = json!({
-        "v": 1,
-        "id": args.id.clone().unwrap_or_else(generated),
-        "provider": lane.as_str(),
-        "amount": amount,
-        "currency": currency,
-        "account": args.account,
-        "reference": args.reference,
-        "idempotency_key": args.idempotency_key,
-        "cost": args.cost,
-        "priority": args.priority,
-        "not_before": args.not_before,
-        "expires_at": args.expires_at,
-    });
-    if let Some(fields) = fields.as_object_mut() {
-        fields.retain(|_, value| !value.is_null());
-    }
-    let mut body = fields.to_string();
+    let fields = [
+        ("v", json!(1)),
+        ("id", json!(args.id.clone().unwrap_or_else(|| uuid::Uuid::now_v7().to_string()))),
+        ("provider", json!(lane.as_str())),
+        ("amount", json!(amount)),
+        ("currency", json!(currency)),
+        ("account", json!(args.account)),
+        ("reference", json!(args.reference)),
+        ("idempotency_key", json!(args.idempotency_key)),
+        ("cost", json!(args.cost)),
+        ("priority", json!(args.priority)),
+        ("not_before", json!(args.not_before)),
+        ("expires_at", json!(args.expires_at)),
+    ];
+    let given = fields.iter().filter(|(_, value)| !value.is_null());
+    let mut members: Vec<String> = given.map(|(key, value)| format!(r#""{key}":{value}"#)).collect();
     if let Some(payload) = &args.payload {
         // The parser's own error would quote the payload.
         let payload: &RawValue =
             serde_json::from_str(payload).map_err(|_| CommandError::Usage("--payload is not JSON".to_owned()))?;
-        body.pop();
-        body.push_str(&format!(r#","payload":{payload}}}"#));
+        members.push(format!(r#""payload":{payload}"#));
     }
-    Ok(body.into())
+    Ok(format!("{{{}}}", members.join(",")).into())
 }
 
 fn outgoing(lane: ProviderName, id: &JobId, body: Bytes) -> OutgoingMessage {
