@@ -310,9 +310,13 @@ async fn publish<R: AsyncBufRead + Unpin>(
                     report.read_error = Some(error);
                 }
                 Ok(None) => ended = true,
-                Ok(Some(line)) => match prepare(line, order) {
-                    Ok(None) => {}
-                    Ok(Some(PreparedLine { number, warnings, lane, message })) => {
+                Ok(Some(InputLine::TooLong { number })) => {
+                    let reason = format!("too_large: longer than {BODY_BYTES_MAX} bytes");
+                    record_failed_line(&mut report.bad, number, reason, bar, console)?;
+                }
+                Ok(Some(InputLine::Text { bytes, .. })) if bytes.trim_ascii().is_empty() => {}
+                Ok(Some(InputLine::Text { number, bytes })) => match prepare(bytes.trim_ascii(), order) {
+                    Ok((warnings, lane, message)) => {
                         for warning in warnings {
                             bar.suspend(|| console.message(&format!("line {number}: warning: {warning}")))?;
                         }
@@ -321,7 +325,7 @@ async fn publish<R: AsyncBufRead + Unpin>(
                             None => in_flight.push(async move { (number, queue.publish(message).await) }),
                         }
                     }
-                    Err((number, reason)) => record_failed_line(&mut report.bad, number, reason, bar, console)?,
+                    Err(reason) => record_failed_line(&mut report.bad, number, reason, bar, console)?,
                 },
             },
             else => return Ok(()),
@@ -343,30 +347,12 @@ fn record_failed_line(
     Ok(())
 }
 
-struct PreparedLine {
-    number: u64,
-    warnings: Vec<String>,
-    lane: ProviderName,
-    message: OutgoingMessage,
-}
-
-/// `None` for an empty line; the error is the line's number and what is wrong with it.
-fn prepare(line: InputLine, order: &FileToPublish<'_>) -> Result<Option<PreparedLine>, (u64, String)> {
-    let (number, bytes) = match line {
-        InputLine::Text { number, bytes } => (number, bytes),
-        InputLine::TooLong { number } => {
-            return Err((number, format!("too_large: longer than {BODY_BYTES_MAX} bytes")));
-        }
-    };
-    let body = bytes.trim_ascii();
-    if body.is_empty() {
-        return Ok(None);
-    }
-    let lane = lane_of(body, order).map_err(|reason| (number, reason))?;
-    let checked = check_message(body, &lane, order.card_numbers);
-    let Decoded { job, warnings, .. } = checked.map_err(|reason| (number, reason))?;
+/// The warnings about a line, its lane and its message.
+fn prepare(body: &[u8], order: &FileToPublish<'_>) -> Result<(Vec<String>, ProviderName, OutgoingMessage), String> {
+    let lane = lane_of(body, order)?;
+    let Decoded { job, warnings, .. } = check_message(body, &lane, order.card_numbers)?;
     let message = outgoing(lane.clone(), &job.id, Bytes::copy_from_slice(body));
-    Ok(Some(PreparedLine { number, warnings, lane, message }))
+    Ok((warnings, lane, message))
 }
 
 fn lane_of(body: &[u8], order: &FileToPublish<'_>) -> Result<ProviderName, String> {
