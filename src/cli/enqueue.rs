@@ -146,35 +146,31 @@ fn parse_minor_units(text: &str) -> Result<i64, String> {
     amount.ok_or_else(|| "write minor units, as digits alone: 12.99 EUR is 1299; up to 2^63 - 1".to_owned())
 }
 
-/// The job message of the contract; fields that were not given are left out.
+/// The job message of the contract, in its order; fields that were not given are left out.
 fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result<Bytes, CommandError> {
-    let generated = || uuid::Uuid::now_v7().to_string();
-    let mut fields = json!({
-        "v": 1,
-        "id": args.id.clone().unwrap_or_else(generated),
-        "provider": lane.as_str(),
-        "amount": amount,
-        "currency": currency,
-        "account": args.account,
-        "reference": args.reference,
-        "idempotency_key": args.idempotency_key,
-        "cost": args.cost,
-        "priority": args.priority,
-        "not_before": args.not_before,
-        "expires_at": args.expires_at,
-    });
-    if let Some(fields) = fields.as_object_mut() {
-        fields.retain(|_, value| !value.is_null());
-    }
-    let mut body = fields.to_string();
+    let fields = [
+        ("v", json!(1)),
+        ("id", json!(args.id.clone().unwrap_or_else(|| uuid::Uuid::now_v7().to_string()))),
+        ("provider", json!(lane.as_str())),
+        ("amount", json!(amount)),
+        ("currency", json!(currency)),
+        ("account", json!(args.account)),
+        ("reference", json!(args.reference)),
+        ("idempotency_key", json!(args.idempotency_key)),
+        ("cost", json!(args.cost)),
+        ("priority", json!(args.priority)),
+        ("not_before", json!(args.not_before)),
+        ("expires_at", json!(args.expires_at)),
+    ];
+    let given = fields.iter().filter(|(_, value)| !value.is_null());
+    let mut members: Vec<String> = given.map(|(key, value)| format!(r#""{key}":{value}"#)).collect();
     if let Some(payload) = &args.payload {
         // The parser's own error would quote the payload.
         let payload: &RawValue =
             serde_json::from_str(payload).map_err(|_| CommandError::Usage("--payload is not JSON".to_owned()))?;
-        body.pop();
-        body.push_str(&format!(r#","payload":{payload}}}"#));
+        members.push(format!(r#""payload":{payload}"#));
     }
-    Ok(body.into())
+    Ok(format!("{{{}}}", members.join(",")).into())
 }
 
 fn outgoing(lane: ProviderName, id: &JobId, body: Bytes) -> OutgoingMessage {
@@ -314,9 +310,13 @@ async fn publish<R: AsyncBufRead + Unpin>(
                     report.read_error = Some(error);
                 }
                 Ok(None) => ended = true,
-                Ok(Some(line)) => match prepare(line, order) {
-                    Ok(None) => {}
-                    Ok(Some(PreparedLine { number, warnings, lane, message })) => {
+                Ok(Some(InputLine::TooLong { number })) => {
+                    let reason = format!("too_large: longer than {BODY_BYTES_MAX} bytes");
+                    record_failed_line(&mut report.bad, number, reason, bar, console)?;
+                }
+                Ok(Some(InputLine::Text { bytes, .. })) if bytes.trim_ascii().is_empty() => {}
+                Ok(Some(InputLine::Text { number, bytes })) => match prepare(bytes.trim_ascii(), order) {
+                    Ok((warnings, lane, message)) => {
                         for warning in warnings {
                             bar.suspend(|| console.message(&format!("line {number}: warning: {warning}")))?;
                         }
@@ -325,7 +325,7 @@ async fn publish<R: AsyncBufRead + Unpin>(
                             None => in_flight.push(async move { (number, queue.publish(message).await) }),
                         }
                     }
-                    Err((number, reason)) => record_failed_line(&mut report.bad, number, reason, bar, console)?,
+                    Err(reason) => record_failed_line(&mut report.bad, number, reason, bar, console)?,
                 },
             },
             else => return Ok(()),
@@ -347,30 +347,12 @@ fn record_failed_line(
     Ok(())
 }
 
-struct PreparedLine {
-    number: u64,
-    warnings: Vec<String>,
-    lane: ProviderName,
-    message: OutgoingMessage,
-}
-
-/// `None` for an empty line; the error is the line's number and what is wrong with it.
-fn prepare(line: InputLine, order: &FileToPublish<'_>) -> Result<Option<PreparedLine>, (u64, String)> {
-    let (number, bytes) = match line {
-        InputLine::Text { number, bytes } => (number, bytes),
-        InputLine::TooLong { number } => {
-            return Err((number, format!("too_large: longer than {BODY_BYTES_MAX} bytes")));
-        }
-    };
-    let body = bytes.trim_ascii();
-    if body.is_empty() {
-        return Ok(None);
-    }
-    let lane = lane_of(body, order).map_err(|reason| (number, reason))?;
-    let checked = check_message(body, &lane, order.card_numbers);
-    let Decoded { job, warnings, .. } = checked.map_err(|reason| (number, reason))?;
+/// The warnings about a line, its lane and its message.
+fn prepare(body: &[u8], order: &FileToPublish<'_>) -> Result<(Vec<String>, ProviderName, OutgoingMessage), String> {
+    let lane = lane_of(body, order)?;
+    let Decoded { job, warnings, .. } = check_message(body, &lane, order.card_numbers)?;
     let message = outgoing(lane.clone(), &job.id, Bytes::copy_from_slice(body));
-    Ok(Some(PreparedLine { number, warnings, lane, message }))
+    Ok((warnings, lane, message))
 }
 
 fn lane_of(body: &[u8], order: &FileToPublish<'_>) -> Result<ProviderName, String> {

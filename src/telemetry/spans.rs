@@ -1,7 +1,8 @@
 //! Spans of a worker: one for each time that a job is claimed, with its waits as child spans.
 //!
 //! They contain only the provider's name, the job's id and fixed words: no payload, header, account or key. Without the
-//! feature `otlp` no filter lets a span through, so every span is empty. The names and attributes are in docs/tracing.md.
+//! feature `otlp` no filter lets a span through, so every span is empty. The names and attributes are in
+//! docs/tracing.md.
 
 use std::collections::BTreeMap;
 

@@ -233,13 +233,7 @@ enum DlqAction {
     /// List dead payments, page by page in the order of their ids.
     List(show::PageArgs),
     /// Show one dead payment: its requests, its events, and manual changes.
-    Show {
-        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
-        id: JobId,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    Show(show::ShowArgs),
     /// Try dead payments again, one or all: same key, same request, attempts reset, within the limits.
     Replay(ReplayArgs),
     /// End a dead payment for good: it becomes `cancelled`.
@@ -265,7 +259,7 @@ enum DlqAction {
 pub async fn dlq(args: &DlqArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     match &args.action {
         DlqAction::List(page) => show::print_page(Some(DEAD), page, cx).await,
-        DlqAction::Show { id, json } => show::show(id, Some(DEAD), *json, cx).await,
+        DlqAction::Show(args) => show::show(args, Some(DEAD), cx).await,
         DlqAction::Replay(args) => replay(args, cx).await,
         DlqAction::Discard { id, because, json, .. } => {
             let (resolution, actor) = (JobResolution::Discard, actor(because.as_deref()));

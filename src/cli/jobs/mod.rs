@@ -36,13 +36,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Show one payment: its state, its requests, its events, and manual changes.
-    Show {
-        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
-        id: JobId,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    Show(show::ShowArgs),
     /// Show why a payment is in its state: the checks it passed, the one it waits for, and the estimated start.
     Explain(ExplainArgs),
     /// List payments, page by page in the order of their ids (with `--provider` alone: of their idempotency keys).
@@ -72,7 +66,7 @@ pub struct IdArgs {
 /// When a backend fails, or the one payment does not exist. An id that is refused is reported and gives exit code 1.
 pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     match &args.action {
-        Action::Show { id, json } => show::show(id, None, *json, cx).await,
+        Action::Show(args) => show::show(args, None, cx).await,
         Action::Explain(args) => explain(args, cx).await,
         Action::List(args) => show::print_page(args.state, &args.page, cx).await,
         Action::Resolve(args) => decide::resolve(args, cx).await,

@@ -124,16 +124,21 @@ fn short_time(at: DatabaseTime) -> String {
     }
 }
 
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    #[arg(value_parser = parse_id, allow_hyphen_values = true)]
+    id: JobId,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
 /// Prints one payment; with `state`, only if it is in that state.
 ///
 /// # Errors
 /// When the database fails, or there is no such payment.
-pub async fn show(
-    id: &JobId,
-    state: Option<&str>,
-    json: bool,
-    cx: &mut CommandContext<'_>,
-) -> Result<Exit, CommandError> {
+pub async fn show(args: &ShowArgs, state: Option<&str>, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let id = &args.id;
     let Some(details) = cx.ledger().await?.job_details(id).await? else {
         return Err(CommandError::Failed(format!("{id}: the ledger has no such job")));
     };
@@ -141,7 +146,7 @@ pub async fn show(
         let actual = &details.line.state;
         return Err(CommandError::Failed(format!("{id}: it is `{actual}`, not `{state}`; see `sluicegate jobs show`")));
     }
-    if json {
+    if args.json {
         cx.console.json(&details)?;
         return Ok(Exit::Success);
     }

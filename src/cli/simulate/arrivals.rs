@@ -47,12 +47,6 @@ pub struct ArrivalArgs {
     history: Option<(Timestamp, Timestamp)>,
 }
 
-/// The arrivals, and the start of a recording.
-pub(super) struct GatheredArrivals {
-    pub arrivals: JobArrivals,
-    pub recorded_from: Option<Timestamp>,
-}
-
 fn parse_time_range(text: &str) -> Result<(Timestamp, Timestamp), String> {
     let (from, to) = text.split_once("..").ok_or_else(|| format!("`{text}`: write FROM..TO"))?;
     let instant = |text: &str| text.parse::<Timestamp>().map_err(|error| format!("`{text}`: {error}"));
@@ -60,12 +54,13 @@ fn parse_time_range(text: &str) -> Result<(Timestamp, Timestamp), String> {
     if from < to { Ok((from, to)) } else { Err(format!("`{text}` ends before it begins")) }
 }
 
+/// The arrivals, and the start of a recording.
 pub(super) async fn gather(
     args: &Args,
     setup: &SimulationSetup,
     cx: &CommandContext<'_>,
     rng: &mut StdRng,
-) -> Result<GatheredArrivals, CommandError> {
+) -> Result<(JobArrivals, Option<Timestamp>), CommandError> {
     let requested = &args.arrivals;
     check_expected_jobs(requested)?;
     if let Some((from, to)) = requested.history {
@@ -74,7 +69,7 @@ pub(super) async fn gather(
         let past = ledger
             .arrivals(&name, DatabaseTime(from.as_millisecond()), DatabaseTime(to.as_millisecond()), JOBS_MAX)
             .await?;
-        return Ok(GatheredArrivals { arrivals: from_history(from, &past), recorded_from: Some(from) });
+        return Ok((from_history(from, &past), Some(from)));
     }
     let mut arrivals = match &requested.trace {
         Some(path) => read_trace(path).await?,
@@ -89,7 +84,7 @@ pub(super) async fn gather(
     if arrivals.jobs().len() > JOBS_MAX {
         return Err(too_many());
     }
-    Ok(GatheredArrivals { arrivals, recorded_from: None })
+    Ok((arrivals, None))
 }
 
 /// Checks the expected number of jobs before any arrival is drawn.

@@ -116,12 +116,12 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
         return Err(CommandError::Problems { exit: Exit::Usage, lines: invalid });
     }
     let mut rng = StdRng::seed_from_u64(args.seed);
-    let gathered = arrivals::gather(args, &setup, cx, &mut rng).await?;
-    if gathered.arrivals.jobs().is_empty() {
+    let (arrivals, recorded_from) = arrivals::gather(args, &setup, cx, &mut rng).await?;
+    if arrivals.jobs().is_empty() {
         return Err(CommandError::Usage("no job arrives: nothing to simulate".to_owned()));
     }
-    let start = args.start.or(gathered.recorded_from).unwrap_or_else(Timestamp::now);
-    let columns = run_variants(args, &setup, &gathered.arrivals, start)?;
+    let start = args.start.or(recorded_from).unwrap_or_else(Timestamp::now);
+    let columns = run_variants(args, &setup, &arrivals, start)?;
     if let Some(path) = &args.plot {
         output::write_plot(path, &columns, start)?;
     }
@@ -129,7 +129,7 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
         cx.console.json(&output::to_json(args, &columns, start))?;
     } else {
         output::print_table(&columns, start, cx.console)?;
-        let jobs = count((columns.len() * gathered.arrivals.jobs().len()) as u64, "job");
+        let jobs = count((columns.len() * arrivals.jobs().len()) as u64, "job");
         cx.console.flush()?;
         cx.console.message(&format!("{jobs} simulated in {:.1} s", began.elapsed().as_secs_f64()))?;
     }

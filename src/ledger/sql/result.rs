@@ -119,7 +119,7 @@ made_of!(i64 => u16, |value| u16::try_from(value).ok(), "is out of range");
 made_of!(i64 => u32, |value| u32::try_from(value).ok(), "is out of range");
 made_of!(i64 => u64, |value| u64::try_from(value).ok(), "is negative");
 made_of!(u8 => FlowClass, FlowClass::from_number, "is not 0 to 10");
-made_of!(i64 => EpochMs, |value| Some(EpochMs(value)).filter(|at| at.is_writable()), "is not an instant of the years 1 to 9999", "_ms");
+made_of!(i64 => EpochMs, instant, "is not an instant of the years 1 to 9999", "_ms");
 made_of!(EpochMs => DatabaseTime, |at: EpochMs| Some(DatabaseTime(at.0)), "", "_ms");
 made_of!(i64 => Duration, duration, "is computed from an instant that is not finite", "_ms");
 made_of!(Vec<u8> => ContentHash, |bytes: Vec<u8>| bytes.try_into().ok().map(ContentHash), "is not 32 bytes");
@@ -128,6 +128,10 @@ made_of!(String => Vec<serde_json::Value>, |text: String| serde_json::from_str(&
 made_of!(String => FinalState, |name: String| FinalState::from_name(&name), "is not final");
 made_of!(String => BlockedReason, |code: String| BlockedReason::from_code(&code), "has no known value");
 made_of!(Option<String> => Resend, |name: Option<String>| Resend::from_name(name.as_deref()), "has no known value");
+
+fn instant(ms: i64) -> Option<EpochMs> {
+    Some(EpochMs(ms)).filter(|at| at.is_writable())
+}
 
 /// More than lies between any two instants.
 const SPAN_MAX_MS: u64 = 1_000_000_000_000_000;

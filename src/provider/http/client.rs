@@ -25,10 +25,11 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls_platform_verifier::Verifier;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
+use tokio_util::either::Either;
 use tower::Service as _;
 use url::{Host, Position, Url};
 
-use super::connection::{ExchangeResult, HttpConnection, ReceivedResponse, Transport};
+use super::connection::{ExchangeResult, HttpConnection, ReceivedResponse};
 use super::failure::{RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_before_send};
 use super::outbound::OutboundTarget;
 use super::resolver::GuardedResolver;
@@ -211,9 +212,9 @@ impl Connector {
         let stream = self.tcp.clone().call(self.target_uri.clone()).await?.into_inner();
         let socket = Socket::new(stream, deadline)?;
         let plain = SocketStream(Arc::clone(&socket));
-        let transport: Transport = match &self.tls {
-            Some((tls, name)) => Box::new(tls.connect(name.clone(), plain).await?),
-            None => Box::new(plain),
+        let transport = match &self.tls {
+            Some((tls, name)) => Either::Left(tls.connect(name.clone(), plain).await?),
+            None => Either::Right(plain),
         };
         Ok(HttpConnection::open(socket, transport).await?)
     }

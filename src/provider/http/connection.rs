@@ -23,12 +23,14 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 use super::classify::{ProviderResponse, ResponseBody};
 use super::failure::{
     RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_after_connect, is_early_response,
 };
-use super::socket::Socket;
+use super::socket::{Socket, SocketStream};
 use crate::domain::outcome::UnknownCause;
 
 /// Largest body that is read, in bytes. No payment response needs more, and memory stays bounded.
@@ -38,12 +40,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Largest number of headers of a response. Their bytes are bounded by hyper's own read buffer (about 400 KiB).
 const HEADERS_MAX: usize = 64;
 
-/// A byte stream, plain or TLS.
-pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
-
-pub type Transport = Box<dyn ByteStream>;
+/// A byte stream, TLS or plain.
+pub type Transport = Either<TlsStream<SocketStream>, SocketStream>;
 type OutgoingRequest = Request<Full<Bytes>>;
 
 pub struct HttpConnection {

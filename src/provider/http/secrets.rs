@@ -65,7 +65,8 @@ pub struct HeaderTemplates {
     files: SecretFiles,
 }
 
-/// Header values for one request. Prints names only.
+/// Header values for one request, which redact themselves.
+#[derive(Debug)]
 pub struct ResolvedHeaders(Vec<(HeaderName, SecretString)>);
 
 impl HeaderTemplates {
@@ -220,12 +221,6 @@ impl ResolvedHeaders {
 impl fmt::Debug for HeaderTemplates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.headers.iter().map(|(name, _)| name)).finish()
-    }
-}
-
-impl fmt::Debug for ResolvedHeaders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
     }
 }
 

@@ -88,7 +88,6 @@ pub struct StrictProvider {
     /// Requests so far under a key, or for a payment without one. The next draw depends on it.
     tries_by_key: HashMap<String, u32>,
     effects: Vec<Effect>,
-    effect_index: HashMap<String, usize>,
     payment_records: HashMap<String, PaymentRecord>,
     last_reference: u64,
     /// Requests that were not refused and have no response yet.
@@ -107,7 +106,6 @@ impl StrictProvider {
             idempotency_records: HashMap::new(),
             tries_by_key: HashMap::new(),
             effects: Vec::new(),
-            effect_index: HashMap::new(),
             payment_records: HashMap::new(),
             last_reference: 0,
             in_flight: 0,
@@ -302,16 +300,15 @@ impl StrictProvider {
             charge_reference = Some(reference);
             (200, charged.to_string())
         };
-        let effect = self.record_effect(request, u64::from(!draw.declines), now_us);
+        let next = self.effects.len();
+        let new = || PaymentRecord { effect: next, reference: None, due_us };
+        let known = self.payment_records.entry(request.payment.clone()).or_insert_with(new);
         // The first charge decides the state of a payment; without a charge, the first decline does.
-        let known = self.payment_records.entry(request.payment.clone()).or_insert(PaymentRecord {
-            effect,
-            reference: None,
-            due_us,
-        });
         if known.reference.is_none() {
-            *known = PaymentRecord { effect, reference: charge_reference, due_us };
+            (known.reference, known.due_us) = (charge_reference, due_us);
         }
+        let index = known.effect;
+        self.record_effect(request, index, u64::from(!draw.declines), now_us);
         if let Some(key) = &request.key {
             let record = IdempotencyRecord {
                 body_hash: request.body_hash,
@@ -325,11 +322,9 @@ impl StrictProvider {
         Reply { status, body, replayed: false, lost: false, due_us }
     }
 
-    /// Counts charges of a payment. Returns its index among the effects.
-    fn record_effect(&mut self, request: &ChargeRequest, charges: u64, now_us: u64) -> usize {
-        let next = self.effects.len();
-        let index = *self.effect_index.entry(request.payment.clone()).or_insert(next);
-        if index == next {
+    /// Counts charges of the payment with this index among the effects.
+    fn record_effect(&mut self, request: &ChargeRequest, index: usize, charges: u64, now_us: u64) {
+        if index == self.effects.len() {
             self.effects.push(Effect {
                 id: request.payment.clone(),
                 amount: request.amount,
@@ -357,7 +352,6 @@ impl StrictProvider {
             }
             _ => {}
         }
-        index
     }
 }
 

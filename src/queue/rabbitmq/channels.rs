@@ -51,16 +51,16 @@ impl ChannelLimit {
             Some(ReachedLimit { most: open.saturating_sub(1).max(1), words, tried_at: Some(Instant::now()) });
     }
 
-    /// # Errors
-    /// The broker's words, where one more than so many channels is too many and a trial is not due.
-    fn admit(&self, open: usize) -> Result<Admission, String> {
+    /// `None` if one more than so many channels may be opened; else the broker's words, and whether a trial of whether the
+    /// broker allows more by now is due.
+    fn refusal(&self, open: usize) -> Option<(String, bool)> {
         let mut limit = self.0.lock();
-        let Some(met) = limit.as_mut().filter(|met| open >= met.most) else { return Ok(Admission::Free) };
-        if met.tried_at.is_some_and(|at| at.elapsed() < TRIAL_EVERY) {
-            return Err(met.words.clone());
+        let met = limit.as_mut().filter(|met| open >= met.most)?;
+        let is_trial_due = met.tried_at.is_none_or(|at| at.elapsed() >= TRIAL_EVERY);
+        if is_trial_due {
+            met.tried_at = Some(Instant::now());
         }
-        met.tried_at = Some(Instant::now());
-        Ok(Admission::AfterTrial { words: met.words.clone() })
+        Some((met.words.clone(), is_trial_due))
     }
 
     /// A trial has shown that the broker allows more.
@@ -70,15 +70,6 @@ impl ChannelLimit {
             met.tried_at = None;
         }
     }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Admission {
-    Free,
-    /// Only once a trial has shown that the broker allows more; else these words say why not.
-    AfterTrial {
-        words: String,
-    },
 }
 
 /// A channel, counted until it is dropped.
@@ -133,10 +124,11 @@ impl Channels {
     /// [`QueueError::Refused`] in the broker's words, with the fix, where there are as many as it allows.
     pub async fn open(&self, connection: &Connection) -> Result<OpenChannel, QueueError> {
         let before = *self.open.borrow();
-        match self.limit.admit(before).map_err(QueueError::Refused)? {
-            Admission::Free => {}
-            Admission::AfterTrial { .. } if allows_more(&self.settings).await => self.limit.raise(),
-            Admission::AfterTrial { words } => return Err(QueueError::Refused(words)),
+        if let Some((words, is_trial_due)) = self.limit.refusal(before) {
+            if !is_trial_due || !allows_more(&self.settings).await {
+                return Err(QueueError::Refused(words));
+            }
+            self.limit.raise();
         }
         let failure = match self.create(connection).await {
             Ok(channel) => {
@@ -314,17 +306,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn channel_limit_is_retried_and_raised_by_one() {
         let limit = ChannelLimit::default();
-        assert_eq!(limit.admit(1_000), Ok(Admission::Free));
+        assert_eq!(limit.refusal(1_000), None);
         let words = || "NOT_ALLOWED".to_owned();
         limit.record(5, words());
-        assert_eq!((limit.admit(3), limit.admit(4)), (Ok(Admission::Free), Err(words())));
+        assert_eq!((limit.refusal(3), limit.refusal(4)), (None, Some((words(), false))));
         tokio::time::advance(TRIAL_EVERY).await;
-        assert_eq!(limit.admit(4), Ok(Admission::AfterTrial { words: words() }));
-        assert_eq!(limit.admit(4), Err(words()), "one trial at a time");
+        assert_eq!(limit.refusal(4), Some((words(), true)));
+        assert_eq!(limit.refusal(4), Some((words(), false)), "one trial at a time");
         limit.raise();
-        assert_eq!(limit.admit(4), Ok(Admission::Free));
-        assert_eq!(limit.admit(5), Ok(Admission::AfterTrial { words: words() }), "after a success the next at once");
+        assert_eq!(limit.refusal(4), None);
+        assert_eq!(limit.refusal(5), Some((words(), true)), "after a success the next at once");
         limit.record(0, words());
-        assert_eq!(limit.admit(0), Ok(Admission::Free), "who has none may always ask");
+        assert_eq!(limit.refusal(0), None, "who has none may always ask");
     }
 }
