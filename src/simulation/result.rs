@@ -84,13 +84,9 @@ pub(super) fn summarize(model: &Model, arrivals: &JobArrivals, record: &RunRecor
         .filter_map(|(job, arrival)| Some(job.first_start_us?.saturating_sub(model.start_us + arrival.at_us)));
     let last_us = record.jobs.iter().filter_map(|job| job.end).map(|(at_us, _)| at_us).max();
     let unfinished = record.jobs.iter().filter(|job| job.end.is_none()).count() as u64;
-    let mut arrivals_us: Vec<u64> = Vec::with_capacity(record.uses.len());
-    for provider_use in &record.uses {
-        arrivals_us.extend(std::iter::repeat_n(
-            provider_use.at_us.saturating_sub(model.start_us),
-            usize::from(provider_use.cost),
-        ));
-    }
+    let since_start = |at_us: u64| at_us.saturating_sub(model.start_us);
+    let uses = record.uses.iter().flat_map(|one| std::iter::repeat_n(since_start(one.at_us), usize::from(one.cost)));
+    let mut arrivals_us: Vec<u64> = uses.collect();
     arrivals_us.sort_unstable();
     let hold = Duration::from_micros(record.held_us.checked_div(record.answers).unwrap_or(0));
     let (rate_per_s, utilisation) = utilisation(model, &arrivals_us, hold);
@@ -246,7 +242,8 @@ fn count_windows(spec: &QuotaSpec, uses: &[ProviderUse], accounts: &[String]) ->
 }
 
 fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[ProviderUse], accounts: &[String]) -> WindowCount {
-    let mut windows: BTreeMap<Option<u32>, ObservedWindow> = BTreeMap::new();
+    // `None`: the limit does not count the account.
+    let mut windows: BTreeMap<Option<u32>, Option<ObservedWindow>> = BTreeMap::new();
     for provider_use in sorted {
         let account = if limit.scope == Scope::Account { provider_use.account } else { None };
         if limit.scope == Scope::Account && account.is_none() {
@@ -254,13 +251,16 @@ fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[ProviderUse], accounts
         }
         let window = windows.entry(account).or_insert_with(|| {
             let name = account.and_then(|account| accounts.get(account as usize));
-            ObservedWindow::new(&account_limit(spec, limit, name.map(String::as_str)), name.cloned())
+            let limit = account_limit(spec, limit, name.map(String::as_str))?;
+            Some(ObservedWindow::new(&limit, name.cloned()))
         });
-        window.record(provider_use);
+        if let Some(window) = window {
+            window.record(provider_use);
+        }
     }
     // An exceeded window first, then the fullest in proportion.
-    let worst = windows.into_values().filter(|window| !window.exempt).max_by(|a, b| a.share().total_cmp(&b.share()));
-    let worst = worst.unwrap_or_else(|| ObservedWindow::new(&Some(limit.clone()), None));
+    let worst = windows.into_values().flatten().max_by(|a, b| a.share().total_cmp(&b.share()));
+    let worst = worst.unwrap_or_else(|| ObservedWindow::new(limit, None));
     WindowCount {
         limit: limit.name.clone(),
         allows: limit_text(limit.max_requests, limit.window),
@@ -294,23 +294,21 @@ struct ObservedWindow {
     largest: u64,
     most: u64,
     account: Option<String>,
-    exempt: bool,
 }
 
 impl ObservedWindow {
-    fn new(limit: &Option<LimitSpec>, account: Option<String>) -> Self {
-        let window_us = limit.as_ref().map_or(1, |limit| micros_up(limit.window));
-        let offset_us = limit.as_ref().filter(|limit| limit.algorithm == Algorithm::FixedWindow);
+    fn new(limit: &LimitSpec, account: Option<String>) -> Self {
+        let window_us = micros_up(limit.window);
+        let is_fixed = limit.algorithm == Algorithm::FixedWindow;
         Self {
             window_us,
-            offset_us: offset_us.map(|limit| micros_up(limit.offset) % window_us),
-            counts_in_flight: limit.as_ref().is_some_and(|limit| limit.algorithm == Algorithm::Concurrency),
+            offset_us: is_fixed.then(|| micros_up(limit.offset) % window_us),
+            counts_in_flight: limit.algorithm == Algorithm::Concurrency,
             recent: VecDeque::new(),
             current: 0,
             largest: 0,
-            most: limit.as_ref().map_or(0, window_capacity),
+            most: window_capacity(limit),
             account,
-            exempt: limit.is_none(),
         }
     }
 

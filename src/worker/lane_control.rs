@@ -329,9 +329,7 @@ impl LaneControl {
         drop(unhealthy_until);
         self.breaker.lock().probe_from(self.since_origin(Instant::now()));
         *self.account_faults.lock() = AccountFaults::default();
-        for kind in [CallKind::Charge, CallKind::Lookup] {
-            *self.throttle_streak(kind) = ThrottleStreak::default();
-        }
+        self.throttle_streaks.iter().for_each(|streak| *streak.lock() = ThrottleStreak::default());
         for paused in [&self.intake, &self.charges, &self.sending] {
             paused.send_replace(None);
         }
@@ -339,9 +337,7 @@ impl LaneControl {
 
     /// Ends the pauses that the provider asked of this or another lane of its quota: an operator lifted them.
     pub fn clear_provider_pause(&self) {
-        for kind in [CallKind::Charge, CallKind::Lookup] {
-            *self.throttle_streak(kind) = ThrottleStreak::default();
-        }
+        self.throttle_streaks.iter().for_each(|streak| *streak.lock() = ThrottleStreak::default());
         for paused in [&self.intake, &self.sending] {
             paused.send_if_modified(|pause| pause.take_if(|pause| pause.cause == PauseCause::Provider).is_some());
         }

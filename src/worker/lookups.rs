@@ -56,14 +56,11 @@ async fn start_due(lane: &Arc<LaneContext>, jobs: &TaskTracker) -> Result<(), Le
     }
     let due = lane.worker.backends.ledger.due_lookups(&lane.name, &provider.retry_policy(), free).await?;
     for recorded in due {
-        let work = Box::pin(handle_lookup(Arc::clone(lane), recorded));
-        lane.worker.jobs.spawn(jobs.track_future(work));
+        let context = Arc::clone(lane);
+        let work = async move { run_without_message(&context, &recorded.job.id, process(&context, &recorded)).await };
+        lane.worker.jobs.spawn(jobs.track_future(Box::pin(work)));
     }
     Ok(())
-}
-
-async fn handle_lookup(lane: Arc<LaneContext>, recorded: JobToRepublish) {
-    run_without_message(&lane, &recorded.job.id, process(&lane, &recorded)).await;
 }
 
 /// Processes the job as a delivery does, but without a message: nothing is acknowledged, requeued or published.

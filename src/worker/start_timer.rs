@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
@@ -18,16 +18,8 @@ use tokio::time::{Instant, sleep_until};
 #[derive(Debug, Default)]
 pub struct StartTimer {
     shared: Arc<Shared>,
-    thread: Mutex<TimerThread>,
-}
-
-#[derive(Debug, Default)]
-enum TimerThread {
-    #[default]
-    NotStarted,
-    Running(JoinHandle<()>),
-    /// The system grants no thread: tokio's timer is used.
-    Unavailable,
+    /// Begins with the first sleeper; `None`: the system grants no thread, and tokio's timer is used.
+    thread: OnceLock<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
@@ -65,16 +57,13 @@ impl StartTimer {
     }
 
     fn has_thread(&self) -> bool {
-        let mut thread = self.thread.lock();
-        if matches!(*thread, TimerThread::NotStarted) {
+        let start = || {
             let shared = Arc::clone(&self.shared);
             let spawned = std::thread::Builder::new().name("start-timer".to_owned()).spawn(move || shared.run());
-            *thread = spawned.map(TimerThread::Running).unwrap_or_else(|error| {
-                tracing::warn!(%error, "failed to start the timer thread; requests may start up to 2 ms late");
-                TimerThread::Unavailable
-            });
-        }
-        matches!(*thread, TimerThread::Running(_))
+            let failed = "failed to start the timer thread; requests may start up to 2 ms late";
+            spawned.inspect_err(|error| tracing::warn!(%error, "{failed}")).ok()
+        };
+        self.thread.get_or_init(start).is_some()
     }
 }
 
@@ -82,7 +71,7 @@ impl Drop for StartTimer {
     fn drop(&mut self) {
         self.shared.queue.lock().ended = true;
         self.shared.changed.notify_one();
-        if let TimerThread::Running(thread) = std::mem::take(&mut *self.thread.lock()) {
+        if let Some(Some(thread)) = self.thread.take() {
             // It waits for nothing but the queue, and does nothing that panics.
             let _ = thread.join();
         }
@@ -226,9 +215,9 @@ mod tests {
     #[tokio::test]
     async fn the_thread_ends_with_its_owner() {
         let timer = StartTimer::default();
-        assert!(matches!(*timer.thread.lock(), TimerThread::NotStarted));
+        assert!(timer.thread.get().is_none());
         timer.sleep_until(Instant::now() + Duration::from_millis(1)).await;
-        assert!(matches!(*timer.thread.lock(), TimerThread::Running(_)));
+        assert!(matches!(timer.thread.get(), Some(Some(_))));
         let shared = Arc::downgrade(&timer.shared);
         drop(timer);
         assert_eq!(shared.strong_count(), 0, "the thread still holds the queue");
@@ -243,6 +232,6 @@ mod tests {
             assert!((instant..=instant + Duration::from_millis(2)).contains(&Instant::now()));
         }
         assert!(started.elapsed() < Duration::from_secs(3_600));
-        assert!(matches!(*timer.thread.lock(), TimerThread::NotStarted), "no thread for virtual time");
+        assert!(timer.thread.get().is_none(), "no thread for virtual time");
     }
 }

@@ -63,7 +63,6 @@ pub struct DrainReport {
 struct RunningLane {
     settings: watch::Sender<Arc<LaneSettings>>,
     context: Arc<LaneContext>,
-    stop: CancellationToken,
 }
 
 /// Runs until `stop` fires and the drain is over.
@@ -160,7 +159,7 @@ async fn run_lanes(
                     provider = %name,
                     "lane stops: its provider row is disabled or deleted, or its quota changed or is unknown"
                 );
-                lane.stop.cancel();
+                lane.context.stop.cancel();
             }
             continues
         });
@@ -220,7 +219,7 @@ fn apply_row(worker: &WorkerContext, lane: &RunningLane, row: &Arc<Provider>) ->
         }
     };
     let client = worker.backends.providers.build(row).inspect_err(unusable)?;
-    lane.context.egress.configure(row.workers, row.egress_per_second());
+    lane.context.egress.configure(row.workers, row.egress_per_second(), Instant::now());
     lane.context.gate.wake();
     let before = lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     lane.context.control.clear();
@@ -250,7 +249,6 @@ fn start_lane(
     };
     let client = worker.backends.providers.build(row).inspect_err(unusable)?;
     let Some(gate) = quotas.gate(&row.quota) else { return Ok(None) };
-    let stop = worker.stop.child_token();
     let (settings, settings_rx) = watch::channel(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     let context = Arc::new(LaneContext {
         worker: worker.clone(),
@@ -262,10 +260,10 @@ fn start_lane(
         control: Arc::new(LaneControl::for_provider(&row.name)),
         duplicates: Duplicates::default(),
         backlog: Arc::new(LaneBacklog::new()),
-        stop: stop.clone(),
+        stop: worker.stop.child_token(),
     });
     worker.jobs.spawn(lane::run(Arc::clone(&context)));
-    Ok(Some(RunningLane { settings, context, stop }))
+    Ok(Some(RunningLane { settings, context }))
 }
 
 /// Waits for the active jobs after intake has stopped, at most until `over_at`. Reports what was left.

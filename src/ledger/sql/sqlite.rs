@@ -106,7 +106,7 @@ impl Engine for SqliteEngine {
 
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         let (pool, step) = (self.pool.clone(), Step::new(sql, args));
-        run_to_completion(async move { Ok::<_, sqlx::Error>(run(&mut acquire(&pool).await?, &step).await?.0) }).await
+        run_to_completion(async move { Ok::<_, sqlx::Error>(run(&mut *acquire(&pool).await?, &step).await?.0) }).await
     }
 
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {

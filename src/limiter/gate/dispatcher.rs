@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use futures_util::future::OptionFuture;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use self::log::StallMonitor;
 use super::core::{Decision, GateCore, ReplyEffects, StoreFacts, Ticket};
-use super::history::{HistoryLoader, Rebuild};
+use super::history::{HistoryQuery, Rebuild, query_history};
 use super::pending_call::PendingCall;
 use super::permit::Permit;
 use super::{AcquireResult, GateContext, GateMessage, GateView};
@@ -36,7 +38,8 @@ pub(super) struct PermitDispatcher {
     view: watch::Sender<GateView>,
     core: GateCore<oneshot::Sender<AcquireResult>>,
     rebuild: Option<Rebuild>,
-    history: HistoryLoader,
+    /// One query runs at a time.
+    history: Option<HistoryQuery>,
     stall: StallMonitor,
 }
 
@@ -49,16 +52,7 @@ impl PermitDispatcher {
     ) -> Self {
         let spec = Arc::clone(&parts.spec.borrow());
         let core = GateCore::new(parts.incarnation, spec, Instant::now());
-        Self {
-            parts,
-            inbox,
-            outbox,
-            view,
-            core,
-            rebuild: None,
-            history: HistoryLoader::default(),
-            stall: StallMonitor::default(),
-        }
+        Self { parts, inbox, outbox, view, core, rebuild: None, history: None, stall: StallMonitor::default() }
     }
 
     pub async fn run(mut self) {
@@ -67,7 +61,7 @@ impl PermitDispatcher {
             while let Ok(message) = self.inbox.try_recv() {
                 self.handle_message(message);
             }
-            if let Some(answer) = self.history.poll_result() {
+            if let Some(answer) = self.history.as_mut().and_then(|query| query.now_or_never()) {
                 self.receive_history(answer);
             }
             self.apply_new_settings();
@@ -91,7 +85,7 @@ impl PermitDispatcher {
                     }
                     self.apply_settings();
                 }
-                answer = self.history.wait_for_result() => self.receive_history(answer),
+                Some(answer) = OptionFuture::from(self.history.as_mut()) => self.receive_history(answer),
                 () = sleep_until(wake) => {}
             }
         }
@@ -106,7 +100,8 @@ impl PermitDispatcher {
 
     fn apply_settings(&mut self) {
         let spec = Arc::clone(&self.parts.spec.borrow_and_update());
-        self.history.clear();
+        // Other settings may need another history.
+        self.history = None;
         self.core.apply_spec(spec, Instant::now());
         self.log_notices();
     }
@@ -129,6 +124,7 @@ impl PermitDispatcher {
 
     /// Takes a history from the ledger.
     fn receive_history(&mut self, answer: Result<CounterSeeds, String>) {
+        self.history = None;
         if let Err(cause) = self.core.receive_history(answer, Instant::now()) {
             let quota = &self.core.spec().quota;
             tracing::warn!(%quota, cause, "cannot read past usage from the ledger: new limits wait, retrying");
@@ -201,7 +197,8 @@ impl PermitDispatcher {
             self.parts.limiter.attest_clock(&spec.quota, &run_id, proof.since, proof.read);
         }
         if let Some(request) = effects.history {
-            self.history.start_query(request, &self.parts);
+            let recent = Arc::clone(&self.parts.recent);
+            self.history.get_or_insert_with(|| query_history(request, recent));
         }
         if let Some(version) = effects.newer_version {
             (self.parts.on_newer_version)(version);

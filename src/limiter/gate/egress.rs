@@ -79,7 +79,7 @@ impl LaneEgress {
     }
 
     /// Applies a changed row; the caller wakes the gate.
-    pub(crate) fn configure_at(&self, workers: u32, jobs_per_second: f64, now: Instant) {
+    pub fn configure(&self, workers: u32, jobs_per_second: f64, now: Instant) {
         let (mut state, since_origin) = self.state_at(now);
         state.workers = workers;
         state.bucket.set_rate(jobs_per_second, since_origin);

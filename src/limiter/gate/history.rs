@@ -10,8 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, pending};
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 
 use super::GateContext;
@@ -29,45 +28,15 @@ const LEDGER_RETRY: Duration = Duration::from_secs(1);
 /// ledger, which may have to read a month.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-type HistoryResult = Result<CounterSeeds, String>;
+/// A running query for past uses.
+pub(super) type HistoryQuery = BoxFuture<'static, Result<CounterSeeds, String>>;
 type RecentUsesResult = Result<(Vec<PastUse>, CostByKind), String>;
 
-#[derive(Default)]
-pub(super) struct HistoryLoader {
-    query: Option<BoxFuture<'static, HistoryResult>>,
+pub(super) fn query_history(request: HistoryRequest, recent: Arc<dyn RecentAttempts>) -> HistoryQuery {
+    Box::pin(async move { run(&request, &*recent).await })
 }
 
-impl HistoryLoader {
-    /// Queries the ledger, unless a query runs already.
-    pub fn start_query(&mut self, request: HistoryRequest, parts: &GateContext) {
-        if self.query.is_none() {
-            let recent = Arc::clone(&parts.recent);
-            self.query = Some(Box::pin(async move { run(&request, &*recent).await }));
-        }
-    }
-
-    /// The query's result, if there is one now.
-    pub fn poll_result(&mut self) -> Option<HistoryResult> {
-        let answer = self.query.as_mut()?.now_or_never()?;
-        self.query = None;
-        Some(answer)
-    }
-
-    /// Waits for the query's result, for ever if no query runs.
-    pub async fn wait_for_result(&mut self) -> HistoryResult {
-        let Some(query) = &mut self.query else { return pending().await };
-        let answer = query.await;
-        self.query = None;
-        answer
-    }
-
-    /// Drops the query, because other settings may need another history.
-    pub fn clear(&mut self) {
-        self.query = None;
-    }
-}
-
-async fn run(request: &HistoryRequest, recent: &dyn RecentAttempts) -> HistoryResult {
+async fn run(request: &HistoryRequest, recent: &dyn RecentAttempts) -> Result<CounterSeeds, String> {
     let mut answer = CounterSeeds { state_epoch: request.state_epoch, provider: None, subjects: Vec::new() };
     if request.needs.provider {
         let (ended, in_flight) = recent.recent_uses(&request.spec.quota, request.spec.lookback()).await?;

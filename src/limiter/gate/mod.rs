@@ -78,6 +78,8 @@ pub enum RefusalScope {
 /// A job's request for a permit.
 #[derive(Clone, Debug)]
 pub struct AcquireRequest {
+    /// The job whose position can be queried ([`Gate::position_of`]).
+    pub job: Option<JobId>,
     pub cost: u32,
     pub kind: CallKind,
     /// Higher first: 0 to 9, and above that a job whose outcome is unknown.
@@ -101,6 +103,7 @@ impl AcquireRequest {
     /// A request for one permit that needs no worker slot, with nothing else set.
     pub fn new(cost: u32, kind: CallKind, wait_until: Instant) -> Self {
         Self {
+            job: None,
             cost,
             kind,
             priority: 0,
@@ -206,14 +209,9 @@ impl Gate {
     ///
     /// Dropping the future leaves the queue. A permit that was granted meanwhile is released unused.
     pub async fn acquire(&self, request: AcquireRequest) -> AcquireResult {
-        self.acquire_for(None, request).await
-    }
-
-    /// [`Gate::acquire`] for a job whose position can be queried by its id ([`Gate::position_of`]).
-    pub async fn acquire_for(&self, job: Option<JobId>, request: AcquireRequest) -> AcquireResult {
         let (reply, answer) = oneshot::channel();
         // A gate that has ended drops the request, and the answer with it.
-        let _ = self.messages.send(GateMessage::Acquire(PermitWaiter::new(job, request, reply, Instant::now())));
+        let _ = self.messages.send(GateMessage::Acquire(PermitWaiter::new(request, reply, Instant::now())));
         let (reason, scope) = (BlockReason::Stopping, RefusalScope::All);
         let refusal = GateRefusal { retry_after: Duration::from_secs(1), exact: false, reason, scope };
         answer.await.unwrap_or(AcquireResult::Refused(refusal))

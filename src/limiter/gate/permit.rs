@@ -169,9 +169,4 @@ impl LaneEgress {
     pub fn new(workers: u32, jobs_per_second: f64) -> Arc<Self> {
         Self::starting_at(workers, jobs_per_second, Instant::now())
     }
-
-    /// Applies a changed row; the caller wakes the gate.
-    pub fn configure(&self, workers: u32, jobs_per_second: f64) {
-        self.configure_at(workers, jobs_per_second, Instant::now());
-    }
 }

@@ -214,11 +214,6 @@ impl<T: Ticket> WaitQueue<T> {
         self.waiters.ready().next_back().is_some_and(|(last, _)| last.priority_reversed > key.priority_reversed)
     }
 
-    /// Whether a limit of its account has deferred the waiter.
-    pub fn has_waited_for_account(&self, key: QueueKey) -> bool {
-        self.waiters.has_waited_for_account(key)
-    }
-
     pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         self.waiters.remove(key, now)
     }

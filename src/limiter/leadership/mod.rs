@@ -114,10 +114,9 @@ impl Limiter for LeaderGuardedLimiter {
             (Leader::FallbackShare, StoreDown::Share { workers }) => {
                 call_share(&self.share_limiter, spec, call, workers).await
             }
-            (Leader::FallbackShare, StoreDown::Wait) => {
+            (Leader::FallbackShare, StoreDown::Wait) | (Leader::NoLeader(_), _) => {
                 Err(LimiterError::Unavailable(NoLeaderCause::StoreUnavailable.to_string()))
             }
-            (Leader::NoLeader(cause), _) => Err(LimiterError::Unavailable(cause.to_string())),
         }
     }
 
@@ -143,12 +142,12 @@ impl Limiter for LeaderGuardedLimiter {
     }
 
     fn check_attestation(&self, quota: &ProviderName, read: &StoreClockReading) -> AttestationCheck {
-        self.views.lock().get(quota).map_or(AttestationCheck::Missing, |view| view.attestations.check_attestation(read))
+        self.views.lock().get(quota).map_or(AttestationCheck::Missing, |view| view.check_attestation(read))
     }
 
     fn attest_clock(&self, quota: &ProviderName, run_id: &str, since: Micros, read: StoreClockReading) {
         if let Some(view) = self.views.lock().get_mut(quota)
-            && view.attestations.record_comparison(run_id, since, read)
+            && view.record_comparison(run_id, since, read)
         {
             self.poll_now.notify_one();
         }

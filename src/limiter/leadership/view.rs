@@ -21,17 +21,22 @@ use crate::limiter::leader_election::{
 };
 use crate::limiter::{LimiterError, StoreClockReading, StoreConnection};
 
+/// The database cuts its clock to milliseconds.
+const TRUNCATION_NS: i128 = 1_000_000;
+
 pub(super) struct LeadershipView {
     policy: StoreDown,
     timing: LeadershipTiming,
     polled: Option<PolledRow>,
     store: StoreStatus,
-    pub attestations: AttestationTracker,
+    /// The last comparison of a gate.
+    compared: Option<ComparedClock>,
 }
 
 /// The row as of the last successful poll.
 struct PolledRow {
     sent_at: Instant,
+    received_at: Instant,
     row: Option<LeaderRow>,
     /// Arrival of the first reply that showed this holder in this term.
     first_seen_at: Instant,
@@ -46,13 +51,7 @@ impl LeadershipView {
     /// The view of a quota that opens now: nothing polled, nothing connected.
     pub fn new(policy: StoreDown, timing: LeadershipTiming, now: Instant) -> Self {
         let error = LimiterError::Unavailable("not connected yet".to_owned());
-        Self {
-            policy,
-            timing,
-            polled: None,
-            store: StoreStatus::Unavailable { since: now, error },
-            attestations: AttestationTracker::default(),
-        }
+        Self { policy, timing, polled: None, store: StoreStatus::Unavailable { since: now, error }, compared: None }
     }
 
     /// Applies changed settings of the quota.
@@ -62,11 +61,10 @@ impl LeadershipView {
 
     /// Records the row that a poll or a change of the row returned; it was sent and answered at these instants.
     pub fn record_row(&mut self, row: Option<LeaderRow>, sent_at: Instant, received_at: Instant) {
-        self.attestations.record_row(row.as_ref(), sent_at, received_at);
         let holder_and_term = |row: &Option<LeaderRow>| row.as_ref().map(|row| (row.holder.clone(), row.term));
         let known = self.polled.as_ref().filter(|polled| holder_and_term(&polled.row) == holder_and_term(&row));
         let first_seen_at = known.map_or(received_at, |polled| polled.first_seen_at);
-        self.polled = Some(PolledRow { sent_at, row, first_seen_at });
+        self.polled = Some(PolledRow { sent_at, received_at, row, first_seen_at });
     }
 
     /// Records that the store responded over this connection. `true` if that is a change.
@@ -134,44 +132,6 @@ impl LeadershipView {
             }
         }
     }
-}
-
-/// The database cuts its clock to milliseconds.
-const TRUNCATION_NS: i128 = 1_000_000;
-
-/// The database's clock and the row's attestation, as of the last poll.
-struct PolledClock {
-    sent_at: Instant,
-    received_at: Instant,
-    term: i64,
-    now: Micros,
-    attestation: Option<(ClockAttestation, Duration)>,
-}
-
-/// The store's clock as a gate knows it that has compared it without a break since `since`.
-struct ComparedClock {
-    run_id: String,
-    since: Micros,
-    reading: StoreClockReading,
-}
-
-#[derive(Default)]
-pub(super) struct AttestationTracker {
-    polled: Option<PolledClock>,
-    compared: Option<ComparedClock>,
-}
-
-impl AttestationTracker {
-    /// Records the row of a poll that was sent and answered at these instants.
-    pub fn record_row(&mut self, row: Option<&LeaderRow>, sent_at: Instant, received_at: Instant) {
-        self.polled = row.map(|row| PolledClock {
-            sent_at,
-            received_at,
-            term: row.term,
-            now: row.now,
-            attestation: row.attestation,
-        });
-    }
 
     /// Records a gate's comparison with the clock of the store with this run id. `true` if its run id or begin is new.
     pub fn record_comparison(&mut self, run_id: &str, since: Micros, read: StoreClockReading) -> bool {
@@ -182,31 +142,42 @@ impl AttestationTracker {
 
     /// Checks the row's attestation against a gate's reading of the store's clock.
     pub fn check_attestation(&self, read: &StoreClockReading) -> AttestationCheck {
-        let Some(polled) = &self.polled else { return AttestationCheck::Missing };
-        let Some((attestation, age)) = polled.attestation else { return AttestationCheck::Missing };
-        check_attestation(polled.offset(read), attestation, age)
+        let check = |polled: &PolledRow| {
+            let row = polled.row.as_ref()?;
+            let (attestation, age) = row.attestation?;
+            Some(check_attestation(polled.offset(row, read), attestation, age))
+        };
+        self.polled.as_ref().and_then(check).unwrap_or(AttestationCheck::Missing)
     }
 
     /// The attestation to record now, with the row's term, if the row's is missing, old or wrong.
-    pub fn attestation_due(&self, run_id: &str) -> Option<(i64, ClockAttestation)> {
-        let polled = self.polled.as_ref()?;
+    pub fn attestation_due(&self) -> Option<(i64, ClockAttestation)> {
+        let (polled, run_id) = (self.polled.as_ref()?, self.term_run_id()?);
+        let row = polled.row.as_ref()?;
         let compared = self.compared.as_ref().filter(|compared| compared.run_id == run_id)?;
-        let ours = ClockAttestation { offset: polled.offset(&compared.reading), since: compared.since };
-        let is_current = polled.attestation.is_some_and(|(stored, age)| {
+        let ours = ClockAttestation { offset: polled.offset(row, &compared.reading), since: compared.since };
+        let is_current = row.attestation.is_some_and(|(stored, age)| {
             let is_valid = matches!(check_attestation(ours.offset, stored, age), AttestationCheck::Valid { .. });
             stored.since > ours.since || (stored.since == ours.since && is_valid && age < ATTESTATION_RENEW_AFTER)
         });
-        (!is_current).then_some((polled.term, ours))
+        (!is_current).then_some((row.term, ours))
     }
 }
 
-impl PolledClock {
+/// The store's clock as a gate knows it that has compared it without a break since `since`.
+struct ComparedClock {
+    run_id: String,
+    since: Micros,
+    reading: StoreClockReading,
+}
+
+impl PolledRow {
     /// How far the store's clock is ahead of the database's, both at the instant at which the row arrived.
-    fn offset(&self, read: &StoreClockReading) -> ClockOffset {
+    fn offset(&self, row: &LeaderRow, read: &StoreClockReading) -> ClockOffset {
         let apart = nanos_from(read.at, self.received_at);
         let drift = apart.abs() * i128::from(DRIFT_PPM) / 1_000_000 + 1;
         let store = ClockBounds { least_ns: read.least_ns + apart - drift, most_ns: read.most_ns + apart + drift };
-        let least_ns = i128::from(self.now.0) * 1_000;
+        let least_ns = i128::from(row.now.0) * 1_000;
         let most_ns = least_ns + TRUNCATION_NS + nanos_from(self.sent_at, self.received_at);
         ClockOffset::between(store, ClockBounds { least_ns, most_ns })
     }
@@ -240,30 +211,34 @@ mod tests {
             let ns = STORE_NS + stepped + i128::from(ms) * MS;
             StoreClockReading { at: at(ms), least_ns: ns, most_ns: ns + MS / 2 }
         };
-        let mut clocks = AttestationTracker::default();
+        let timing = LeadershipTiming::with_poll_interval(Duration::from_secs(1));
+        let mut clocks = LeadershipView::new(StoreDown::Wait, timing, begin);
         assert_eq!(
-            (clocks.check_attestation(&read(0, 0)), clocks.attestation_due("a/3")),
+            (clocks.check_attestation(&read(0, 0)), clocks.attestation_due()),
             (AttestationCheck::Missing, None)
         );
-        clocks.record_row(Some(&row(Duration::from_millis(1_000), None)), at(1_000), at(1_002));
+        clocks.record_row(Some(row(Duration::from_millis(1_000), None)), at(1_000), at(1_002));
         assert_eq!(clocks.check_attestation(&read(900, 0)), AttestationCheck::Missing);
         assert!(
             clocks.record_comparison("a/3", SINCE, read(900, 0))
                 && !clocks.record_comparison("a/3", SINCE, read(950, 0))
         );
-        assert_eq!(clocks.attestation_due("b/3"), None, "a comparison with another store does not count");
-        let (term, word) = clocks.attestation_due("a/3").unwrap();
+        let other = LeaderRow { holder: "redis:b".to_owned(), ..row(Duration::from_millis(1_000), None) };
+        clocks.record_row(Some(other), at(1_000), at(1_002));
+        assert_eq!(clocks.attestation_due(), None, "a comparison with another store does not count");
+        clocks.record_row(Some(row(Duration::from_millis(1_000), None)), at(1_000), at(1_002));
+        let (term, word) = clocks.attestation_due().unwrap();
         assert_eq!((term, word.since), (3, SINCE));
         // 5 s, within the poll's 2 ms, the cut of 1 ms, the reading's half millisecond and the drift over 50 ms.
         let apart = [5_000_000 - word.offset.least_us, word.offset.most_us - 5_000_000];
         assert!((900..=1_200).contains(&apart[0]) && (2_400..=2_600).contains(&apart[1]), "{apart:?}");
 
         clocks.record_row(
-            Some(&row(Duration::from_millis(2_000), Some((word, Duration::from_secs(1))))),
+            Some(row(Duration::from_millis(2_000), Some((word, Duration::from_secs(1))))),
             at(2_000),
             at(2_001),
         );
-        assert_eq!(clocks.attestation_due("a/3"), None);
+        assert_eq!(clocks.attestation_due(), None);
         let AttestationCheck::Valid { since, undetected_step: hidden } = clocks.check_attestation(&read(2_100, 0))
         else {
             panic!("not attested")
@@ -274,21 +249,17 @@ mod tests {
         }
         // Old, or from before a step that this worker has seen.
         clocks.record_row(
-            Some(&row(Duration::from_millis(2_000), Some((word, ATTESTATION_RENEW_AFTER)))),
+            Some(row(Duration::from_millis(2_000), Some((word, ATTESTATION_RENEW_AFTER)))),
             at(2_000),
             at(2_001),
         );
-        assert!(clocks.attestation_due("a/3").is_some());
-        clocks.record_row(Some(&row(Duration::from_millis(2_000), Some((word, Duration::ZERO)))), at(2_000), at(2_001));
+        assert!(clocks.attestation_due().is_some());
+        clocks.record_row(Some(row(Duration::from_millis(2_000), Some((word, Duration::ZERO)))), at(2_000), at(2_001));
         clocks.record_comparison("a/3", Micros(SINCE.0 + 1), read(2_000, 30_000 * MS));
-        assert!(clocks.attestation_due("a/3").is_some());
+        assert!(clocks.attestation_due().is_some());
         // Another worker has seen a later step.
         let later = ClockAttestation { since: Micros(SINCE.0 + 2), ..word };
-        clocks.record_row(
-            Some(&row(Duration::from_millis(2_000), Some((later, Duration::ZERO)))),
-            at(2_000),
-            at(2_001),
-        );
-        assert_eq!(clocks.attestation_due("a/3"), None);
+        clocks.record_row(Some(row(Duration::from_millis(2_000), Some((later, Duration::ZERO)))), at(2_000), at(2_001));
+        assert_eq!(clocks.attestation_due(), None);
     }
 }

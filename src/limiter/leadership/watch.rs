@@ -146,7 +146,7 @@ impl LeaderGuardedLimiter {
     /// Records the clock attestations that are due. The next poll shows whether that worked.
     async fn record_attestations(&self) {
         let due = |(quota, view): (&ProviderName, &LeadershipView)| {
-            let (term, attestation) = view.attestations.attestation_due(&view.term_run_id()?)?;
+            let (term, attestation) = view.attestation_due()?;
             Some(QuotaAttestation { quota: quota.clone(), term, attestation })
         };
         let due: Vec<_> = self.views.lock().iter().filter_map(due).collect();

@@ -101,7 +101,7 @@ impl Simulation<'_> {
             egress: Some(egress),
             ..AcquireRequest::new(cost, CallKind::Charge, self.clock.instant(wait_until_us))
         };
-        gate.join(PermitWaiter::new(None, request, job, self.clock.instant(now_us)));
+        gate.join(PermitWaiter::new(request, job, self.clock.instant(now_us)));
         self.advance_gate(now_us, process);
     }
 

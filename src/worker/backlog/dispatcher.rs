@@ -130,8 +130,10 @@ fn flow_of(job: &BacklogJob) -> FlowKey {
 
 fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
     let ahead = AheadGuard::new(&lane.backlog, flow_of(&job));
+    let (context, id) = (Arc::clone(lane), job.job.id.clone());
+    let work = async move { run_without_message(&context, &id, process(&context, job, ahead)).await };
     // Boxed because a future of thousands of bytes is moved several times on its way into a task.
-    lane.worker.jobs.spawn(Box::pin(handle_job(Arc::clone(lane), job, ahead)));
+    lane.worker.jobs.spawn(Box::pin(work));
 }
 
 fn lane_facts(lane: &LaneContext) -> LaneFacts {
@@ -152,12 +154,6 @@ fn cannot_send_until(lane: &LaneContext) -> Option<Instant> {
     let until = pauses.iter().filter_map(|pause| pause.borrow().as_ref().map(|pause| pause.until)).max();
     let until = until.map(|until| until.checked_sub(RESUME_AHEAD).unwrap_or(until));
     until.filter(|until| *until > now)
-}
-
-/// Runs a job that was claimed from the backlog, to its end.
-async fn handle_job(lane: Arc<LaneContext>, job: BacklogJob, ahead: AheadGuard) {
-    let id = job.job.id.clone();
-    run_without_message(&lane, &id, process(&lane, job, ahead)).await;
 }
 
 /// Processes the job as a delivery does, but without a message: nothing is acknowledged or requeued.

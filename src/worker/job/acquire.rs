@@ -15,7 +15,7 @@ use super::fast_path::{Reservation, discard};
 use super::prepare::ProviderCall;
 use super::{JobRun, LaneContext, WaitCause};
 use crate::domain::disposition::OVERSIZED_WAIT;
-use crate::domain::job::{Job, JobId};
+use crate::domain::job::Job;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::{Mode, Provider};
 use crate::domain::wait_reason::{Wait, WaitReason};
@@ -66,6 +66,7 @@ pub(super) fn acquire_request(
         Mode::Requeue => (Instant::now() + DELAY_STEPS[0], DELAY_STEPS[0]),
     };
     AcquireRequest {
+        job: Some(job.id.clone()),
         // A job's cost is what its charge uses.
         cost: if kind == CallKind::Charge { u32::from(job.cost) } else { 1 },
         kind,
@@ -79,13 +80,14 @@ pub(super) fn acquire_request(
     }
 }
 
-pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: AcquireRequest) -> PermitWait {
+pub(super) async fn wait_for_permit(lane: &LaneContext, request: AcquireRequest) -> PermitWait {
     let (asked_at, _waiting) = (Instant::now(), lane.meter.permit_wait_started());
-    let charge_wait = (request.kind == CallKind::Charge).then(|| lane.backlog.begin_wait(&job));
+    let charge = request.job.as_ref().filter(|_| request.kind == CallKind::Charge);
+    let charge_wait = charge.map(|job| lane.backlog.begin_wait(job));
     let mut sending = lane.control.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
-    let acquired = lane.gate.acquire_for(Some(job), request);
+    let acquired = lane.gate.acquire(request);
     tokio::pin!(acquired);
     loop {
         sending.mark_unchanged();
@@ -136,7 +138,7 @@ impl JobRun<'_> {
                 let acquire = acquire_request(&self.job, kind, self.claimed.maybe_charged, provider, egress);
                 let account_wait = if self.is_for_backlog() { acquire.account_wait } else { Duration::MAX };
                 let acquire = AcquireRequest { account_wait, ..acquire };
-                wait_for_permit(self.lane, self.job.id.clone(), acquire).boxed()
+                wait_for_permit(self.lane, acquire).boxed()
             }
         };
         let waiting = spans::step("wait for a permit");

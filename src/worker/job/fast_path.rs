@@ -79,7 +79,7 @@ pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivere
     let Ok(Ok(request)) = frozen else { return FirstTry::MustBeClaimed(decoded, None) };
     let egress = egress_request(lane, EgressRule::Paced, delivered_at);
     let acquire = acquire_request(&decoded.job, CallKind::Charge, false, &settings.provider, egress);
-    let mut permit_wait = wait_for_permit(lane, decoded.job.id.clone(), acquire).boxed();
+    let mut permit_wait = wait_for_permit(lane, acquire).boxed();
     let waited = timeout_at(delivered_at + UNRECORDED_MAX, &mut permit_wait);
     let permit = match waited.instrument(spans::step("wait for a permit")).await {
         Ok(PermitWait::Granted(permit)) => permit,

@@ -95,18 +95,13 @@ impl LaneMeter {
             decisions: DecisionLog::default(),
         };
         let all = &lane.families;
-        for counters in [&all.permits_granted, &all.provider_throttled, &all.redelivered] {
-            lane.own(counters);
-        }
-        for gauges in [&all.active_jobs, &all.gate_waiting_jobs, &all.in_flight_requests] {
-            lane.own(gauges);
-        }
-        for histograms in [&all.job_duration_seconds, &all.permit_wait_seconds, &all.start_lateness_seconds] {
-            lane.own(histograms);
-        }
-        for histograms in [&all.hold_seconds, &all.provider_request_duration_seconds] {
-            lane.own(histograms);
-        }
+        let counters = [&all.permits_granted, &all.provider_throttled, &all.redelivered];
+        counters.into_iter().for_each(|counter| drop(lane.own(counter)));
+        let gauges = [&all.active_jobs, &all.gate_waiting_jobs, &all.in_flight_requests];
+        gauges.into_iter().for_each(|gauge| drop(lane.own(gauge)));
+        let durations = [&all.job_duration_seconds, &all.permit_wait_seconds, &all.provider_request_duration_seconds];
+        let histograms = durations.into_iter().chain([&all.hold_seconds, &all.start_lateness_seconds]);
+        histograms.for_each(|histogram| drop(lane.own(histogram)));
         JobField::ALL.into_iter().for_each(|field| drop(lane.without(field)));
         ReturnReason::ALL.into_iter().for_each(|why| drop(lane.returned(why)));
         FinalState::ALL.into_iter().for_each(|state| drop(lane.finished(state.name())));

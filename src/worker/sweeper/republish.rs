@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, future, stream};
 
 use super::{BATCH, RoundRobin, SweepError};
 use crate::domain::provider::{Provider, ProviderName};
@@ -94,14 +94,8 @@ async fn publish_unqueued(worker: &WorkerContext, lane: &ProviderName) -> Result
 }
 
 async fn publish_all(worker: &WorkerContext, lane: &ProviderName, jobs: Vec<JobToRepublish>) -> Result<(), SweepError> {
-    let mut published = stream::iter(jobs).map(|job| publish(worker, lane, job)).buffer_unordered(CONCURRENT_PUBLISHES);
-    let mut first = Ok(());
-    while let Some(done) = published.next().await {
-        if first.is_ok() {
-            first = done;
-        }
-    }
-    first
+    let published = stream::iter(jobs).map(|job| publish(worker, lane, job)).buffer_unordered(CONCURRENT_PUBLISHES);
+    published.fold(Ok(()), |first: Result<(), SweepError>, done| future::ready(first.and(done))).await
 }
 
 /// Publishes one copy. If that fails, the next is published after the job's interval: this one was used up.

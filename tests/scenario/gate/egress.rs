@@ -56,8 +56,8 @@ async fn started(gate: &Gate, request: AcquireRequest) -> WorkerSlot {
 }
 
 fn waits(gate: &Gate, id: &str, request: AcquireRequest) -> JoinHandle<AcquireResult> {
-    let (gate, id) = (gate.clone(), Identifier::new(id).unwrap());
-    tokio::spawn(async move { gate.acquire_for(Some(id), request).await })
+    let (gate, job) = (gate.clone(), Some(Identifier::new(id).unwrap()));
+    tokio::spawn(async move { gate.acquire(AcquireRequest { job, ..request }).await })
 }
 
 async fn egress_of(gate: &Gate, id: &str) -> Option<EgressPosition> {
@@ -121,7 +121,7 @@ async fn changed_workers_apply_to_waiting_jobs() {
     let second = waits(&gate, "second", paced(&lane));
     sleep(Duration::from_secs(1)).await;
     assert!(!second.is_finished());
-    lane.configure(2, 1_000.0);
+    lane.configure(2, 1_000.0, Instant::now());
     gate.wake();
     let second = timeout(Duration::from_secs(1), second).await.unwrap().unwrap();
     assert!(matches!(second, AcquireResult::Granted(_)), "{second:?}");

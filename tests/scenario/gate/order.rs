@@ -193,7 +193,8 @@ async fn queued_job_reports_its_position() {
     use_one(&gate, ask(5, hour())).await;
     let wait = |id: &str, priority: u8, cost: u32| {
         let (gate, job) = (gate.clone(), Identifier::new(id).unwrap());
-        tokio::spawn(async move { gate.acquire_for(Some(job), AcquireRequest { priority, ..ask(cost, hour()) }).await })
+        let request = AcquireRequest { job: Some(job), priority, ..ask(cost, hour()) };
+        tokio::spawn(async move { gate.acquire(request).await })
     };
     let mut waiting = Vec::new();
     for (id, priority, cost) in [("first", 0, 1), ("second", 0, 3), ("third", 0, 1), ("urgent", 9, 2)] {

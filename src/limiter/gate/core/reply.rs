@@ -232,7 +232,6 @@ impl<T: Ticket> GateCore<T> {
 
     /// Hands a permit to the waiter, with a worker slot of its lane. Returns whether the waiter is still there.
     fn grant(&mut self, key: QueueKey, call: u64, terms: &GrantTerms, arrived: Instant) -> bool {
-        let waited_for_account = self.queue.has_waited_for_account(key);
         let Some(waiter) = self.queue.remove(key, arrived) else { return false };
         self.stalled_since = None;
         if let Some(egress) = &waiter.egress {
@@ -244,7 +243,7 @@ impl<T: Ticket> GateCore<T> {
             answer_before: terms.answer_before,
             slots: terms.slots(call, waiter.cost, waiter.scope),
             window_slot: self.persist_window.occupy(arrived, terms.budget),
-            waited_for_account,
+            waited_for_account: waiter.waited_for_account,
             egress: waiter.egress,
         };
         self.queue.decide(waiter.ticket, AcquireResult::Granted(permit));

@@ -166,13 +166,14 @@ impl Rig {
         let wait_until = now + ask.patience;
         let egress = EgressRequest { lane: Arc::clone(&self.lanes[ask.lane]), rule: EgressRule::Paced, wait_until };
         let request = AcquireRequest {
+            job: Some(job(id)),
             priority: ask.priority,
             account: ask.account.map(str::to_owned),
             egress: Some(egress),
             ..AcquireRequest::new(ask.cost, ask.kind, wait_until)
         };
         let ticket = RigTicket { id, is_cancelled: Rc::clone(&is_cancelled) };
-        let waiter = PermitWaiter::new(Some(job(id)), request, ticket, now);
+        let waiter = PermitWaiter::new(request, ticket, now);
         self.asks.insert(id, ask.clone());
         self.waiting.insert(id, Waiting { ask: ask.clone(), is_cancelled });
         self.core.join(waiter, now);

@@ -76,6 +76,8 @@ pub(crate) struct PermitWaiter<T> {
     pub ticket: T,
     /// Set while a limit of its own refuses it.
     pub(super) deferral: Option<Deferral>,
+    /// A limit of its account has deferred it, now or before.
+    pub(in crate::limiter::gate) waited_for_account: bool,
     /// Set by the queue.
     pub(in crate::limiter::gate) counted: Arc<CountedSubjects>,
 }
@@ -133,9 +135,9 @@ impl Deferral {
 }
 
 impl<T> PermitWaiter<T> {
-    /// The request of a job at this instant; its position can be queried by the job's id.
-    pub fn new(job: Option<JobId>, request: AcquireRequest, ticket: T, now: Instant) -> Self {
-        let AcquireRequest { cost, kind, priority, account, reference, .. } = request;
+    /// The request of a job at this instant.
+    pub fn new(request: AcquireRequest, ticket: T, now: Instant) -> Self {
+        let AcquireRequest { job, cost, kind, priority, account, reference, .. } = request;
         Self {
             job,
             cost,
@@ -148,6 +150,7 @@ impl<T> PermitWaiter<T> {
             egress: request.egress,
             ticket,
             deferral: None,
+            waited_for_account: false,
             counted: Arc::default(),
         }
     }

@@ -26,8 +26,6 @@ pub(super) struct Waiters<T> {
     /// Those that have an account or a reference, deferred or not.
     named: ByName,
     deferred: Deferred,
-    /// Those that a limit of their account has deferred, now or before.
-    held_by_account: BTreeSet<QueueKey>,
     lanes: LaneWaiters,
     /// Number of checks since cancelled waiters were last swept.
     checks_since_sweep: usize,
@@ -65,7 +63,6 @@ impl<T> Default for Waiters<T> {
             ready: BTreeSet::new(),
             named: ByName::default(),
             deferred: Deferred::default(),
-            held_by_account: BTreeSet::new(),
             lanes: LaneWaiters::default(),
             checks_since_sweep: 0,
         }
@@ -92,7 +89,6 @@ impl<T: Ticket> Waiters<T> {
             self.by_egress_deadline.remove(&(egress.wait_until, key));
         }
         self.lanes.remove(waiter.egress.as_ref(), now);
-        self.held_by_account.remove(&key);
         match &waiter.deferral {
             Some(deferral) => self.deferred.remove(key, &waiter.scope, deferral),
             None => drop(self.ready.remove(&key)),
@@ -114,9 +110,7 @@ impl<T: Ticket> Waiters<T> {
             self.deferred.remove(key, &waiter.scope, &before);
         }
         self.ready.remove(&key);
-        if deferral.is_by_account_limit() {
-            self.held_by_account.insert(key);
-        }
+        waiter.waited_for_account |= deferral.is_by_account_limit();
         self.deferred.insert(key, &waiter.scope, &deferral);
         waiter.deferral = Some(deferral);
     }
@@ -138,7 +132,7 @@ impl<T: Ticket> Waiters<T> {
 
     /// Ends the deferrals that are over.
     pub fn resume_if(&mut self, is_over: impl Fn(&Deferral) -> bool) {
-        let is_over = |key: &QueueKey| self.deferral_of(*key).is_some_and(&is_over);
+        let is_over = |key: &QueueKey| self.get(*key).and_then(|waiter| waiter.deferral.as_ref()).is_some_and(&is_over);
         let keys: Vec<QueueKey> = self.deferred.by_end.iter().map(|(_, key)| *key).filter(is_over).collect();
         keys.into_iter().for_each(|key| self.resume(key));
     }
@@ -151,15 +145,6 @@ impl<T: Ticket> Waiters<T> {
         };
         let keys: Vec<QueueKey> = self.deferred.by_name.related(scope).flatten().copied().filter(is_over).collect();
         keys.into_iter().for_each(|key| self.resume(key));
-    }
-
-    /// Whether a limit of its account has deferred the waiter.
-    pub fn has_waited_for_account(&self, key: QueueKey) -> bool {
-        self.held_by_account.contains(&key)
-    }
-
-    fn deferral_of(&self, key: QueueKey) -> Option<&Deferral> {
-        self.by_key.get(&key)?.deferral.as_ref()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&QueueKey, &PermitWaiter<T>)> {
@@ -281,7 +266,6 @@ mod tests {
                 && self.deferred.by_end.len() == deferred
                 && self.deferred.by_name.len() <= deferred
                 && self.named.len() == names
-                && self.held_by_account.iter().all(|key| self.by_key.contains_key(key))
         }
     }
 
@@ -354,6 +338,7 @@ mod tests {
                 egress: None,
                 ticket: reply,
                 deferral,
+                waited_for_account: false,
                 counted: Arc::default(),
             };
             self.waiters.insert(key, waiter, self.zero);
