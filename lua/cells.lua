@@ -1,5 +1,5 @@
 -- The counter of one limit (a cell), for each algorithm; the second part of the limiter's library.
--- Specification: src/domain/quota/{window,bucket,counters,start_spread,counter}.rs.
+-- Specification: src/domain/quota/{cells,counters,start_spread,counter}.rs.
 
 local PARTS = 1024
 local DEBT_PARTS = 8
