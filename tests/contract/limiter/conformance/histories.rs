@@ -173,8 +173,11 @@ async fn added_limit_keeps_account_counters(limiter: Arc<dyn Limiter>) {
     caller.spec = more.clone();
     let reply = caller.ask(&[of(&more, 9, "a"), of(&more, 9, "b")]).await;
     assert_eq!(served(&reply, 2), [0, 0], "no account has a history of a day: {reply:?}");
-    let Shortage::NeedsHistory { readable_in_us } = reply.skipped[0].shortage else { panic!("{reply:?}") };
-    until_us(&caller, reply.now.0 + readable_in_us + 2_000).await;
+    let readable_in_us = reply.skipped.iter().map(|skipped| match skipped.shortage {
+        Shortage::NeedsHistory { readable_in_us } => readable_in_us,
+        Shortage::NoSlot => panic!("{reply:?}"),
+    });
+    until_us(&caller, reply.now.0 + readable_in_us.max().unwrap() + 2_000).await;
     let unknown = caller.ask(&[]).await;
     let unused = of_account(&more, "b", history(&more, &unknown, &[], 0));
     let subjects = vec![of_account(&more, "a", history(&more, &unknown, &[3_600_000, 7_200_000], 0)), unused];
