@@ -70,11 +70,10 @@ fn oldest_s(input: &OverviewInput, provider: &ProviderOverview) -> Option<f64> {
 }
 
 fn ledger(writer: &mut MetricsWriter<'_>, input: &OverviewInput, names: BTreeSet<&str>) -> Result<(), fmt::Error> {
-    // Providers without a job yet have zeros.
-    let of = |name: &&str| ProviderReconciliation { provider: (*name).to_owned(), ..ProviderReconciliation::default() };
-    let accounts: Vec<ProviderReconciliation> = input.reconciliation.as_ref().map_or_else(Vec::new, |accounts| {
-        names.iter().map(|name| accounts.get(*name).cloned().unwrap_or_else(|| of(name))).collect()
-    });
+    // A provider without a job has no samples: there may be hundreds of them.
+    let of_lane = |account: &&ProviderReconciliation| names.contains(account.provider.as_str());
+    let accounts: Vec<&ProviderReconciliation> =
+        input.reconciliation.iter().flat_map(BTreeMap::values).filter(of_lane).collect();
     let each = |of: fn(&ProviderReconciliation) -> u64| {
         accounts.iter().map(move |account| (vec![("provider", account.provider.clone())], float(of(account))))
     };
