@@ -50,6 +50,8 @@ enum Data {
     Few,
     /// Redis is unavailable for all workers, and that stops all providers but a paused one.
     Incident,
+    /// Few providers with the longest names and most limits.
+    Long,
     /// Fifty of everything that is listed, with the longest texts.
     Full,
     /// Database and queue are unavailable: figures are missing, and reads of the database fail.
@@ -85,6 +87,11 @@ impl Canned {
     /// Starts while Redis is unavailable.
     pub async fn start_incident() -> Self {
         Self::start_with(Data::Incident).await
+    }
+
+    /// Starts with long names.
+    pub async fn start_long() -> Self {
+        Self::start_with(Data::Long).await
     }
 
     /// Starts with long lists.
@@ -234,7 +241,7 @@ fn peculiar(state: &str) -> Value {
             "clears_if_resumed": {"kind": "clears_in", "ms": 90_000},
         }),
         "cold" => {
-            json!({"limits": [limit("lookups", Some(0), json!({"applies_to": "lookup", "window_ms": 3_600_000})), limit("loose", Some(1), json!({})), limit("tight", Some(2), json!({"window_ms": 60_000})), limit("middling", Some(3), json!({"window_ms": 10_000}))]})
+            json!({"rate_per_s": null, "limits": [limit("lookups", Some(0), json!({"applies_to": "lookup", "window_ms": 3_600_000})), limit("loose", Some(1), json!({})), limit("tight", Some(2), json!({"window_ms": 60_000})), limit("middling", Some(3), json!({"window_ms": 10_000}))]})
         }
         "misconfigured" => json!({"review": 2, "dead": 1, "refused_by_provider": 1}),
         "idle" => json!({"waiting": 0}),
@@ -267,10 +274,11 @@ pub fn long_name(number: usize) -> String {
 
 /// A provider with the longest name and eight limits.
 fn long_provider(number: usize) -> Value {
-    let mut provider = provider(&long_name(number), STATES[number % STATES.len()]);
+    let state = ["running", "paused", "paused_by_provider", "breaker_open"][number % 4];
+    let mut provider = provider(&long_name(number), state);
     let limits: Vec<Value> = (0..8).map(|nth| limit(&format!("{:b<30}{nth}", "limit-"), Some(99), json!({}))).collect();
     provider["limits"] = json!(limits);
-    provider["review"] = json!(1_234_567);
+    provider["review"] = json!(1_234);
     provider
 }
 
@@ -290,6 +298,7 @@ fn overview(data: Data) -> Value {
         Data::Empty => Vec::new(),
         Data::Few => names(8).map(|state| provider(&state.replace('_', "-"), state)).collect(),
         Data::Incident => names(8).map(|state| without_limiter(state)).collect(),
+        Data::Long => [8, 9, 10].map(long_provider).to_vec(),
         Data::Full => (0..50).map(long_provider).collect(),
         Data::States | Data::Troubled => names(14).map(|state| provider(&state.replace('_', "-"), state)).collect(),
     };

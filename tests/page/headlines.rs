@@ -61,7 +61,7 @@ async fn ids_and_questions_are_copied_as_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn passed_checks_and_settled_questions_are_folded() {
+async fn passed_checks_and_answered_questions_are_folded() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "#/jobs/waiting").await;
     browser.await_text(".passed-checks summary", "1 check passed, it is at “Limit”").await;

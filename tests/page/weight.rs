@@ -1,4 +1,4 @@
-//! What the page costs: its files, compressed, and its height on a phone with long lists.
+//! Costs of the page: the size of its files, compressed, and its height on a phone with long lists.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

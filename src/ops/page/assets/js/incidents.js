@@ -20,9 +20,9 @@ const CONSEQUENCES = {
 const SHARED = new Set(["no_worker", "backend_unavailable", "draining"]);
 const TITLES = { no_worker: "No worker", backend_unavailable: "Backend unavailable", draining: "All workers are draining" };
 
-export const backendName = ({ kind, backend }) => KINDS[kind] ?? BACKENDS[backend] ?? sentence(backend);
+const backendName = ({ kind, backend }) => KINDS[kind] ?? BACKENDS[backend] ?? sentence(backend);
 
-/** `{key, tone, title, since, words, problem, lanes}`: `lanes` are the names of the providers that it explains. */
+/** `{key, tone, title, short, since, words, problem, lanes}`: `lanes` are the names of the providers that it explains. */
 export function incidents(overview) {
   const backends = (overview?.outages ?? []).map((outage) => ofBackend(outage, overview.providers));
   const explained = new Set(backends.flatMap(({ lanes }) => lanes));
@@ -37,6 +37,7 @@ function ofBackend(outage, providers) {
     key: `backend ${backend}`,
     tone: everywhere ? "bad" : "warn",
     title: `${name} unreachable${whom}`,
+    short: `${name} unreachable`,
     since,
     words: everywhere ? CONSEQUENCES[backend] : "The other workers send.",
     problem,
@@ -57,6 +58,7 @@ function ofStates(providers, explained) {
     key,
     tone: state === "draining" ? "warn" : "bad",
     title: lanes.length === providers.length ? TITLES[state] : `${TITLES[state]} for ${lanes.length} providers`,
+    short: TITLES[state],
     since: null,
     words: "",
     problem: cause,

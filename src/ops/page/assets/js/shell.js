@@ -3,7 +3,7 @@
 import { link } from "./api.js";
 import { h, patch } from "./dom.js";
 import { clock, count, duration } from "./format.js";
-import { backendName, incidents } from "./incidents.js";
+import { incidents } from "./incidents.js";
 import { inUtc, switchZone, zoneName } from "./instants.js";
 import { cycle, theme } from "./theme.js";
 
@@ -74,7 +74,8 @@ function pulse(overview) {
 function trouble(found, outages) {
   const tone = found.some((incident) => incident.tone === "bad") ? "lost" : "partly";
   if (outages.length > 1) return [`${count(outages.length)} backends unavailable`, tone];
-  return [outages.length === 1 ? `${backendName(outages[0])} unreachable` : found[0].title, tone];
+  if (found.length > 1) return [`${count(found.length)} incidents`, tone];
+  return [found[0].short, tone];
 }
 
 function zoneButton() {

@@ -38,12 +38,12 @@ export class Sorter {
   /** `told`: names of the providers whose state an incident explains. */
   sections(providers, told, now) {
     const found = new Map(NAMES.map((name) => [name, []]));
-    for (const provider of providers) found.get(this.#settled(provider, told.has(provider.name), now)).push(provider);
+    for (const provider of providers) found.get(this.#sectionOf(provider, told.has(provider.name), now)).push(provider);
     found.get("attention").sort((a, b) => severity(a) - severity(b));
     return SECTIONS.map(([name, title, about]) => ({ name, title, about, providers: found.get(name) }));
   }
 
-  #settled(provider, told, now) {
+  #sectionOf(provider, told, now) {
     const wanted = urgency(provider, told);
     const last = this.#last.get(provider.name);
     const calmer = last && NAMES.indexOf(wanted) > NAMES.indexOf(last.section);

@@ -3,7 +3,7 @@
 
 import { serverNow } from "../clock.js";
 import { h } from "../dom.js";
-import { count, plural } from "../format.js";
+import { count, plural, sentence } from "../format.js";
 import { Histories } from "../history.js";
 import { incidents, otherWarnings } from "../incidents.js";
 import { about, instant } from "../instants.js";
@@ -48,7 +48,7 @@ export function overview(context) {
         found.map((incident) => bar(incident, known)),
         sums(known),
         warnings(known),
-        sorter.sections(known.providers, told, serverNow()).map((section) => lanes(section, told, known.providers.length)),
+        h("div", { class: "sections" }, sorter.sections(known.providers, told, serverNow()).map((section) => lanes(section, told, known.providers.length))),
       ];
     },
   };
@@ -74,7 +74,7 @@ export function overview(context) {
       return h("details", { key: name, class: "lanes idle", open: providers.length === all },
         h("summary", {}, h("h2", { id }, `${count(providers.length)} idle`), h("span", { class: "muted" }, `${names}${more}`)), content);
     }
-    return h("section", { key: name, class: `lanes ${name}`, "aria-labelledby": id },
+    return h("section", { key: name, class: `lanes ${name} ${dense ? "dense" : ""}`.trim(), style: { "--cards": providers.length }, "aria-labelledby": id },
       h("div", { class: "lanes-head" }, h("h2", { id }, title, " ", h("span", { class: "badge" }, count(providers.length))), words ? h("p", { class: "muted" }, words) : null),
       content);
   }
@@ -89,7 +89,7 @@ function bar({ key, tone, title, since, words, problem }, known) {
     h("p", { class: "incident-head" },
       // Without the figures, which a screen reader would announce with each change.
       h("strong", { role: "alert" }, title, since ? [" since ", instant(since, about(since))] : null, "."),
-      tone === "bad" ? ` Nothing is lost. ${waitingWords({ waiting, waiting_is_at_least: lower })} ${are}.` : ""),
+      tone === "bad" ? ` Nothing is lost. ${sentence(waitingWords({ waiting, waiting_is_at_least: lower }))} ${are}.` : ""),
     h("p", { class: "incident-words" }, words, words ? " " : "", problem ? h("small", {}, problem) : null));
 }
 
