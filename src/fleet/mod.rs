@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use self::backlog::ProviderCounts;
 pub use self::backlog::by_provider;
+use self::outages::{BackendOutage, outages};
 use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, clear_time, limits};
 pub use self::provider_status::ProviderState;
 use self::provider_status::provider_status;
@@ -26,6 +27,7 @@ use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::LimitStatus;
 
 pub mod backlog;
+pub mod outages;
 pub mod pace;
 pub mod provider_status;
 pub mod report;
@@ -72,6 +74,8 @@ pub struct OverviewInput {
     pub backend_problems: Vec<String>,
     /// Names of the sources that did not answer.
     pub missing: Vec<&'static str>,
+    /// Since when each of them has not answered, in milliseconds since the Unix epoch.
+    pub missing_since_ms: BTreeMap<&'static str, i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -91,6 +95,9 @@ pub struct Overview {
     /// `database`, `queue` and `limiter`, if they did not answer.
     #[serde(default)]
     pub missing: Vec<String>,
+    /// The backends that are unavailable, for some or all workers.
+    #[serde(default)]
+    pub outages: Vec<BackendOutage>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -183,6 +190,7 @@ pub fn overview(evidence: &OverviewInput) -> Overview {
         counted_at: evidence.counted_at_ms.map(|at_ms| DatabaseTime(at_ms).to_string()),
         warnings: warnings(evidence),
         missing: evidence.missing.iter().map(|source| (*source).to_owned()).collect(),
+        outages: outages(evidence),
     }
 }
 

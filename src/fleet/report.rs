@@ -63,6 +63,9 @@ pub struct BackendStatus {
     pub rtt_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// When it first did not answer, in milliseconds since the Unix epoch by the worker's clock; absent while it answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<i64>,
 }
 
 /// The problem with the backend's name before it, unless it begins with the name already.

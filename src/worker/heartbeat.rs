@@ -27,7 +27,7 @@ use crate::fleet::report::{
 use crate::fleet::workers::ROW_RETENTION;
 use crate::ledger::fleet::WorkerReport;
 use crate::limiter::gate::{BlockReason, GateView};
-use crate::worker::meter::LaneMeter;
+use crate::worker::meter::{LaneMeter, unix_ms};
 
 /// Time between two reports.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -79,15 +79,17 @@ impl HeartbeatReporter {
     pub async fn run(self, stop: CancellationToken) {
         let started = Instant::now();
         let (mut sent, mut failing, mut count, mut wait) = (RecentRequests::default(), false, 0_u64, Duration::ZERO);
+        let mut outages = OutageStarts::default();
         loop {
             tokio::select! {
                 () = sleep(wait) => {}
                 () = stop.cancelled() => break,
             }
-            let backends = tokio::select! {
+            let mut backends = tokio::select! {
                 backends = self.ping_backends() => backends,
                 () = stop.cancelled() => break,
             };
+            outages.record(&mut backends, i64::try_from(unix_ms()).unwrap_or(i64::MAX));
             self.status.borrow().meter.record_backends(&backends);
             let all_answer = backends.values().all(|backend| backend.ok);
             // A database that does not answer is not asked to store a report.
@@ -247,7 +249,21 @@ async fn ping(kind: &str, question: impl Future<Output = Result<Option<String>, 
     let ok = answer.is_ok();
     let rtt_ms = ok.then(|| (began.elapsed().as_secs_f64() * 100_000.0).round() / 100.0);
     let (version, problem) = answer.map_or_else(|problem| (None, Some(problem)), |version| (version, None));
-    BackendStatus { ok, kind: kind.to_owned(), version, rtt_ms, problem }
+    BackendStatus { ok, kind: kind.to_owned(), version, rtt_ms, problem, since_ms: None }
+}
+
+/// Since when each backend has not answered this process.
+#[derive(Debug, Default)]
+struct OutageStarts(BTreeMap<String, i64>);
+
+impl OutageStarts {
+    /// Adds to each backend that does not answer when that began.
+    fn record(&mut self, backends: &mut BTreeMap<String, BackendStatus>, at_ms: i64) {
+        self.0.retain(|name, _| backends.get(name).is_some_and(|backend| !backend.ok));
+        for (name, backend) in backends.iter_mut().filter(|(_, backend)| !backend.ok) {
+            backend.since_ms = Some(*self.0.entry(name.clone()).or_insert(at_ms));
+        }
+    }
 }
 
 /// Times of the last reports, and how many requests had begun until then.
@@ -373,6 +389,18 @@ mod tests {
         ] {
             assert_eq!(changes_soon(&report(ready, by, ends_in_ms)), soon, "{ready} {by:?} {ends_in_ms:?}");
         }
+    }
+
+    #[test]
+    fn outage_begins_with_the_first_ping_that_fails() {
+        let backend = |ok| [("limiter".to_owned(), BackendStatus { ok, ..BackendStatus::default() })].into();
+        let mut outages = OutageStarts::default();
+        let since = [(true, 1), (false, 2), (false, 3), (true, 4), (false, 5)].map(|(ok, at_ms)| {
+            let mut backends: BTreeMap<String, BackendStatus> = backend(ok);
+            outages.record(&mut backends, at_ms);
+            backends["limiter"].since_ms
+        });
+        assert_eq!(since, [None, Some(2), Some(2), None, Some(5)]);
     }
 
     #[test]

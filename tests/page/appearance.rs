@@ -164,7 +164,8 @@ async fn states_and_bars_have_text_labels() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "No worker").await;
-    let chips = browser.run("return [...document.querySelectorAll('.card .chip')].map((chip) => chip.innerText)").await;
+    let chips =
+        browser.run("return [...document.querySelectorAll('.lane-row .chip')].map((chip) => chip.innerText)").await;
     let chips: Vec<&str> = chips.as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(chips.len(), STATES.len());
     assert!(chips.iter().all(|word| !word.is_empty() && !word.contains('_')), "{chips:?}");
@@ -175,11 +176,13 @@ async fn states_and_bars_have_text_labels() {
     let bars = browser.run("return [...document.querySelectorAll('[role=meter]')].map((bar) => [bar.parentElement.className, bar.getAttribute('aria-valuetext'), getComputedStyle(bar.firstElementChild).backgroundColor])").await;
     let bar = |at: usize| (bars[at][0].as_str().unwrap(), bars[at][1].as_str().unwrap());
     assert_eq!(bar(0), ("limit fine", "10 of 100 used"));
-    assert_eq!(bar(1), ("limit near", "80 of 100 used"));
+    assert_eq!(bar(1), ("limit fine", "80 of 100 used"));
     assert_eq!(bar(2), ("limit full", "100 of 100 used"));
-    assert_eq!(bar(3), ("limit full", "closed: nothing is sent"));
-    assert_ne!(bars[0][2], bars[1][2], "a bar of 80 % has the colour of one of 10 %");
-    for words in ["80% · nearly full", "100% · full", "counted per account"] {
+    assert_eq!(bar(3), ("limit closed", "closed: nothing is sent"));
+    assert_eq!(bars[0][2], bars[1][2]);
+    assert_ne!(bars[1][2], bars[2][2], "a full bar has the colour of one of 80 %");
+    assert_ne!(bars[2][2], bars[3][2], "a closed limit has the colour of a full one");
+    for words in ["80%", "100% · in full use", "counted per account"] {
         browser.await_text("#main", words).await;
     }
     browser.nothing_went_wrong(&[]).await;

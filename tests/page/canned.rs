@@ -40,12 +40,28 @@ pub const STATES: [&str; 14] = [
 const JOB_STATES: [&str; 9] =
     ["waiting", "sending", "unknown", "review", "dead", "succeeded", "declined", "expired", "cancelled"];
 
+/// What the API has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Data {
+    /// A provider in each state.
+    States,
+    Empty,
+    /// So few providers that each has a card.
+    Few,
+    /// Redis is unavailable for all workers, and that stops all providers but a paused one.
+    Incident,
+    /// Few providers with the longest names and most limits.
+    Long,
+    /// Fifty of everything that is listed, with the longest texts.
+    Full,
+    /// Database and queue are unavailable: figures are missing, and reads of the database fail.
+    Troubled,
+}
+
 #[derive(Clone)]
 struct Server {
     page: String,
-    empty: bool,
-    /// Database and queue are unavailable: figures are missing, and reads of the database fail.
-    troubled: bool,
+    data: Data,
     /// Paths of the API that were requested.
     asked: Arc<Mutex<Vec<String>>>,
     client: reqwest::Client,
@@ -60,15 +76,35 @@ pub struct Canned {
 
 impl Canned {
     pub async fn start(empty: bool) -> Self {
-        Self::start_with(empty, false).await
+        Self::start_with(if empty { Data::Empty } else { Data::States }).await
+    }
+
+    /// Starts with eight providers.
+    pub async fn start_few() -> Self {
+        Self::start_with(Data::Few).await
+    }
+
+    /// Starts while Redis is unavailable.
+    pub async fn start_incident() -> Self {
+        Self::start_with(Data::Incident).await
+    }
+
+    /// Starts with long names.
+    pub async fn start_long() -> Self {
+        Self::start_with(Data::Long).await
+    }
+
+    /// Starts with long lists.
+    pub async fn start_full() -> Self {
+        Self::start_with(Data::Full).await
     }
 
     /// Starts with unavailable backends.
     pub async fn start_troubled() -> Self {
-        Self::start_with(false, true).await
+        Self::start_with(Data::Troubled).await
     }
 
-    async fn start_with(empty: bool, troubled: bool) -> Self {
+    async fn start_with(data: Data) -> Self {
         static PAGE: OnceLock<Stand> = OnceLock::new();
         let page = tokio::task::spawn_blocking(|| PAGE.get_or_init(Stand::start).origin.clone()).await.unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -76,7 +112,7 @@ impl Canned {
         let origin = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let state = Server { page, empty, troubled, asked: Arc::clone(&asked), client };
+        let state = Server { page, data, asked: Arc::clone(&asked), client };
         let stop = CancellationToken::new();
         let router = Router::new().fallback(answer).with_state(state);
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
@@ -104,22 +140,24 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let Some(rest) = path.strip_prefix("/api/v1/") else { return page(&server, &path).await };
     server.asked.lock().unwrap().push(path.clone());
     let parts: Vec<&str> = rest.split('/').collect();
-    if server.troubled {
+    if server.data == Data::Troubled {
         return troubled(&parts);
     }
     let body = match (request.method(), parts.as_slice()) {
-        (&Method::GET, ["overview"]) => overview(server.empty),
+        (&Method::GET, ["overview"]) => overview(server.data),
+        (&Method::GET, ["providers", "cold", "history"]) => json!({"step_ms": 60_000, "points": []}),
         (&Method::GET, ["providers", _, "history"]) => history(),
         (&Method::GET, ["providers", name, "flows"]) => flows(name),
         (&Method::GET, ["providers", name]) => {
-            let providers = overview(false)["providers"].as_array().unwrap().clone();
+            let providers = overview(Data::States)["providers"].as_array().unwrap().clone();
             let found = providers.into_iter().find(|provider| provider["name"] == *name);
             found.map_or(Value::Null, |provider| of_provider(&provider))
         }
-        (&Method::GET, ["jobs"]) => jobs(server.empty, request.uri().query().unwrap_or_default()),
+        (&Method::GET, ["jobs"]) if server.data == Data::Full => fifty_jobs(request.uri().query().unwrap_or_default()),
+        (&Method::GET, ["jobs"]) => jobs(server.data == Data::Empty, request.uri().query().unwrap_or_default()),
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
-        (&Method::GET, ["workers"]) => workers(server.empty),
+        (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
         (&Method::POST, ["providers", _, "limits", limit]) => {
             let least = |at_least_ms| json!({"kind": "depends_on_accounts", "at_least_ms": at_least_ms, "limits": ["per-account"], "about_ms": null});
             json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "clears": {"from": least(120_000), "to": least(60_000)}})
@@ -148,9 +186,13 @@ fn troubled(parts: &[&str]) -> Response {
     let warnings = ["database: gone", "queue: gone"];
     axum::Json(json!({
         "at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [acme], "reconciliation": [], "warnings": warnings,
-        "missing": ["database", "queue"],
+        "missing": ["database", "queue"], "outages": [outage("database", "postgres"), outage("queue", "rabbitmq")],
     }))
     .into_response()
+}
+
+fn outage(backend: &str, kind: &str) -> Value {
+    json!({"backend": backend, "kind": kind, "since": EARLIER, "problem": format!("{backend}: gone"), "workers": 2, "of_workers": 2, "everywhere": true})
 }
 
 /// The program's own file, with its headers.
@@ -198,9 +240,11 @@ fn peculiar(state: &str) -> Value {
             "queued": 80, "unrecorded": 80, "waiting": 80, "clears": {"kind": "not_while_paused"},
             "clears_if_resumed": {"kind": "clears_in", "ms": 90_000},
         }),
-        "idle" => {
-            json!({"limits": [limit("lookups", Some(0), json!({"applies_to": "lookup", "window_ms": 3_600_000})), limit("loose", Some(1), json!({})), limit("tight", Some(2), json!({"window_ms": 60_000})), limit("middling", Some(3), json!({"window_ms": 10_000}))]})
+        "cold" => {
+            json!({"rate_per_s": null, "limits": [limit("lookups", Some(0), json!({"applies_to": "lookup", "window_ms": 3_600_000})), limit("loose", Some(1), json!({})), limit("tight", Some(2), json!({"window_ms": 60_000})), limit("middling", Some(3), json!({"window_ms": 10_000}))]})
         }
+        "misconfigured" => json!({"review": 2, "dead": 1, "refused_by_provider": 1}),
+        "idle" => json!({"waiting": 0}),
         _ => json!({}),
     }
 }
@@ -215,21 +259,61 @@ fn provider(name: &str, state: &str) -> Value {
             limit("closed", Some(0), json!({"max_requests": 0, "remaining": 0, "shadow": true})),
         ],
         "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "delayed": 300, "backlog": 40, "active": 128,
-        "in_flight": 9, "oldest_waiting_at": EARLIER, "clears": {"kind": "clears_in", "ms": 120_000}, "review": 2, "dead": 1,
+        "in_flight": 9, "oldest_waiting_at": EARLIER, "clears": {"kind": "clears_in", "ms": 120_000}, "review": 0, "dead": 0,
         "succeeded": 1_234_567, "declined": 3, "expired": 0, "cancelled": 0, "unknown": 0, "sending": 9,
-        "refused_by_provider": 1,
+        "refused_by_provider": 0,
     });
     provider.as_object_mut().unwrap().extend(peculiar(state).as_object().unwrap().clone());
     provider
 }
 
-fn overview(empty: bool) -> Value {
-    let providers: Vec<Value> = STATES.iter().map(|state| provider(&state.replace('_', "-"), state)).collect();
-    let reconciliation = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
-    if empty {
-        return json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [], "reconciliation": [], "warnings": []});
+/// A name as long as it may be; the number keeps it unique.
+pub fn long_name(number: usize) -> String {
+    format!("{:a<60}-{number:02}", "provider-with-the-longest-name-")
+}
+
+/// A provider with the longest name and eight limits.
+fn long_provider(number: usize) -> Value {
+    let state = ["running", "paused", "paused_by_provider", "breaker_open"][number % 4];
+    let mut provider = provider(&long_name(number), state);
+    let limits: Vec<Value> = (0..8).map(|nth| limit(&format!("{:b<30}{nth}", "limit-"), Some(99), json!({}))).collect();
+    provider["limits"] = json!(limits);
+    provider["review"] = json!(1_234);
+    provider
+}
+
+/// Stopped by Redis, unless an operator paused it.
+fn without_limiter(state: &str) -> Value {
+    if state == "paused" {
+        return provider(state, state);
     }
-    json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "reconciliation": reconciliation, "counted_at": EARLIER, "warnings": [HOSTILE]})
+    let mut stopped = provider(state, "backend_unavailable");
+    stopped["cause"] = json!("limiter: gone");
+    stopped
+}
+
+fn overview(data: Data) -> Value {
+    let names = |count: usize| STATES.iter().take(count);
+    let providers: Vec<Value> = match data {
+        Data::Empty => Vec::new(),
+        Data::Few => names(8).map(|state| provider(&state.replace('_', "-"), state)).collect(),
+        Data::Incident => names(8).map(|state| without_limiter(state)).collect(),
+        Data::Long => [8, 9, 10].map(long_provider).to_vec(),
+        Data::Full => (0..50).map(long_provider).collect(),
+        Data::States | Data::Troubled => names(14).map(|state| provider(&state.replace('_', "-"), state)).collect(),
+    };
+    let mut overview = json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "reconciliation": [], "warnings": [], "outages": []});
+    if data == Data::Empty {
+        return overview;
+    }
+    overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
+    (overview["counted_at"], overview["warnings"]) = (json!(EARLIER), json!([HOSTILE]));
+    if data == Data::Incident {
+        overview["outages"] = json!([outage("limiter", "redis")]);
+        overview["warnings"] = json!(["limiter: gone", "2 workers: limiter: gone"]);
+        overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": []}]);
+    }
+    overview
 }
 
 fn history() -> Value {
@@ -287,6 +371,20 @@ fn jobs(empty: bool, query: &str) -> Value {
     let jobs: Vec<Value> = JOB_STATES.iter().filter(|state| fits(state)).map(|state| job(state)).collect();
     let unreadable = json!([{"id": HOSTILE, "problem": HOSTILE}]);
     json!({"jobs": if empty { Vec::new() } else { jobs }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null})
+}
+
+/// Payments with the longest ids, accounts and reasons.
+fn fifty_jobs(query: &str) -> Value {
+    let state = JOB_STATES.into_iter().find(|state| query.contains(&format!("state={state}"))).unwrap_or("unknown");
+    let jobs = (0..50).map(|number| {
+        let mut job = job(state);
+        job["id"] = json!(format!("{:i<60}-{number:02}", "payment-"));
+        job["provider"] = json!(long_name(number));
+        job["account"] = json!("a".repeat(64));
+        job["reason"] = json!("the provider answered with a text of its own, which is long ".repeat(4));
+        job
+    });
+    json!({"jobs": jobs.collect::<Vec<_>>(), "unreadable": [], "next": "more"})
 }
 
 fn details(state: &str) -> Value {

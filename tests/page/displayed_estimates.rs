@@ -12,15 +12,16 @@ fn card(provider: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn account_limits_mark_clear_time_as_estimate() {
-    let canned = Canned::start(false).await;
+    let canned = Canned::start_few().await;
     let browser = Browser::open(&canned.origin, "").await;
-    browser.await_text(&card("running"), "at least 34 s").await;
-    browser.await_text(&card("running"), "limit per-account counts each account or reference separately").await;
-    browser.await_text(&card("waiting-for-limit"), "about 7 min 8 s").await;
-    browser.await_text(&card("waiting-for-limit"), "at the rate of the last minutes: limit per-account").await;
-    assert!(!browser.text(&card("idle")).await.contains("at least"), "nothing depends on accounts there");
+    browser.await_text(&card("running"), "at least 34 s\ndepends on the accounts").await;
+    browser.await_text(&card("waiting-for-limit"), "about 7 min 8 s\ndepends on the accounts").await;
+    assert!(!browser.text(&card("cold")).await.contains("depends"), "nothing depends on accounts there");
+    browser.visit("#/providers/waiting-for-limit").await;
+    browser.await_text(".depends", "at the rate of the last minutes: limit per-account").await;
     // Before a change: the effect of an account limit is unknown; for another limit, the lower bound is known.
     browser.visit("#/providers/running").await;
+    browser.await_text(".depends", "limit per-account counts each account or reference separately").await;
     browser.await_text("#limits-title", "Limits").await;
     browser.click("button[aria-label='Change limit per-account']").await;
     browser.fill("dialog input[name=requests]", "0").await;
@@ -73,7 +74,7 @@ async fn unreadable_payments_are_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_figures_are_marked_unknown() {
-    let canned = Canned::start(false).await;
+    let canned = Canned::start_few().await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text(".counted", "Payments in the ledger were counted 2 min 5 s ago").await;
     browser.await_text(&card("probing"), "Invalid configuration, the last valid one applies: limit all").await;
@@ -96,11 +97,11 @@ async fn unknown_figures_are_marked_unknown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn card_shows_the_tightest_limits() {
-    let canned = Canned::start(false).await;
+    let canned = Canned::start_few().await;
     let browser = Browser::open(&canned.origin, "").await;
-    browser.await_text(&card("idle"), "tight").await;
+    browser.await_text(&card("cold"), "tight").await;
     let names = "return [...document.querySelectorAll(`${args[0]} .limit-name`)].map((name) => name.innerText)";
-    assert_eq!(browser.run_with(names, json!([card("idle")])).await, json!(["tight", "middling"]));
+    assert_eq!(browser.run_with(names, json!([card("cold")])).await, json!(["tight", "middling"]));
     browser.nothing_went_wrong(&[]).await;
 }
 
@@ -110,7 +111,7 @@ async fn timeline(browser: &Browser, id: &str) -> Vec<String> {
     browser.await_text("h1", id).await;
     browser.await_text(".timeline", "Received").await;
     // The explanation is loaded after the payment, and adds what the payment waited for.
-    browser.await_true("return document.querySelector('.stands') !== null").await;
+    browser.await_true("return document.querySelector('.stands .summary') !== null").await;
     let script = "return [...document.querySelectorAll('.timeline > li')].map((entry) => entry.innerText)";
     let entries = browser.run(script).await;
     let plain = |entry: &Value| entry.as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");

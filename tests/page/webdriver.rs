@@ -46,7 +46,8 @@ impl Driver {
         let home = dir.to_str().unwrap().to_owned();
         let server = Server::start(
             &[CHROMEDRIVER, &port_flag],
-            &[("HOME", &home), ("TMPDIR", &home)],
+            // The page shows local times: those of the tests are UTC everywhere.
+            &[("HOME", &home), ("TMPDIR", &home), ("TZ", "UTC")],
             &dir.join("driver.log"),
             Some(&dir),
             "",

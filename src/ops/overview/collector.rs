@@ -97,6 +97,8 @@ pub struct OverviewCollector {
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
     database_was_unavailable: AtomicBool,
+    /// Since when a source has not responded.
+    missing_since_ms: Mutex<BTreeMap<&'static str, i64>>,
     /// Counts of unrecorded payments by provider, and the time of the last snapshot in them.
     payment_counts: Mutex<(BTreeMap<String, PaymentCount>, Option<Instant>)>,
     last_snapshot: AsyncMutex<Option<(Instant, OverviewSnapshot)>>,
@@ -114,6 +116,7 @@ impl OverviewCollector {
             limit_usage: CachedSource::new(SOURCE_TIMEOUT),
             counts: BacklogCounter::new(),
             database_was_unavailable: AtomicBool::default(),
+            missing_since_ms: Mutex::default(),
             payment_counts: Mutex::default(),
             last_snapshot: AsyncMutex::default(),
             history: Mutex::default(),
@@ -237,11 +240,13 @@ impl OverviewCollector {
         problems.extend(counted.problem.as_ref().map(|problem| format!("jobs could not be counted: {problem}")));
         let database_problem = reports.problem.or(rows.problem);
         let sources = [("database", &database_problem), ("queue", &counted.queue_problem), ("limiter", &used.problem)];
-        let missing = sources.into_iter().filter_map(|(name, problem)| problem.as_ref().map(|_| name)).collect();
+        let missing: Vec<_> =
+            sources.into_iter().filter_map(|(name, problem)| problem.as_ref().map(|_| name)).collect();
         let (stored_reports, skew_ms) = reports.value.unwrap_or_default();
         problems.extend(clock_skew_warning(skew_ms));
         let (raw_rows, paused_by) = rows.value.unwrap_or_default();
         let at_ms = unix_ms();
+        let missing_since_ms = self.missing_since(&missing, purpose, at_ms);
         let unrecorded = self.unrecorded(&counted);
         let counted_for = counted.started_at.filter(|_| counted.reconciliations.is_some()).map(|at| at.elapsed());
         let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
@@ -265,7 +270,19 @@ impl OverviewCollector {
             database_problem,
             backend_problems: problems,
             missing,
+            missing_since_ms,
         }
+    }
+
+    /// Since when each missing source has not responded. Without a reader, the limiter is not queried: its outage goes on.
+    fn missing_since(&self, missing: &[&'static str], purpose: CollectFor, at_ms: i64) -> BTreeMap<&'static str, i64> {
+        let mut since = self.missing_since_ms.lock();
+        let unknown = |name: &str| name == "limiter" && purpose == CollectFor::HistoryOnly;
+        since.retain(|name, _| missing.contains(name) || unknown(name));
+        for name in missing {
+            since.entry(name).or_insert(at_ms);
+        }
+        since.clone()
     }
 
     /// The data of the database, and of the queues at the same moment.

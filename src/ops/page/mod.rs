@@ -92,16 +92,20 @@ const INDEX: Asset = file!("index.html", "text/html; charset=utf-8");
 
 /// All files that a browser can get, by their path below `/assets/`. A test compares the list with the folder.
 static ASSETS: &[Asset] = files! {
-    CSS: "css/base.css" "css/parts.css" "css/shell.css" "css/views.css" "vendor/uplot/uPlot.min.css";
+    CSS:
+        "css/base.css" "css/overview.css" "css/parts.css" "css/payment.css" "css/shell.css" "css/views.css"
+        "vendor/uplot/uPlot.min.css";
     SVG: "icon.svg";
     JS:
-        "js/announce.js" "js/api.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/dialog.js" "js/dom.js"
-        "js/early.js" "js/format.js" "js/histogram.js" "js/history.js" "js/main.js" "js/parts.js" "js/poll.js"
-        "js/printable.js" "js/shell.js" "js/theme.js" "js/words.js"
-        "js/views/attention.js" "js/views/bulk.js" "js/views/card.js" "js/views/change_limit.js" "js/views/decide.js"
-        "js/views/job.js" "js/views/job_table.js" "js/views/jobs.js" "js/views/overview.js" "js/views/pause.js"
-        "js/views/provider.js" "js/views/row.js" "js/views/timeline.js" "js/views/unrecorded.js"
-        "js/views/waiting_accounts.js" "js/views/workers.js"
+        "js/announce.js" "js/api.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/copy.js" "js/dialog.js"
+        "js/dom.js" "js/early.js" "js/format.js" "js/histogram.js" "js/history.js" "js/incidents.js" "js/instants.js"
+        "js/main.js" "js/parts.js" "js/poll.js" "js/printable.js" "js/shell.js" "js/spark.js" "js/theme.js"
+        "js/urgency.js" "js/words.js"
+        "js/views/ask_provider.js" "js/views/attention.js" "js/views/bulk.js" "js/views/card.js"
+        "js/views/change_limit.js" "js/views/decide.js" "js/views/headline.js" "js/views/job.js"
+        "js/views/job_table.js" "js/views/jobs.js" "js/views/lane_table.js" "js/views/overview.js"
+        "js/views/pause.js" "js/views/provider.js" "js/views/row.js" "js/views/sums.js" "js/views/timeline.js"
+        "js/views/unrecorded.js" "js/views/waiting_accounts.js" "js/views/workers.js"
         "vendor/uplot/uPlot.iife.min.js";
 };
 

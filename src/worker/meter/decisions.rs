@@ -100,7 +100,7 @@ impl DecisionLog {
 }
 
 /// Unix time in milliseconds, for display.
-pub(super) fn unix_ms() -> u64 {
+pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -20,7 +20,7 @@ use crate::domain::provider::ProviderName;
 use crate::fleet::report::BackendStatus;
 use crate::ledger::UnpublishedEvents;
 
-pub use decisions::{DecisionKind, LaneDecision};
+pub use decisions::{DecisionKind, LaneDecision, unix_ms};
 pub use lane::{GaugeGuard, LaneMeter, ReturnReason};
 
 mod decisions;

@@ -1,6 +1,8 @@
-// Formats of numbers, times and amounts. A missing value is a dash.
+// Formats of numbers, ages and amounts. A missing value is a dash. `instants.js` has the formats of instants.
 
 import { serverNow } from "./clock.js";
+
+export { clock, hourMinute, when } from "./instants.js";
 
 export const DASH = "–";
 /** Keeps a number and its unit on one line. */
@@ -10,9 +12,6 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const ONE = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const FINE = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 const PERCENT = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 0 });
-// UTC, with its name: the server's texts and the workers' logs use it too, and operators compare them.
-const TIME = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone: "UTC" });
-const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" });
 
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
 
@@ -73,19 +72,6 @@ export const agoWords = (at) => (!at ? DASH : coarse(since(at)) < 1_000 ? "just 
 /** A sentence begins with a capital. */
 export const sentence = (words) => (words ? words.charAt(0).toUpperCase() + words.slice(1) : "");
 const coarse = (ms) => (ms < 1_000 ? 0 : Math.floor(ms / 1_000) * 1_000);
-
-/** `14:03:21 UTC`. */
-export const clock = (at) => (at ? `${TIME.format(new Date(at))}${NBSP}UTC` : DASH);
-/** `14:03`, for an axis; the readout beside it has the zone. */
-export const hourMinute = (at) => TIME.format(new Date(at)).slice(0, 5);
-
-/** Time of day, with the date when it is another day's. */
-export function when(at) {
-  if (!at) return DASH;
-  const date = new Date(at);
-  const today = DAY.format(new Date(serverNow())) === DAY.format(date);
-  return today ? clock(at) : `${DAY.format(date)}, ${clock(at)}`;
-}
 
 // Digits after the decimal point by ISO 4217; other currencies have two. The browsers' table differs: it is that of
 // everyday use.

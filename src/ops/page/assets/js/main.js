@@ -26,6 +26,8 @@ const ROUTES = [
 const SELDOM = 3;
 
 const main = document.getElementById("main");
+// The document has a first content of its own, which is painted before the scripts are loaded.
+for (const place of [main, document.getElementById("header")]) place.replaceChildren();
 let shown;
 
 /** What a view gets. */
@@ -153,6 +155,7 @@ document.getElementById("skip").addEventListener("click", (event) => {
 addEventListener("hashchange", open);
 addEventListener("keydown", keys);
 document.addEventListener("themechange", () => draw());
+document.addEventListener("zonechange", () => draw());
 // Ages and countdowns change between two responses.
 setInterval(() => document.hidden || draw(), 1_000);
 addEventListener("unhandledrejection", (event) => announce(`This page failed: ${event.reason?.message}`, "bad"));

@@ -50,8 +50,9 @@ export function limitBar(limit, { label, unasked = "the limiter does not respond
   const known = limit.used !== null && limit.used !== undefined;
   const capacity = known && limit.remaining !== null && limit.remaining !== undefined ? limit.used + limit.remaining : limit.max_requests;
   const share = known && capacity > 0 ? limit.used / capacity : capacity === 0 ? 1 : 0;
-  const level = share >= 0.995 ? "full" : share >= 0.8 ? "near" : "fine";
   const closed = limit.max_requests === 0;
+  // A full limit is the goal: the lane sends as fast as allowed.
+  const level = closed ? "closed" : share >= 0.995 ? "full" : "fine";
   const usage = closed
     ? "closed: nothing is sent"
     : known
@@ -59,7 +60,6 @@ export function limitBar(limit, { label, unasked = "the limiter does not respond
       : limit.scope && limit.scope !== "provider"
         ? `counted per ${limit.scope}`
         : `usage unknown: ${limit.enabled === false ? "the limit is switched off" : unasked}`;
-  const state = closed ? "" : !known ? "" : level === "full" ? "full" : level === "near" ? "nearly full" : "";
   return h(
     "div",
     { class: `limit ${level}` },
@@ -82,14 +82,13 @@ export function limitBar(limit, { label, unasked = "the limiter does not respond
             "aria-valuetext": usage,
           },
           h("div", { class: "bar-fill", style: { width: `${Math.min(100, share * 100).toFixed(1)}%` } }),
-          h("div", { class: "bar-mark" }),
         )
       : null,
     h(
       "div",
       { class: "limit-foot" },
       h("span", {}, usage),
-      h("span", { class: "limit-level" }, known && !closed ? percent(share) : "", state ? ` · ${state}` : ""),
+      h("span", { class: "limit-level" }, known && !closed ? percent(share) : "", known && level === "full" ? " · in full use" : ""),
     ),
   );
 }

@@ -3,6 +3,8 @@
 import { link } from "./api.js";
 import { h, patch } from "./dom.js";
 import { clock, count, duration } from "./format.js";
+import { incidents } from "./incidents.js";
+import { inUtc, switchZone, zoneName } from "./instants.js";
 import { cycle, theme } from "./theme.js";
 
 const header = document.getElementById("header");
@@ -34,7 +36,8 @@ export function drawShell(place, overview) {
         spellcheck: "false",
       }),
       h("kbd", { "aria-hidden": "true" }, "/")),
-    pulse(overview?.missing ?? []),
+    pulse(overview),
+    zoneButton(),
     h("button", { type: "button", class: "quiet theme", onclick: cycle, "aria-label": `Theme: ${theme()}. Change it.`, title: `Theme: ${theme()}` },
       h("span", { class: `theme-mark ${theme()}`, "aria-hidden": "true" }), h("span", { class: "theme-word" }, theme())),
   );
@@ -61,12 +64,24 @@ function navLink([name, href, title], place, waiting) {
   );
 }
 
-/** Whether the figures are current: the server and all backends respond. */
-function pulse(missing) {
-  const lost = link.problem !== null;
-  const away = missing.length === 1 ? `No ${missing[0]}` : `${count(missing.length)} backends unavailable`;
-  const words = lost ? "No response" : missing.length > 0 ? away : link.lastAnswer ? "Live" : "Loading";
-  return h("span", { class: lost || missing.length > 0 ? "pulse lost" : "pulse" }, h("span", { class: "dot", "aria-hidden": "true" }), words);
+/** Whether the figures are current and payments can be sent: the server, all backends and some worker respond. */
+function pulse(overview) {
+  const found = incidents(overview);
+  const [words, tone] = link.problem !== null ? ["No response", "lost"] : found.length > 0 ? trouble(found, overview.outages ?? []) : link.lastAnswer ? ["Live", ""] : ["Loading", ""];
+  return h("span", { class: `pulse ${tone}`.trim() }, h("span", { class: "dot", "aria-hidden": "true" }), words);
+}
+
+function trouble(found, outages) {
+  const tone = found.some((incident) => incident.tone === "bad") ? "lost" : "partly";
+  if (outages.length > 1) return [`${count(outages.length)} backends unavailable`, tone];
+  if (found.length > 1) return [`${count(found.length)} incidents`, tone];
+  return [found[0].short, tone];
+}
+
+function zoneButton() {
+  const [zone, other] = [zoneName(), inUtc() ? "local time" : "UTC"];
+  const local = inUtc() ? "UTC" : `local time, ${zone}`;
+  return h("button", { type: "button", class: "quiet zone", onclick: switchZone, "aria-label": `Times: ${local}. Show ${other}.`, title: `Times: ${local}. Show ${other}.` }, zone);
 }
 
 function drawBanner() {

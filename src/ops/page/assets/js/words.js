@@ -3,7 +3,7 @@
 const LANES = {
   running: ["Running", "good"],
   idle: ["Idle", "neutral"],
-  waiting_for_limit: ["At its limit", "info"],
+  waiting_for_limit: ["At its limit", "good"],
   cold: ["Cold start", "info"],
   probing: ["Probing", "warn"],
   paused: ["Paused", "warn"],

@@ -1,10 +1,11 @@
-// A provider's card on the overview: limits, usage, backlog, and the cause if nothing is sent.
+// A provider's card on the overview: its state, what waits and until when, limits, and the rate of the last minutes.
 
-import { rateChart, rateWords } from "../chart.js";
 import { clearsAbout, clearsDependsOn, clearsWords } from "../clears.js";
 import { h } from "../dom.js";
-import { ago, count, duration, rate, since } from "../format.js";
+import { ago, count, duration, plural, rate, since } from "../format.js";
+import { inZone, instant } from "../instants.js";
 import { chip, figure, figures, limitBar, providerHref, unasked, waitingLacks, waitingWords } from "../parts.js";
+import { spark } from "../spark.js";
 import { laneState } from "../words.js";
 import { liftButton, pauseButton } from "./pause.js";
 
@@ -13,37 +14,77 @@ const BARS = 2;
 const NEAR = 0.8;
 /** Counts younger than this are shown without their age. */
 const COUNTED_OLD_MS = 5_000;
-const chart = rateChart({ height: 104, compact: true });
 
-export function card(provider, points, context) {
+/** `told`: an incident above the cards has the cause, and the usage of limits is unknown. */
+export function card(provider, points, context, told) {
   const { name } = provider;
   const [, tone] = laneState(provider.state);
-  const limits = (provider.limits ?? []).filter((limit) => limit.enabled !== false);
-  const bars = shown(limits);
   return h(
     "article",
     { key: name, class: `card ${tone}`, "aria-labelledby": `card-${name}` },
     h(
       "header",
       {},
-      h("h2", { id: `card-${name}` }, h("a", { href: providerHref(name) }, name)),
-      chip(laneState(provider.state)),
+      h("h3", { id: `card-${name}` }, h("a", { href: providerHref(name) }, name)),
       h("span", { class: "actions" }, liftButton(provider, context), pauseButton(provider, context)),
     ),
-    cause(provider),
+    h("div", { class: "state" }, chip(laneState(provider.state)), decisions(provider)),
+    told ? null : cause(provider),
     badRow(provider),
-    h("div", { class: "limits" }, bars.map((limit) => h("div", { key: limit.name }, limitBar(limit, { unasked: unasked(provider) })))),
-    bars.length < limits.length ? h("p", { class: "more" }, h("a", { href: providerHref(name) }, `${limits.length - bars.length} more ${limits.length - bars.length === 1 ? "limit" : "limits"}`)) : null,
+    backlog(provider),
+    told ? null : bars(provider),
     h(
       "figure",
       { class: "chart" },
-      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, h("b", {}, rate(provider.limit_per_s)), " allowed on average")),
-      h("div", { class: "canvas", role: "img", "aria-label": rateWords(points), mount: chart, data: points }),
+      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, h("b", {}, rate(provider.limit_per_s)), " allowed"), points.some(({ throttled }) => throttled > 0) ? h("span", { class: "key bad-key" }, "429") : null),
+      spark(points),
     ),
-    figures(...numbers(provider)),
-    depends(provider),
+    rest(provider),
   );
 }
+
+function bars(provider) {
+  const limits = (provider.limits ?? []).filter((limit) => limit.enabled !== false);
+  const shown = tightest(limits);
+  const more = limits.length - shown.length;
+  return h("div", { class: "limits" },
+    shown.map((limit) => h("div", { key: limit.name }, limitBar(limit, { unasked: unasked(provider) }))),
+    more > 0 ? h("p", { key: "more", class: "more" }, h("a", { href: providerHref(provider.name) }, plural(more, "more limit", "more limits"))) : null);
+}
+
+/** What waits, and until when. */
+function backlog(provider) {
+  const { name, waiting, clears, oldest_waiting_at: at } = provider;
+  if (waiting === 0 && !provider.waiting_is_at_least) return h("p", { class: "calm" }, "Nothing waits.");
+  const estimated = clearsDependsOn(clears).length > 0 ? "depends on the accounts" : null;
+  return figures(
+    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider) ?? (at ? ["oldest ", instant(at, oldest(provider))] : null), href: waitingHref(name) }),
+    figure("Clears in", clearsAbout(clears), { note: estimated }),
+  );
+}
+
+/** Links to the payments that need a decision. */
+export function decisions({ name, review, dead }) {
+  const link = (state, words) => h("a", { key: state, class: "decide", href: attentionHref(name, state) }, words);
+  return [review > 0 ? link("review", `${count(review)} to review`) : null, dead > 0 ? link("dead", `${count(dead)} dead`) : null];
+}
+
+/** What is zero and should be, in words. */
+export const zeros = ({ review, dead, refused_by_provider: refused }) =>
+  [review === 0 ? "nothing to review" : "", dead === 0 ? "none dead" : "", refused === 0 ? "no 429s" : ""].filter(Boolean).join(", ");
+
+/** The last line: what should be zero, and what is under way. */
+function rest(provider) {
+  const { refused_by_provider: refused, in_flight: flying } = provider;
+  const zero = zeros(provider);
+  return h("p", { class: "rest" },
+    refused > 0 ? h("strong", { class: "refused", title: "Since the workers started" }, `${count(refused)} × 429`) : null,
+    zero === "" ? null : h("span", {}, h("span", { class: "tick", "aria-hidden": "true" }, "✓ "), zero),
+    h("span", {}, `${count(flying)} in flight`));
+}
+
+const waitingHref = (name) => `#/jobs?state=waiting&provider=${encodeURIComponent(name)}`;
+const attentionHref = (name, state) => `#/attention?state=${state}&provider=${encodeURIComponent(name)}`;
 
 /** The first problem of an invalid row. The provider's page shows all of them. */
 function badRow(provider) {
@@ -83,33 +124,31 @@ export function cause(provider) {
   const words = provider.cause || "";
   if (!words && !ends) return null;
   const when = RETRIED.has(provider.state) ? "next try in" : "for another";
-  return h("p", { class: "cause" }, words, ends ? `${words ? ", " : ""}${when} ${duration(Math.ceil(ends / 1_000) * 1_000)}` : "");
+  return h("p", { class: "cause" }, inZone(words), ends ? `${words ? ", " : ""}${when} ${duration(Math.ceil(ends / 1_000) * 1_000)}` : "");
 }
 
+/** The figures of a provider's view. Those that should be zero and are belong in a line below. */
 export function numbers(provider) {
-  const { name } = provider;
-  const search = (state) => `#/jobs?state=${state}&provider=${encodeURIComponent(name)}`;
-  const attention = (state) => `#/attention?state=${state}&provider=${encodeURIComponent(name)}`;
-  const refused = provider.refused_by_provider;
+  const { name, review, dead, refused_by_provider: refused } = provider;
   return [
-    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: search("waiting") }),
+    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: waitingHref(name) }),
     figure("Oldest", oldest(provider)),
     figure("Clears in", clearsAbout(provider.clears)),
     figure("In flight", count(provider.in_flight)),
-    figure("Review", count(provider.review), { alarm: provider.review > 0, href: attention("review") }),
-    figure("Dead", count(provider.dead), { alarm: provider.dead > 0, href: attention("dead") }),
-    figure("429s", count(refused), { alarm: refused > 0 }),
+    review === 0 ? null : figure("Review", count(review), { alarm: review > 0, href: attentionHref(name, "review") }),
+    dead === 0 ? null : figure("Dead", count(dead), { alarm: dead > 0, href: attentionHref(name, "dead") }),
+    refused === 0 ? null : figure("429s", count(refused), { alarm: refused > 0 }),
     figure("Succeeded", count(provider.succeeded)),
   ];
 }
 
-function oldest(provider) {
+export function oldest(provider) {
   const age = ago(provider.oldest_waiting_at);
   return provider.oldest_is_at_least && provider.oldest_waiting_at ? `at least ${age}` : age;
 }
 
 /** The tightest limits, and any other that is nearly full. An order by usage would move the bars all the time. */
-function shown(limits) {
+export function tightest(limits) {
   // Requests in flight say no rate: behind those that do.
   const perMs = ({ max_requests, window_ms }) => (window_ms ? max_requests / window_ms : Number.MAX_VALUE);
   // Limits on charges first, then limits on look-ups only, shadow limits last.

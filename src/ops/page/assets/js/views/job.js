@@ -1,12 +1,17 @@
-// The view of one payment: its state and the reason, its timeline, its details, and what an operator can do.
+// The view of one payment: what happened to it in a line, why it is there, its timeline, its details, what to ask the
+// provider, and what an operator can do.
 
 import { get, path } from "../api.js";
+import { copyButton } from "../copy.js";
 import { h } from "../dom.js";
-import { clock, count, duration, money, plural, sentence, when } from "../format.js";
+import { count, duration, money, plural, sentence } from "../format.js";
 import { serverNow } from "../clock.js";
+import { inZone, instant } from "../instants.js";
 import { button, chip, loading, prose, providerHref, section } from "../parts.js";
 import { jobState, spelled } from "../words.js";
+import { askProvider } from "./ask_provider.js";
 import { cancel, discard, replay, resolve } from "./decide.js";
+import { headline } from "./headline.js";
 import { timeline } from "./timeline.js";
 import { unrecorded } from "./unrecorded.js";
 
@@ -39,7 +44,7 @@ export function job(context, id) {
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/jobs" }, "Jobs"), " / ");
       if (missing) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), unknown()];
       if (!details) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), loading(context)];
-      return [crumb, head(), stands(), section("story", "Timeline", timeline(details, explained)), section("facts", "Details", facts())];
+      return [crumb, head(), stands(), askProvider(details), section("story", "Timeline", timeline(details, explained)), section("facts", "Details", facts())];
     },
   };
 
@@ -48,7 +53,7 @@ export function job(context, id) {
     const queued = unrecorded(context.overview).map(({ name, messages }) => `${count(messages)} at ${name}`);
     return h("div", { class: "empty" },
       h("p", { class: "empty-title" }, "Not in the ledger"),
-      h("p", {}, prose(sentence(explained?.summary ?? "The payment may be in its lane's queue, or a worker has it and has not recorded it yet."))),
+      h("p", {}, prose(sentence(inZone(explained?.summary) ?? "The payment may be in its lane's queue, or a worker has it and has not recorded it yet."))),
       queued.length > 0 ? h("p", {}, `In queues, not recorded yet: ${queued.join(", ")}. This page checks again every 2 s.`) : null);
   }
 
@@ -56,6 +61,7 @@ export function job(context, id) {
     const act = (label, decide, kind) => button(label, () => decide(details, context), kind);
     return h("div", { class: "view-head" },
       h("h1", { tabindex: "-1", class: "id" }, id),
+      copyButton(id, "payment id"),
       h("span", { "aria-live": "polite" }, chip(jobState(details.state))),
       h("strong", { class: "amount" }, money(details.amount, details.currency)),
       h("span", { class: "muted" }, "at ", h("a", { href: providerHref(details.provider) }, details.provider), details.account ? ` for ${details.account}` : ""),
@@ -66,20 +72,29 @@ export function job(context, id) {
   }
 
   function stands() {
-    if (!explained) return null;
+    const line = h("p", { class: "headline", "aria-live": "off" }, headline(details, explained));
+    if (!explained) return h("section", { class: "panel stands", "aria-label": "Current state" }, line);
     const at = explained.blocked_at;
+    const here = (check) => !check.passed && check.name === at?.check;
+    const reached = (explained.checks ?? []).filter((check) => check.passed || here(check));
+    const passed = plural(reached.filter((check) => check.passed).length, "check passed", "checks passed");
+    const waits = at && (at.limit || at.starts_at || at.jobs_ahead > 0 || explained.backlog);
     return h("section", { class: "panel stands", "aria-label": "Current state" },
-      h("p", { class: "summary", "aria-live": "off" }, prose(sentence(explained.summary))),
-      at && (at.limit || at.starts_at || at.jobs_ahead > 0 || explained.backlog) ? forecast(at, explained.backlog) : null,
-      h("ol", { class: "checks" }, (explained.checks ?? []).map((check) => {
-        const here = !check.passed && check.name === at?.check;
-        return h("li", { key: check.name, class: check.passed ? "passed" : here ? "here" : "ahead" },
-          h("span", { class: "check-mark", "aria-hidden": "true" }, check.passed ? "✓" : here ? "●" : ""),
-          h("span", { class: "check-name" }, spelled(check.name), h("span", { class: "unseen" }, check.passed ? ": passed. " : here ? ": the payment is here. " : ": still ahead. ")),
-          check.at && check.passed ? h("time", { datetime: check.at }, clock(check.at)) : null,
-          // The summary above already has the text of the current check.
-          h("span", { class: "check-words" }, check.text === explained.summary ? "" : (check.text ?? "")));
-      })));
+      line,
+      h("p", { class: "summary", "aria-live": "off" }, prose(sentence(inZone(explained.summary)))),
+      waits ? forecast(at, explained.backlog) : null,
+      reached.length === 0 ? null : h("details", { class: "passed-checks" },
+        h("summary", {}, reached.some(here) ? `${passed}, it is at “${spelled(at.check)}”` : passed),
+        h("ol", { class: "checks" }, reached.map(checkItem))));
+  }
+
+  function checkItem(check) {
+    return h("li", { key: check.name, class: check.passed ? "passed" : "here" },
+      h("span", { class: "check-mark", "aria-hidden": "true" }, check.passed ? "✓" : "●"),
+      h("span", { class: "check-name" }, spelled(check.name), h("span", { class: "unseen" }, check.passed ? ": passed. " : ": the payment is here. ")),
+      check.at && check.passed ? instant(check.at) : null,
+      // The summary above already has the text of the current check.
+      h("span", { class: "check-words" }, check.text === explained.summary ? "" : inZone(check.text ?? "")));
   }
 
   /** `place`: among the payments of its account and priority in the backlog. */
@@ -92,9 +107,9 @@ export function job(context, id) {
       fact("Used", count(at.used)),
       fact("Place in its account", place ? `${count(place.position)} of ${count(place.waiting)}` : "–"),
       fact("Priority", place?.priority ?? "–"),
-      fact("Blocked until", place?.blocked ? (place.blocked.reason === "account_blocked" ? "the rule ends" : when(place.blocked.until)) : "–"),
+      fact("Blocked until", place?.blocked ? (place.blocked.reason === "account_blocked" ? "the rule ends" : instant(place.blocked.until)) : "–"),
       fact("Ahead of it", count(at.jobs_ahead)),
-      fact(at.exact ? "Start" : "Estimated start", at.starts_at ? when(at.starts_at) : at.start_unknown ? "unknown" : "–"),
+      fact(at.exact ? "Start" : "Estimated start", at.starts_at ? instant(at.starts_at) : at.start_unknown ? "unknown" : "–"),
       // In steps of a second, so that a screen reader can say something else too.
       left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "Starts in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
   }
@@ -104,13 +119,17 @@ export function job(context, id) {
   }
 
   function facts() {
+    const copied = (value, what) => (value ? [value, " ", copyButton(value, what)] : null);
+    const at = (value) => (value ? instant(value) : null);
     const rows = [
-      ["Idempotency key", details.idempotency_key], ["Provider's reference", details.provider_reference], ["Reference", details.reference],
-      ["Reason", details.reason], ["Attempts", count(details.attempts)],
+      ["Idempotency key", copied(details.idempotency_key, "idempotency key")],
+      ["Provider's reference", copied(details.provider_reference, "provider's reference")],
+      ["Reference", copied(details.reference, "reference")],
+      ["Reason", inZone(details.reason)], ["Attempts", count(details.attempts)],
       ["May have been charged", details.maybe_charged ? "yes: the outcome of an attempt is unknown" : details.state === "succeeded" ? null : "no"],
-      ["Active in", details.lease_owner ? `${details.lease_owner}, until ${when(details.lease_until)}` : null],
-      ["Not before", details.not_before && when(details.not_before)], ["Expires", details.expires_at && when(details.expires_at)],
-      ["Received", when(details.created_at)], ["First sent", details.first_sent_at && when(details.first_sent_at)], ["Changed", when(details.updated_at)],
+      ["Active in", details.lease_owner ? [`${details.lease_owner}, until `, at(details.lease_until)] : null],
+      ["Not before", at(details.not_before)], ["Expires", at(details.expires_at)],
+      ["Received", at(details.created_at)], ["First sent", at(details.first_sent_at)], ["Changed", at(details.updated_at)],
       ["Request", details.request && `${details.request.method} ${details.request.url}`],
       ["Request body", details.request?.body && digest(details.request.body)],
       ["Payload", details.payload && digest(details.payload)],

@@ -1,50 +1,54 @@
-// The overview: sums over all providers, warnings, and one card per provider.
+// The overview, by attention: incidents, sums, then the providers that need a person, that are at a limit, that run.
+// Idle ones are folded. Cards show up to eight providers, a dense table more of them.
 
+import { serverNow } from "../clock.js";
 import { h } from "../dom.js";
-import { ago, count, rate } from "../format.js";
+import { count, plural, sentence } from "../format.js";
 import { Histories } from "../history.js";
-import { empty, figure, figures, loading, total, waitingLacks, waitingWords } from "../parts.js";
+import { incidents, otherWarnings } from "../incidents.js";
+import { about, instant } from "../instants.js";
+import { empty, loading, total, waitingWords } from "../parts.js";
+import { Sorter } from "../urgency.js";
 import { laneState } from "../words.js";
-import { card, counted, whatCounts } from "./card.js";
+import { card, whatCounts } from "./card.js";
+import { laneTable } from "./lane_table.js";
+import { sums } from "./sums.js";
 
-const TROUBLE = ["breaker_open", "misconfigured", "backend_unavailable", "no_worker", "draining", "paused_by_provider"];
+const CARDS_MAX = 8;
+/** Warnings that are shown; the others are folded. */
+const WARNINGS_MAX = 3;
 
 export function overview(context) {
   const histories = new Histories();
-  const state = { filter: "all", lanes: new Map(), changed: "" };
+  const sorter = new Sorter();
+  const state = { lanes: new Map(), changed: "" };
 
   return {
     place: "overview",
     title: "Overview",
     async load(signal) {
       if (context.overview === null) return;
-      notice(context.overview.providers);
-      // The figures first; the charts follow.
+      const { providers } = context.overview;
+      notice(providers);
+      // The figures first; the charts follow, and a table has none.
       context.redraw();
-      const names = context.overview.providers.map(({ name }) => name);
+      const names = providers.length > CARDS_MAX ? [] : providers.map(({ name }) => name);
       await histories.follow(context.overview, names, signal);
     },
     render() {
       const known = context.overview;
-      if (!known) return [heading(), loading(context)];
-      const { providers } = known;
-      const chosen = state.filter === "all" ? providers : providers.filter(needsAttention);
+      const heading = h("h1", { tabindex: "-1", class: "unseen" }, "Overview");
+      if (!known) return [heading, loading(context)];
+      if (known.providers.length === 0) return [heading, warnings(known), nothing()];
+      const found = incidents(known);
+      const told = new Set(found.flatMap(({ lanes }) => lanes));
       return [
-        heading(),
+        heading,
         h("p", { class: "unseen", "aria-live": "polite" }, state.changed),
+        found.map((incident) => bar(incident, known)),
         sums(known),
         warnings(known),
-        providers.length === 0
-          ? empty(
-              "No provider yet",
-              "Limits are in the database. Write a provider file and apply it; its card appears here within 2 s.",
-              h("pre", {}, h("code", {}, "sluicegate provider apply providers.toml")),
-            )
-          : [
-              filter(providers),
-              h("div", { class: "cards" }, chosen.map((provider) => card(provider, histories.of(provider.name), context))),
-              chosen.length === 0 ? empty("Nothing needs attention", "No provider has an unexpected problem, and no payment waits for a decision. Providers that an operator stopped are not listed here.") : null,
-            ],
+        h("div", { class: "sections" }, sorter.sections(known.providers, told, serverNow()).map((section) => lanes(section, told, known.providers.length))),
       ];
     },
   };
@@ -56,60 +60,55 @@ export function overview(context) {
     if (turned.length > 0) state.changed = turned.map((p) => `${p.name}: ${laneState(p.state)[0]}`).join(", ");
   }
 
-  function heading() {
-    return h("h1", { tabindex: "-1", class: "unseen" }, "Overview");
-  }
-
-  function filter(providers) {
-    if (providers.length < 4) return null;
-    const choice = (name, words) =>
-      h("button", { type: "button", "aria-pressed": String(state.filter === name), onclick: () => { state.filter = name; context.redraw(); } }, words);
-    return h("div", { class: "choices", role: "group", "aria-label": "Which providers" },
-      choice("all", `All ${count(providers.length)}`),
-      choice("trouble", `Needs attention ${count(providers.filter(needsAttention).length)}`));
+  function lanes({ name, title, about: words, providers }, told, all) {
+    if (providers.length === 0) return null;
+    const dense = all > CARDS_MAX || name === "idle" || name === "stopped";
+    const content = dense
+      ? laneTable(title, providers, context, told)
+      : h("div", { class: "cards" }, providers.map((provider) => card(provider, histories.of(provider.name), context, told.has(provider.name))));
+    const id = `lanes-${name}`;
+    if (name === "idle") {
+      const names = providers.slice(0, CARDS_MAX).map((provider) => provider.name).join(", ");
+      const more = providers.length > CARDS_MAX ? ` and ${count(providers.length - CARDS_MAX)} more` : "";
+      // Where nothing else is shown, the idle ones are.
+      return h("details", { key: name, class: "lanes idle", open: providers.length === all },
+        h("summary", {}, h("h2", { id }, `${count(providers.length)} idle`), h("span", { class: "muted" }, `${names}${more}`)), content);
+    }
+    return h("section", { key: name, class: `lanes ${name} ${dense ? "dense" : ""}`.trim(), style: { "--cards": providers.length }, "aria-labelledby": id },
+      h("div", { class: "lanes-head" }, h("h2", { id }, title, " ", h("span", { class: "badge" }, count(providers.length))), words ? h("p", { class: "muted" }, words) : null),
+      content);
   }
 }
 
-const needsAttention = (p) =>
-  TROUBLE.includes(p.state) || p.review > 0 || p.dead > 0 || p.refused_by_provider > 0 || (p.problems ?? []).length > 0;
+/** An incident in a bar: what, since when, and what it means for payments. */
+function bar({ key, tone, title, since, words, problem }, known) {
+  const lower = known.providers.some((provider) => provider.waiting_is_at_least);
+  const waiting = total(known.providers, "waiting");
+  const are = lower || waiting !== 1 ? "payments wait" : "payment waits";
+  return h("section", { key, class: `incident ${tone}`, "aria-label": title },
+    h("p", { class: "incident-head" },
+      // Without the figures, which a screen reader would announce with each change.
+      h("strong", { role: "alert" }, title, since ? [" since ", instant(since, about(since))] : null, "."),
+      tone === "bad" ? ` Nothing is lost. ${sentence(waitingWords({ waiting, waiting_is_at_least: lower }))} ${are}.` : ""),
+    h("p", { class: "incident-words" }, words, words ? " " : "", problem ? h("small", {}, problem) : null));
+}
 
-function sums(known) {
-  const sum = (field) => total(known.providers, field);
-  const lacking = known.providers.find((provider) => provider.waiting_is_at_least);
-  const waiting = waitingWords({ waiting: sum("waiting"), waiting_is_at_least: lacking !== undefined });
-  const oldest = known.providers.map((p) => p.oldest_waiting_at).filter(Boolean).sort()[0];
-  const refused = sum("refused_by_provider");
-  return h(
-    "section",
-    { class: "sums", "aria-label": "All providers together" },
-    figures(
-      figure("Waiting", waiting, { note: lacking ? waitingLacks(lacking) : oldest ? `oldest ${ago(oldest)}` : null, href: "#/jobs?state=waiting" }),
-      figure("Sent", rate(sum("rate_per_s")), { note: "over the last 10 s" }),
-      figure("In flight", count(sum("in_flight")), { note: `${count(sum("active"))} active` }),
-      figure("Review", count(sum("review")), { alarm: sum("review") > 0, href: "#/attention?state=review" }),
-      figure("Dead", count(sum("dead")), { alarm: sum("dead") > 0, href: "#/attention?state=dead" }),
-      figure("429s", count(refused), { alarm: refused > 0, note: refused === null ? null : "expected: 0" }),
-    ),
-    reconciliation(known),
-    counted(known),
+const nothing = () =>
+  empty(
+    "No provider yet",
+    "Limits are in the database. Write a provider file and apply it; its card appears here within 2 s.",
+    h("pre", {}, h("code", {}, "sluicegate provider apply providers.toml")),
   );
-}
-
-function reconciliation(known) {
-  const accounts = known.reconciliation ?? [];
-  if (accounts.length === 0) return null;
-  const recorded = accounts.reduce((sum, account) => sum + (account.recorded ?? 0), 0);
-  const faults = accounts.flatMap((account) => (account.faults ?? []).map((fault) => `${account.provider}: ${fault}`));
-  return faults.length === 0
-    ? h("p", { class: "accounted" }, h("span", { class: "tick", "aria-hidden": "true" }, "✓"), recorded === 1 ? " The one recorded payment is accounted for." : ` All ${count(recorded)} recorded payments are accounted for.`)
-    : h("div", { class: "notice bad", role: "alert" }, h("strong", {}, "Not all payments are accounted for."), h("ul", {}, faults.map((fault) => h("li", {}, fault))));
-}
 
 function warnings(known) {
-  const shown = known.warnings ?? [];
+  const shown = otherWarnings(known);
   const notShown = (problem) => !shown.some((words) => words.includes(problem));
   const rows = known.providers.flatMap((p) => (p.problems ?? []).filter(notShown).map((problem) => `${p.name}: ${problem}; ${whatCounts(p)}`));
   const all = [...shown, ...rows];
   if (all.length === 0) return null;
-  return h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, all.map((words) => h("li", { key: words }, words))));
+  const line = (words) => h("li", { key: words }, words);
+  const folded = all.slice(WARNINGS_MAX);
+  return h("section", { class: "notice warn", "aria-label": "Warnings" },
+    h("ul", {}, all.slice(0, WARNINGS_MAX).map(line)),
+    folded.length === 0 ? null : h("details", {}, h("summary", {}, plural(folded.length, "more warning", "more warnings")), h("ul", {}, folded.map(line))));
 }

@@ -5,15 +5,17 @@ import { get, path } from "../api.js";
 import { serverNow } from "../clock.js";
 import { rateChart, rateWords, waitingChart } from "../chart.js";
 import { h } from "../dom.js";
-import { clock, count, duration, rate, when } from "../format.js";
+import { clock, count, duration, rate } from "../format.js";
 import { Histories } from "../history.js";
+import { inZone, instant } from "../instants.js";
 import { button, chip, empty, figure, figures, limitBar, loading, section, table, unasked, waitingWords } from "../parts.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
-import { cause, counted, depends, numbers, whatCounts } from "./card.js";
+import { cause, counted, depends, numbers, whatCounts, zeros } from "./card.js";
 import { changeLimit } from "./change_limit.js";
 import { liftButton, pauseButton } from "./pause.js";
 import { rowWords } from "./row.js";
+import { fineLine } from "./sums.js";
 import { waitingAccounts } from "./waiting_accounts.js";
 
 export function provider(context, name) {
@@ -41,7 +43,7 @@ export function provider(context, name) {
       const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), depends(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), charts(known), detailSections(state.data)];
+      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), charts(known), detailSections(state.data)];
     },
   };
 
@@ -129,12 +131,12 @@ function detailSections(all) {
       histogram(all.waits)),
     section("decisions", "Last decisions", (all.decisions ?? []).length === 0
       ? empty("No decisions yet", "Grants, refusals and pauses appear here with their reason.")
-      : h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Last decisions" }, table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
-          all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [when(d.at), chip(decision(d.kind)), d.reason ?? "", count(d.permits), d.worker ?? ""] }))))),
+      : h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Last decisions, newest first" }, table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
+          all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [instant(d.at), chip(decision(d.kind)), inZone(d.reason ?? ""), count(d.permits), d.worker ?? ""] }))))),
     section("changes", "Last changes of the configuration", (all.audit ?? []).length === 0
       ? empty("No change is recorded", "Each change of a limit appears here with its time and author.")
       : table("Last changes, newest first", [["At", "nowrap"], ["Who", ""], ["What", "wide"], ["Why", "wide"]],
-          all.audit.map((a, at) => ({ key: `${a.at}-${all.audit.length - at}`, cells: [when(a.at), a.who ?? "", what(a.what), a.because ?? ""] })))),
+          all.audit.map((a, at) => ({ key: `${a.at}-${all.audit.length - at}`, cells: [instant(a.at), a.who ?? "", what(a.what), a.because ?? ""] })))),
     all.row ? section("row", "Configuration", rowWords(all.row)) : null,
   ];
 }

@@ -3,7 +3,8 @@
 import { query } from "../api.js";
 import { serverNow } from "../clock.js";
 import { h } from "../dom.js";
-import { count, duration, percent, plural, sentence, when } from "../format.js";
+import { count, duration, percent, plural, sentence } from "../format.js";
+import { inZone, instant } from "../instants.js";
 import { section, table } from "../parts.js";
 
 const COLUMNS = [["Account", "mono"], ["Priority", "num"], ["Waiting", "num"], ["Weight", "num"], ["Share", "num"], ["Blocked", "wide"]];
@@ -31,7 +32,7 @@ const share = (flow) => (flow.share === undefined ? "" : percent(flow.share));
 
 function blocked({ blocked }) {
   if (!blocked) return "";
-  return h("span", {}, sentence(blocked.text), " ", h("small", {}, untilWords(blocked)));
+  return h("span", {}, sentence(inZone(blocked.text)), " ", h("small", {}, untilWords(blocked)));
 }
 
 /** A rule has no end. A refused account is tried again. */
@@ -40,7 +41,7 @@ function untilWords({ reason, until }) {
   const left = Math.max(0, Date.parse(until) - serverNow());
   // In steps of a second, so that a screen reader can say something else too.
   const wait = left > 0 ? ` (in ${duration(Math.ceil(left / 1_000) * 1_000)})` : "";
-  return `${reason === "limit" ? "until" : "next try"} ${when(until)}${wait}`;
+  return [reason === "limit" ? "until " : "next try ", instant(until), wait];
 }
 
 /** What the table leaves out. */

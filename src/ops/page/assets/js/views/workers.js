@@ -3,6 +3,7 @@
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
 import { ago, agoWords, count, duration, plural, sentence } from "../format.js";
+import { instant } from "../instants.js";
 import { chip, empty, loading, section, table } from "../parts.js";
 import { spelled, workerState } from "../words.js";
 
@@ -77,8 +78,8 @@ function list(all, context) {
         chip(workerState(worker.state)),
         `${worker.host ?? ""}${worker.pid ? `, pid ${worker.pid}` : ""}`,
         worker.version ?? "",
-        ago(worker.started_at),
-        agoWords(worker.seen_at),
+        instant(worker.started_at, ago(worker.started_at)),
+        instant(worker.seen_at, agoWords(worker.seen_at)),
         count(worker.lanes),
         count(worker.active),
         count(worker.in_flight),
