@@ -2,8 +2,9 @@
 //! a stop takes. The image contains all build inputs.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use crate::page::Page;
 use crate::settings::{keys, wrong};
 
+mod chart;
 mod containers;
 mod image;
 mod secrets;
@@ -50,20 +52,31 @@ const STOP_TIME_PAGES: [&str; 5] =
 /// together.
 fn documents() -> &'static [Value] {
     static ALL: OnceLock<Vec<Value>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        let script = "import json, sys, yaml\n\
-                      print(json.dumps([it for path in sys.argv[1:] for it in yaml.safe_load_all(open(path))]))";
-        let paths = MANIFESTS.map(|path| format!("{}/{path}", env!("CARGO_MANIFEST_DIR")));
-        let output = Command::new(PYTHON).args(["-c", script]).args(paths).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    })
+    ALL.get_or_init(|| documents_of(&MANIFESTS.map(|path| Page::read(path).text).join("\n---\n")))
+}
+
+/// The documents of a YAML text.
+fn documents_of(text: &str) -> Vec<Value> {
+    let script = "import json, sys, yaml\n\
+                  print(json.dumps([it for it in yaml.safe_load_all(sys.stdin) if it is not None]))";
+    let mut python = Command::new(PYTHON);
+    python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut reader = python.spawn().unwrap();
+    reader.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = reader.wait_with_output().unwrap();
+    assert!(output.status.success(), "{text}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// The one document of this kind and name in all manifests.
 fn object(kind: &str, name: &str) -> Value {
+    object_of(documents(), kind, name)
+}
+
+/// The one document of this kind and name.
+fn object_of(documents: &[Value], kind: &str, name: &str) -> Value {
     let mut found =
-        documents().iter().filter(|document| document["kind"] == kind && document["metadata"]["name"] == name);
+        documents.iter().filter(|document| document["kind"] == kind && document["metadata"]["name"] == name);
     let one = found.next().unwrap_or_else(|| panic!("no {kind} {name}"));
     assert!(found.next().is_none(), "{kind} {name} exists twice");
     one.clone()
