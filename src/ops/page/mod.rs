@@ -100,7 +100,7 @@ static ASSETS: &[Asset] = files! {
         "js/printable.js" "js/shell.js" "js/theme.js" "js/words.js"
         "js/views/attention.js" "js/views/bulk.js" "js/views/card.js" "js/views/change_limit.js" "js/views/decide.js"
         "js/views/job.js" "js/views/job_table.js" "js/views/jobs.js" "js/views/overview.js" "js/views/pause.js"
-        "js/views/provider.js" "js/views/row.js" "js/views/timeline.js" "js/views/unrecorded.js"
+        "js/views/provider.js" "js/views/rejected.js" "js/views/row.js" "js/views/timeline.js" "js/views/unrecorded.js"
         "js/views/waiting_accounts.js" "js/views/workers.js"
         "vendor/uplot/uPlot.iife.min.js";
 };

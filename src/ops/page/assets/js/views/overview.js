@@ -6,6 +6,7 @@ import { Histories } from "../history.js";
 import { empty, figure, figures, loading, total, waitingLacks, waitingWords } from "../parts.js";
 import { laneState } from "../words.js";
 import { card, counted, whatCounts } from "./card.js";
+import { rejectedLine } from "./rejected.js";
 
 const TROUBLE = ["breaker_open", "misconfigured", "backend_unavailable", "no_worker", "draining", "paused_by_provider"];
 
@@ -34,6 +35,7 @@ export function overview(context) {
         h("p", { class: "unseen", "aria-live": "polite" }, state.changed),
         sums(known),
         warnings(known),
+        rejectedLine(known),
         providers.length === 0
           ? empty(
               "No provider yet",
