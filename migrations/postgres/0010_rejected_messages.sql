@@ -4,7 +4,7 @@
 SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 
 ALTER TABLE rejected_messages
-    -- How the body begins, without sensitive text. NULL: an older program recorded it.
+    -- How the body begins, without sensitive text. NULL: an older program recorded it, or it was discarded.
     ADD COLUMN head text CONSTRAINT head_is_at_most_120_characters CHECK (char_length(head) <= 120),
     -- NULL: open. A trigger writes the columns after it.
     ADD COLUMN decision text CONSTRAINT rejected_decision_is_known CHECK (decision IN ('republished', 'discarded')),
@@ -29,12 +29,17 @@ CREATE FUNCTION rejected_messages_record_decision() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF OLD.decision IS NOT NULL OR NEW.decision IS NULL
-        OR ROW(NEW.id, NEW.at, NEW.lane, NEW.job_id, NEW.reason, NEW.detail, NEW.body_sha256, NEW.body_bytes, NEW.head)
+        OR ROW(NEW.id, NEW.at, NEW.lane, NEW.job_id, NEW.reason, NEW.detail, NEW.body_sha256, NEW.body_bytes)
             IS DISTINCT FROM
-            ROW(OLD.id, OLD.at, OLD.lane, OLD.job_id, OLD.reason, OLD.detail, OLD.body_sha256, OLD.body_bytes, OLD.head)
+            ROW(OLD.id, OLD.at, OLD.lane, OLD.job_id, OLD.reason, OLD.detail, OLD.body_sha256, OLD.body_bytes)
+        OR (NEW.head IS DISTINCT FROM OLD.head AND NEW.head IS NOT NULL)
     THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'rejected_messages_are_decided_once',
             MESSAGE = 'a rejected message is decided once, and nothing else of it changes';
+    END IF;
+    -- It may hold personal data, which a discard removes.
+    IF NEW.decision = 'discarded' THEN
+        NEW.head := NULL;
     END IF;
     NEW.decided_at := clock_timestamp();
     NEW.decided_by := session_user;

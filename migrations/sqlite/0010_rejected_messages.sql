@@ -1,6 +1,6 @@
 -- Rejected messages in an operator's hands: how each begins, and what was decided about it.
 
--- How the body begins, without sensitive text. NULL: an older program recorded it.
+-- How the body begins, without sensitive text. NULL: an older program recorded it, or it was discarded.
 ALTER TABLE rejected_messages ADD COLUMN head TEXT
     CONSTRAINT head_is_at_most_120_characters CHECK (length(head) <= 120);
 -- NULL: open. A trigger writes the columns after it.
@@ -40,13 +40,16 @@ CREATE INDEX rejected_messages_decided ON rejected_messages (id) WHERE decision 
 CREATE TRIGGER rejected_messages_are_decided_once BEFORE UPDATE ON rejected_messages
     WHEN OLD.decided_at IS NOT NULL OR NEW.decision IS NULL OR NEW.id <> OLD.id OR NEW.at <> OLD.at
         OR NEW.lane <> OLD.lane OR NEW.job_id IS NOT OLD.job_id OR NEW.reason <> OLD.reason OR NEW.detail <> OLD.detail
-        OR NEW.body_sha256 <> OLD.body_sha256 OR NEW.body_bytes <> OLD.body_bytes OR NEW.head IS NOT OLD.head
+        OR NEW.body_sha256 <> OLD.body_sha256 OR NEW.body_bytes <> OLD.body_bytes
+        OR (NEW.head IS NOT OLD.head AND NEW.head IS NOT NULL)
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: rejected_messages_are_decided_once');
 END;
 CREATE TRIGGER rejected_messages_record_decision AFTER UPDATE OF decision ON rejected_messages
 BEGIN
     UPDATE rejected_messages SET decided_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
+        -- It may hold personal data, which a discard removes.
+        head = CASE WHEN NEW.decision <> 'discarded' THEN NEW.head END,
         decided_by = 'database file', os_user = (SELECT os_user FROM settings_person),
         program = (SELECT program FROM settings_person), because = (SELECT because FROM settings_person)
     WHERE id = NEW.id;

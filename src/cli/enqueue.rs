@@ -122,7 +122,7 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
     let Decoded { job, warnings, hash } =
         check_message(&body, &lane, cx.config.worker.card_numbers).map_err(CommandError::Usage)?;
     if let Some(conflict) = ledger.find_conflicts(&[ContentOfId { id: job.id.clone(), hash }]).await?.first() {
-        return Err(CommandError::Failed(format!("nothing is published: {}", conflict_text(conflict))));
+        return Err(CommandError::Failed(format!("nothing is published: {}", conflict_text(&conflict.id))));
     }
     for warning in warnings {
         cx.console.message(&format!("warning: {warning}"))?;

@@ -44,11 +44,13 @@ impl ConflictCheck {
             return Ok(Vec::new());
         }
         let found = self.ledger.find_conflicts(&jobs).await?;
-        let conflicts = lines.into_iter().zip(jobs).filter(|(_, job)| found.contains(&job.id));
+        let conflicts = lines.into_iter().zip(jobs).filter(|(_, job)| found.contains(job));
         Ok(conflicts.map(|(line, job)| LineConflict { line, reason: conflict_text(&job.id) }).collect())
     }
 }
 
 pub fn conflict_text(id: &JobId) -> String {
-    format!("conflict: id {id} was recorded before with other content; workers reject the message, and the first one stays")
+    format!(
+        "conflict: id {id} was recorded before with other content; workers reject the message, and the first one stays"
+    )
 }

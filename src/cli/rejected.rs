@@ -116,9 +116,7 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
     match &args.action {
         Action::List(args) => list(args, cx).await,
         Action::Show { number, json } => show(*number, *json, cx).await,
-        Action::Republish(RepublishArgs { which, yes }) => {
-            decide(RejectedDecision::Republished, which, !yes, cx).await
-        }
+        Action::Republish(RepublishArgs { which, yes }) => decide(RejectedDecision::Republished, which, !yes, cx).await,
         Action::Discard(DiscardArgs { which, .. }) => decide(RejectedDecision::Discarded, which, false, cx).await,
     }
 }
@@ -257,7 +255,9 @@ async fn decide(
                 let ends = error.aborts_batch();
                 report.refused.push(RefusedMessage { number, reason: error.to_string() });
                 if ends {
-                    cx.console.message("stopped: the remaining messages are unchanged; fix the cause and run the same command again")?;
+                    cx.console.message(
+                        "stopped: the remaining messages are unchanged; fix the cause and run the same command again",
+                    )?;
                     break;
                 }
             }
@@ -290,7 +290,10 @@ async fn numbers(args: &DecideArgs, cx: &mut CommandContext<'_>) -> Result<Vec<i
         }
         if numbers.len() as u64 >= COUNTED_MAX {
             let taken = numbers.len() as u64;
-            cx.console.message(&format!("the newest {taken} {} are chosen: run it again for the rest", plural(taken, "message")))?;
+            cx.console.message(&format!(
+                "the newest {taken} {} are chosen: run it again for the rest",
+                plural(taken, "message")
+            ))?;
             break;
         }
     }

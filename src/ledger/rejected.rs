@@ -54,7 +54,7 @@ pub struct RejectedSummary {
     pub reason: String,
     /// The field and the fix; never a value.
     pub detail: String,
-    /// How the body begins, without sensitive text. `null`: an older program recorded it.
+    /// How the body begins, without sensitive text. `null`: an older program recorded it, or it was discarded.
     pub head: Option<String>,
     pub body_bytes: u64,
     /// In hexadecimal.

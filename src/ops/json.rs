@@ -23,9 +23,9 @@ use utoipa::ToSchema;
 use super::change::SettingsChangeError;
 use crate::domain::printable::printable_json;
 use crate::ledger::operator::ResolutionRefusal;
+use crate::ledger::rejected::RejectedRefusal;
 use crate::ledger::{LedgerError, decision_input};
 use crate::queue::QueueError;
-use crate::ledger::rejected::RejectedRefusal;
 use crate::worker::rejected::RejectedError;
 use crate::worker::resend::ResendError;
 

@@ -96,7 +96,8 @@ impl RejectedDecider<'_> {
         let recorded = self.ledger.decide_rejected(id, RejectedDecision::Republished, &self.actor).await;
         // Another operator has decided meanwhile: the message is published all the same.
         let refusal = recorded.map_err(RejectedError::NotRecorded)?;
-        let removed = receipt.ack().await.map_or_else(|error| CopyRemoval::Kept(error.to_string()), |()| CopyRemoval::Removed);
+        let removed =
+            receipt.ack().await.map_or_else(|error| CopyRemoval::Kept(error.to_string()), |()| CopyRemoval::Removed);
         refusal.map_or(Ok(removed), |refusal| Err(refusal.into()))
     }
 

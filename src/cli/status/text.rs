@@ -312,7 +312,8 @@ fn pace_note(provider: &ProviderOverview) -> Option<String> {
 fn rejected_line(overview: &Overview) -> Option<String> {
     let rejected = overview.rejected.as_ref().filter(|rejected| rejected.messages > 0)?;
     let least = if rejected.is_at_least { "≥ " } else { "" };
-    let by_provider = rejected.providers.iter().map(|(name, messages)| format!("{name} {}", group_thousands(*messages)));
+    let by_provider =
+        rejected.providers.iter().map(|(name, messages)| format!("{name} {}", group_thousands(*messages)));
     let by_provider = by_provider.collect::<Vec<_>>().join(", ");
     let (total, verb) = (group_thousands(rejected.messages), if rejected.messages == 1 { "awaits" } else { "await" });
     let messages = plural(rejected.messages, "rejected message");

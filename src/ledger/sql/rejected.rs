@@ -9,14 +9,15 @@ use super::dialect::Template;
 use super::engine::args;
 use super::result::{FromRow, ReadRows, SqlRow, from_row, read_each};
 use super::{storable, texts};
-use crate::domain::job::{ContentHash, JobId};
+use crate::domain::job::ContentHash;
 use crate::domain::sensitive::{CardNumbers, REDACTED, TextContext, find_sensitive};
 use crate::ledger::LedgerError;
 use crate::ledger::copies::RejectedMessage;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, LIST_MAX};
 use crate::ledger::rejected::{
-    COUNTED_MAX, ContentOfId, RejectedCount, RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal, RejectedSummary,
+    COUNTED_MAX, ContentOfId, RejectedCount, RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal,
+    RejectedSummary,
 };
 
 /// Longest stored id of a rejected message, in characters.
@@ -37,9 +38,8 @@ static OPEN_OF_A_LANE: Template =
     Template::made(|_| page_text("decision IS NULL AND lane = $3 AND ($4 IS NULL OR reason = $4)"));
 static OPEN_OF_A_REASON: Template = Template::made(|_| page_text("decision IS NULL AND reason = $3"));
 /// Filtered row by row: operators decide, so these are few.
-static DECIDED: Template = Template::made(|_| {
-    page_text("decision IS NOT NULL AND ($3 IS NULL OR lane = $3) AND ($4 IS NULL OR reason = $4)")
-});
+static DECIDED: Template =
+    Template::made(|_| page_text("decision IS NOT NULL AND ($3 IS NULL OR lane = $3) AND ($4 IS NULL OR reason = $4)"));
 
 fn page_text(which: &str) -> String {
     format!("SELECT {COLUMNS} FROM rejected_messages WHERE {which} AND id < $1 ORDER BY id DESC LIMIT $2")
@@ -56,9 +56,9 @@ static DECIDE: Template =
 static RECORDED: Template = Template::new("SELECT id, content_hash FROM jobs WHERE id IN ({texts:$1})");
 
 impl Database {
-    /// The ids that were recorded before with other content. A payment that was cancelled before its message came has
+    /// Those whose ids were recorded before with other content. A payment that was cancelled before its message came is
     /// none of these: each of its messages is acknowledged.
-    pub async fn find_conflicts(&self, jobs: &[ContentOfId]) -> Result<Vec<JobId>, LedgerError> {
+    pub async fn find_conflicts(&self, jobs: &[ContentOfId]) -> Result<Vec<ContentOfId>, LedgerError> {
         let ids = texts(jobs.iter().map(|job| job.id.as_str()));
         let mut recorded = BTreeMap::new();
         for row in self.query_by_index(&RECORDED, args![ids]).await? {
@@ -69,7 +69,7 @@ impl Database {
             let recorded = recorded.get(job.id.as_str());
             recorded.is_some_and(|hash| *hash != job.hash.0 && *hash != ContentHash::UNSEEN.0)
         };
-        Ok(jobs.iter().filter(differs).map(|job| job.id.clone()).collect())
+        Ok(jobs.iter().filter(differs).cloned().collect())
     }
 
     pub async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {

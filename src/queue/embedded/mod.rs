@@ -21,8 +21,8 @@ use tokio_util::task::TaskTracker;
 
 use self::store::{Store, TakenMessage};
 use super::{
-    DELAY_STEPS, DeadLetter, DeathCause, Delivery, Destination, InvalidLetter, LaneConsumer, LaneFault, OutgoingMessage, Queue,
-    QueueError, Receipt, SearchResult, headers, lane_queue,
+    DELAY_STEPS, DeadLetter, DeathCause, Delivery, Destination, InvalidLetter, LaneConsumer, LaneFault,
+    OutgoingMessage, Queue, QueueError, Receipt, SearchResult, headers, lane_queue,
 };
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;

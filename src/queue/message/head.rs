@@ -46,7 +46,7 @@ mod tests {
             r#"{"payload":{"card":{"a":"4111","b":"1111","c":"1111","d":"1111"}}}"#,
             r#"{"payload":{"cvc":"123"}}"#,
             r#"{"key":"sk_live_4eC39HqLyjWDarjtT1zdp7dc"}"#,
-            r#"{"auth":"Bearer abcdefghijklmnop"}"#,
+            r#"{"auth":"Bearer 4eC39HqLyjWDarjtT1zdp7dc"}"#,
             &far,
             // No JSON: the same, as far as it is searched.
             r#"{"key":"sk_live_4eC39HqLyjWDarjtT1zdp7dc""#,

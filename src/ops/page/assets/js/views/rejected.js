@@ -27,7 +27,7 @@ export function rejected(context, fields) {
     render() {
       return [
         h("h1", { tabindex: "-1" }, "Rejected messages"),
-        h("p", { class: "lede" }, "These messages can never be a payment as they are. Nothing was sent for them. Their bytes are kept in ", h("code", {}, "payments.invalid"), "."),
+        h("p", { class: "muted" }, "These messages can never be a payment as they are. Nothing was sent for them. Their bytes are kept in ", h("code", {}, "payments.invalid"), "."),
         form(),
         data === null ? loading(context) : list(),
       ];
@@ -50,7 +50,7 @@ export function rejected(context, fields) {
       h("a", { href: providerHref(message.provider) }, message.provider),
       message.reason,
       message.detail,
-      message.head ?? "not recorded by the older version",
+      message.head ?? (message.decision === "discarded" ? "" : "not recorded by the older version"),
       plural(message.body_bytes, "byte", "bytes"),
       message.decision ? decisionWords(message) : actions(message),
     ];
