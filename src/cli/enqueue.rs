@@ -19,12 +19,15 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, BufReader};
 
+use super::enqueue_conflicts::{ConflictCheck, LineConflict, conflict_text};
 use super::input::{self, Input, InputError, InputLine, LineReader};
 use super::provider::{parse_name, unknown_provider};
 use super::{CommandContext, CommandError, Console, Exit};
 use crate::config::QueueUrl;
 use crate::domain::job::{BODY_BYTES_MAX, JobId};
 use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::rejected::ContentOfId;
 use crate::queue::message::{CardNumbers, DecodeError, Decoded, decode, describe_error};
 use crate::queue::{Destination, OutgoingMessage, Properties, Queue, QueueError};
 use crate::worker::resend::provider_names;
@@ -110,14 +113,17 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
             card_numbers: cx.config.worker.card_numbers,
             json: args.json,
         };
-        return publish_file(&order, queue.as_ref(), cx.console).await;
+        return publish_file(&order, queue.as_ref(), &mut ConflictCheck::new(ledger), cx.console).await;
     }
     let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {
         return Err(CommandError::Usage("give --provider, --amount and --currency, or --file".to_owned()));
     };
     let body = body(args, &lane, amount, currency)?;
-    let Decoded { job, warnings, .. } =
+    let Decoded { job, warnings, hash } =
         check_message(&body, &lane, cx.config.worker.card_numbers).map_err(CommandError::Usage)?;
+    if let Some(conflict) = ledger.find_conflicts(&[ContentOfId { id: job.id.clone(), hash }]).await?.first() {
+        return Err(CommandError::Failed(format!("nothing is published: {}", conflict_text(&conflict.id))));
+    }
     for warning in warnings {
         cx.console.message(&format!("warning: {warning}"))?;
     }
@@ -246,6 +252,8 @@ impl FileToPublish<'_> {
 struct EnqueueReport {
     published: u64,
     bad: Vec<FailedLine>,
+    /// Published lines that workers reject, because their ids were recorded before with other content.
+    conflicts: Vec<FailedLine>,
     /// Lines that the broker did not confirm.
     unconfirmed: Vec<FailedLine>,
     /// The queue failed, and the remaining lines were not read.
@@ -266,6 +274,7 @@ struct FailedLine {
 async fn publish_file(
     order: &FileToPublish<'_>,
     queue: &dyn Queue,
+    check: &mut ConflictCheck,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let unreadable = |error: InputError| CommandError::Failed(format!("{}: {error}", order.file.display()));
@@ -274,65 +283,117 @@ async fn publish_file(
     // A line may be a little longer than its message: blanks and its end.
     let mut lines = LineReader::new(BufReader::new(reader), BODY_BYTES_MAX + 1_024);
     let mut report = EnqueueReport::default();
-    let published = publish(&mut lines, order, queue, &bar, &mut report, console).await;
+    let mut publishing = FilePublish { order, bar: &bar, report: &mut report, check, console };
+    let published = publishing.run(&mut lines, queue).await;
     bar.finish_and_clear();
     published?;
     let exit = print_report(&report, order, console)?;
     report.read_error.map_or(Ok(exit), |error| Err(unreadable(error.into())))
 }
 
-async fn publish<R: AsyncBufRead + Unpin>(
-    lines: &mut LineReader<R>,
-    order: &FileToPublish<'_>,
-    queue: &dyn Queue,
-    bar: &ProgressBar,
-    report: &mut EnqueueReport,
-    console: &mut Console,
-) -> io::Result<()> {
-    let mut in_flight = FuturesUnordered::new();
-    let mut ended = false;
-    loop {
-        tokio::select! {
-            // Confirms first, so that reading a fast file does not starve them.
-            biased;
-            Some((number, result)) = in_flight.next(), if !in_flight.is_empty() => match result {
-                Ok(()) => report.published += 1,
-                Err(error) => {
-                    ended = true;
-                    report.stopped = true;
-                    record_failed_line(&mut report.unconfirmed, number, QueueError::to_string(&error), bar, console)?;
-                }
-            },
-            line = lines.next(), if !ended && in_flight.len() < order.max_in_flight() => match line {
-                // What is in flight is still confirmed and reported.
-                Err(error) => {
-                    ended = true;
-                    report.read_error = Some(error);
-                }
-                Ok(None) => ended = true,
-                Ok(Some(InputLine::TooLong { number })) => {
-                    let reason = format!("too_large: longer than {BODY_BYTES_MAX} bytes");
-                    record_failed_line(&mut report.bad, number, reason, bar, console)?;
-                }
-                Ok(Some(InputLine::Text { bytes, .. })) if bytes.trim_ascii().is_empty() => {}
-                Ok(Some(InputLine::Text { number, bytes })) => match prepare(bytes.trim_ascii(), order) {
-                    Ok((warnings, lane, message)) => {
-                        for warning in warnings {
-                            bar.suspend(|| console.message(&format!("line {number}: warning: {warning}")))?;
-                        }
-                        match order.undeclared.get(&lane) {
-                            Some(why) => record_failed_line(&mut report.unconfirmed, number, why.clone(), bar, console)?,
-                            None => in_flight.push(async move { (number, queue.publish(message).await) }),
+/// The publishing of a file: its parts that each line uses.
+struct FilePublish<'a> {
+    order: &'a FileToPublish<'a>,
+    bar: &'a ProgressBar,
+    report: &'a mut EnqueueReport,
+    check: &'a mut ConflictCheck,
+    console: &'a mut Console,
+}
+
+impl FilePublish<'_> {
+    async fn run<R: AsyncBufRead + Unpin>(&mut self, lines: &mut LineReader<R>, queue: &dyn Queue) -> io::Result<()> {
+        let mut in_flight = FuturesUnordered::new();
+        let mut ended = false;
+        loop {
+            tokio::select! {
+                // Confirms first, so that reading a fast file does not starve them.
+                biased;
+                Some((number, job, result)) = in_flight.next(), if !in_flight.is_empty() => match result {
+                    Ok(()) => self.record_published(number, job).await?,
+                    Err(error) => {
+                        ended = true;
+                        self.report.stopped = true;
+                        let reason = QueueError::to_string(&error);
+                        record_failed_line(&mut self.report.unconfirmed, number, reason, self.bar, self.console)?;
+                    }
+                },
+                line = lines.next(), if !ended && in_flight.len() < self.order.max_in_flight() => match line {
+                    // What is in flight is still confirmed and reported.
+                    Err(error) => {
+                        ended = true;
+                        self.report.read_error = Some(error);
+                    }
+                    Ok(None) => ended = true,
+                    Ok(Some(line)) => {
+                        if let Some(PreparedLine { number, job, message }) = self.prepare(line)? {
+                            in_flight.push(async move { (number, job, queue.publish(message).await) });
                         }
                     }
-                    Err(reason) => record_failed_line(&mut report.bad, number, reason, bar, console)?,
                 },
-            },
-            else => return Ok(()),
+                else => return self.finish().await,
+            }
+            self.bar.set_position(lines.consumed);
+            self.bar.set_message(format!("{} published, {} invalid", self.report.published, self.report.bad.len()));
         }
-        bar.set_position(lines.consumed);
-        bar.set_message(format!("{} published, {} invalid", report.published, report.bad.len()));
     }
+
+    /// The line's message; `None` when it is empty or was reported.
+    fn prepare(&mut self, line: InputLine) -> io::Result<Option<PreparedLine>> {
+        let (number, bytes) = match line {
+            InputLine::TooLong { number } => {
+                let reason = format!("too_large: longer than {BODY_BYTES_MAX} bytes");
+                record_failed_line(&mut self.report.bad, number, reason, self.bar, self.console)?;
+                return Ok(None);
+            }
+            InputLine::Text { bytes, .. } if bytes.trim_ascii().is_empty() => return Ok(None),
+            InputLine::Text { number, bytes } => (number, bytes),
+        };
+        let (warnings, lane, prepared) = match prepare(number, bytes.trim_ascii(), self.order) {
+            Ok(prepared) => prepared,
+            Err(reason) => {
+                record_failed_line(&mut self.report.bad, number, reason, self.bar, self.console)?;
+                return Ok(None);
+            }
+        };
+        for warning in warnings {
+            self.bar.suspend(|| self.console.message(&format!("line {number}: warning: {warning}")))?;
+        }
+        if let Some(why) = self.order.undeclared.get(&lane) {
+            record_failed_line(&mut self.report.unconfirmed, number, why.clone(), self.bar, self.console)?;
+            return Ok(None);
+        }
+        Ok(Some(prepared))
+    }
+
+    async fn record_published(&mut self, number: u64, job: ContentOfId) -> io::Result<()> {
+        self.report.published += 1;
+        let conflicts = self.check.add(number, job).await;
+        self.record_conflicts(conflicts)
+    }
+
+    async fn finish(&mut self) -> io::Result<()> {
+        let conflicts = self.check.finish().await;
+        self.record_conflicts(conflicts)
+    }
+
+    fn record_conflicts(&mut self, conflicts: Result<Vec<LineConflict>, LedgerError>) -> io::Result<()> {
+        match conflicts {
+            Ok(conflicts) => conflicts.into_iter().try_for_each(|LineConflict { line, reason }| {
+                record_failed_line(&mut self.report.conflicts, line, reason, self.bar, self.console)
+            }),
+            // The lines are published, and workers check them anyway.
+            Err(error) => self.bar.suspend(|| {
+                self.console.message(&format!("warning: published ids were not compared with the ledger: {error}"))
+            }),
+        }
+    }
+}
+
+/// A line that is ready to be published.
+struct PreparedLine {
+    number: u64,
+    job: ContentOfId,
+    message: OutgoingMessage,
 }
 
 fn record_failed_line(
@@ -348,11 +409,15 @@ fn record_failed_line(
 }
 
 /// The warnings about a line, its lane and its message.
-fn prepare(body: &[u8], order: &FileToPublish<'_>) -> Result<(Vec<String>, ProviderName, OutgoingMessage), String> {
+fn prepare(
+    number: u64,
+    body: &[u8],
+    order: &FileToPublish<'_>,
+) -> Result<(Vec<String>, ProviderName, PreparedLine), String> {
     let lane = lane_of(body, order)?;
-    let Decoded { job, warnings, .. } = check_message(body, &lane, order.card_numbers)?;
+    let Decoded { job, warnings, hash } = check_message(body, &lane, order.card_numbers)?;
     let message = outgoing(lane.clone(), &job.id, Bytes::copy_from_slice(body));
-    Ok((warnings, lane, message))
+    Ok((warnings, lane, PreparedLine { number, job: ContentOfId { id: job.id, hash }, message }))
 }
 
 fn lane_of(body: &[u8], order: &FileToPublish<'_>) -> Result<ProviderName, String> {
@@ -384,7 +449,11 @@ fn print_report(
     if order.json {
         console.json(report)?;
     } else {
-        console.line(&format!("{} published, {} invalid", report.published, report.bad.len()))?;
+        let conflicts = match report.conflicts.len() {
+            0 => String::new(),
+            conflicts => format!(", {conflicts} in conflict"),
+        };
+        console.line(&format!("{} published, {} invalid{conflicts}", report.published, report.bad.len()))?;
     }
     if report.read_error.is_some() {
         console.message(
@@ -402,7 +471,8 @@ fn print_report(
              published ids are not charged twice"
         ))?;
     }
-    Ok(if report.bad.is_empty() && report.unconfirmed.is_empty() { Exit::Success } else { Exit::Failed })
+    let failed = [&report.bad, &report.conflicts, &report.unconfirmed];
+    Ok(if failed.iter().all(|lines| lines.is_empty()) { Exit::Success } else { Exit::Failed })
 }
 
 fn progress_bar(bytes: Option<u64>, drawn: bool) -> ProgressBar {

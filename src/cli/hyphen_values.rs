@@ -84,8 +84,9 @@ mod tests {
     /// Arguments whose values never begin with a hyphen, or for which `-` alone has a meaning (stdin). An argument that
     /// takes an id, an account, a reference or free text does not belong here: it has `allow_hyphen_values`.
     const NO_HYPHENS: &[&str] = &[
-        "busy_rate",
+        "before",
         "burst",
+        "busy_rate",
         "changes",
         "commit",
         "concurrency",
@@ -107,6 +108,8 @@ mod tests {
         "lost_answer_rate",
         "name",
         "not_before",
+        "number",
+        "numbers",
         "on_limit",
         "out",
         "payload",

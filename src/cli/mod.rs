@@ -23,6 +23,7 @@ pub mod check;
 pub mod console;
 pub mod demo;
 pub mod enqueue;
+mod enqueue_conflicts;
 pub mod fake_provider;
 pub mod generated;
 mod hyphen_values;
@@ -32,6 +33,7 @@ pub mod limits;
 mod ops_client;
 mod os;
 pub mod provider;
+pub mod rejected;
 pub mod run;
 pub mod simulate;
 pub mod status;
@@ -161,6 +163,8 @@ pub enum Command {
     Jobs(Box<jobs::Args>),
     /// Dead payments: list, show, replay, discard.
     Dlq(Box<jobs::decide::DlqArgs>),
+    /// Messages that could not be a payment: list, show, republish, discard.
+    Rejected(Box<rejected::Args>),
     /// Run a strict provider for rehearsals: it counts every window, deduplicates, and can inject faults by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
@@ -372,6 +376,7 @@ async fn dispatch(command: &Command, cx: &mut CommandContext<'_>) -> Result<Exit
         Command::Status(args) => status::run(args, cx).await,
         Command::Jobs(args) => jobs::run(args, cx).await,
         Command::Dlq(args) => jobs::decide::dlq(args, cx).await,
+        Command::Rejected(args) => rejected::run(args, cx).await,
         Command::Simulate(args) => simulate::run(args, cx).await,
         Command::Completions(args) => generated::completions(args, cx.console),
         Command::Man(args) => generated::man(args, cx.console),

@@ -22,6 +22,7 @@ use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::rejected::{COUNTED_MAX, RejectedCount};
 use crate::ledger::settings::InvalidRow;
 use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::LimitStatus;
@@ -66,6 +67,8 @@ pub struct OverviewInput {
     pub oldest_ms: Option<BTreeMap<String, i64>>,
     /// Whether the queue reports the age of its messages, so that `oldest_ms` covers them.
     pub queue_reports_ages: bool,
+    /// Open rejected messages; `None`: the ledger did not answer.
+    pub rejected: Option<Vec<RejectedCount>>,
     /// For each paused provider: who paused it, when and why, as text.
     pub paused_by: BTreeMap<String, String>,
     /// By quota.
@@ -91,6 +94,9 @@ pub struct Overview {
     /// When the ledger was counted last: a large ledger is not counted for every request. `null`: never.
     #[serde(default)]
     pub counted_at: Option<String>,
+    /// Messages that could not be a job and await a decision. `null`: the ledger did not answer.
+    #[serde(default)]
+    pub rejected: Option<RejectedOverview>,
     pub warnings: Vec<String>,
     /// `database`, `queue` and `limiter`, if they did not answer.
     #[serde(default)]
@@ -98,6 +104,24 @@ pub struct Overview {
     /// The backends that are unavailable, for some or all workers.
     #[serde(default)]
     pub outages: Vec<BackendOutage>,
+}
+
+/// The rejected messages that are open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct RejectedOverview {
+    pub messages: u64,
+    /// There are more than are counted.
+    pub is_at_least: bool,
+    /// By provider; those without any are left out.
+    pub providers: BTreeMap<String, u64>,
+}
+
+impl From<&Vec<RejectedCount>> for RejectedOverview {
+    fn from(counts: &Vec<RejectedCount>) -> Self {
+        let messages: u64 = counts.iter().map(|count| count.messages).sum();
+        let providers = counts.iter().map(|count| (count.provider.clone(), count.messages)).collect();
+        Self { messages: messages.min(COUNTED_MAX), is_at_least: messages > COUNTED_MAX, providers }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -188,6 +212,7 @@ pub fn overview(evidence: &OverviewInput) -> Overview {
         providers: names.map(|name| provider_overview(evidence, name)).collect(),
         reconciliation: evidence.reconciliation.as_ref().map(|accounts| accounts.values().cloned().collect()),
         counted_at: evidence.counted_at_ms.map(|at_ms| DatabaseTime(at_ms).to_string()),
+        rejected: evidence.rejected.as_ref().map(RejectedOverview::from),
         warnings: warnings(evidence),
         missing: evidence.missing.iter().map(|source| (*source).to_owned()).collect(),
         outages: outages(evidence),

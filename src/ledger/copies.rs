@@ -64,4 +64,6 @@ pub struct RejectedMessage {
     pub detail: String,
     pub body_sha256: [u8; 32],
     pub body_bytes: usize,
+    /// How the body begins, without sensitive text.
+    pub head: String,
 }

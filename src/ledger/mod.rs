@@ -23,6 +23,7 @@ pub mod fleet;
 mod migrations;
 pub mod operator;
 pub mod provider_row;
+pub mod rejected;
 pub mod settings;
 mod sql;
 pub mod upkeep;

@@ -23,8 +23,10 @@ use utoipa::ToSchema;
 use super::change::SettingsChangeError;
 use crate::domain::printable::printable_json;
 use crate::ledger::operator::ResolutionRefusal;
+use crate::ledger::rejected::RejectedRefusal;
 use crate::ledger::{LedgerError, decision_input};
 use crate::queue::QueueError;
+use crate::worker::rejected::RejectedError;
 use crate::worker::resend::ResendError;
 
 /// Largest body of a request and longest error text, in bytes; ours are shorter.
@@ -115,6 +117,19 @@ impl From<ResendError> for ApiError {
             ResendError::Ledger(error) => error.into(),
             ResendError::Unpublished(_) => Self::unavailable(error),
             ResendError::NoProvider(_) | ResendError::Unreadable(_) => Self::conflict(error.to_string()),
+        }
+    }
+}
+
+impl From<RejectedError> for ApiError {
+    fn from(error: RejectedError) -> Self {
+        match error {
+            RejectedError::Refused(RejectedRefusal::NoSuchMessage(_)) => Self::not_found(error.to_string()),
+            RejectedError::Refused(_) | RejectedError::NoProvider(_) | RejectedError::NotKept => {
+                Self::conflict(error.to_string())
+            }
+            RejectedError::Queue(_) | RejectedError::NotRecorded(_) => Self::unavailable(error),
+            RejectedError::Ledger(error) => error.into(),
         }
     }
 }

@@ -134,6 +134,17 @@ pub struct DeadLetter {
     pub receipt: Box<dyn Receipt>,
 }
 
+/// A message that could not be a job, in the queue of these.
+pub struct InvalidLetter {
+    pub body: Bytes,
+    pub properties: Properties,
+    /// Acknowledged, the message is gone. Dropped, it stays.
+    pub receipt: Box<dyn Receipt>,
+}
+
+/// Most messages that [`Queue::take_invalid`] looks through.
+pub const INVALID_SEARCHED_MAX: usize = 20_000;
+
 /// What looking through the lanes for one job's message comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SearchResult {
@@ -202,6 +213,15 @@ pub trait Queue: Send + Sync {
     /// fresh count of deliveries.
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError>;
 
+    /// Takes the oldest message with these bytes and this reason from those that could not be a job; `None` when there is
+    /// none. It reads them one by one, so it serves operators' decisions and stays off a worker's path.
+    ///
+    /// # Errors
+    /// [`QueueError::Refused`] when it is not among the first [`INVALID_SEARCHED_MAX`].
+    async fn take_invalid(&self, _sha256: [u8; 32], _reason: &str) -> Result<Option<InvalidLetter>, QueueError> {
+        Ok(None)
+    }
+
     /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
 
@@ -258,6 +278,13 @@ impl LaneFault {
     }
 }
 
+/// What a search of more messages than it may read comes to.
+fn too_many_invalid(queue: &str) -> QueueError {
+    QueueError::Refused(format!(
+        "the message is not among the first {INVALID_SEARCHED_MAX} of `{queue}`: decide about older ones first"
+    ))
+}
+
 /// The lane's queue. Names of Sluicegate's own queues are refused; all others are the domain's to judge.
 ///
 /// # Errors
@@ -306,6 +333,19 @@ pub mod headers {
     pub fn without_waits_since(mut properties: Properties) -> Properties {
         properties.headers.remove(WAITS_SINCE);
         properties
+    }
+
+    /// The properties with which a message that could not be a job is published to its lane again: those that it came with.
+    pub fn without_rejection(mut properties: Properties) -> Properties {
+        for header in [REASON, DETAIL, DEAD_ROUNDS, WAITS_SINCE] {
+            properties.headers.remove(header);
+        }
+        properties
+    }
+
+    /// Whether these are the properties of a message that was rejected for this reason.
+    pub(super) fn is_rejection(properties: &Properties, reason: &str) -> bool {
+        properties.headers.get(REASON).is_some_and(|found| found == reason)
     }
 
     /// The number of this copy of its job's message. A header that cannot be read was not written by us.

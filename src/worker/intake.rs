@@ -29,7 +29,7 @@ use crate::fleet::report::PauseCause;
 use crate::ledger::backlog::BacklogRecord;
 use crate::ledger::copies::{DeliveredCopy, RejectedMessage};
 use crate::ledger::{Claim, LedgerError};
-use crate::queue::message::Decoded;
+use crate::queue::message::{Decoded, body_head};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, OutgoingMessage, QueueError, Receipt, headers};
 use crate::telemetry::spans;
 
@@ -337,6 +337,7 @@ pub(super) fn rejection(
         detail: invalid.detail.clone(),
         body_sha256: Sha256::digest(&copy.body).into(),
         body_bytes: copy.body.len(),
+        head: body_head(&copy.body),
     };
     let outgoing = OutgoingMessage {
         destination: Destination::Invalid { reason: invalid.reason, detail: invalid.detail.clone() },

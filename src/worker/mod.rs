@@ -29,6 +29,7 @@ pub mod meter;
 pub mod outbox;
 pub mod publish;
 pub mod quotas;
+pub mod rejected;
 pub mod resend;
 pub mod retry;
 pub mod settings_sync;

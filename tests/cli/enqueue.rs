@@ -2,10 +2,13 @@
 //! messages.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use sluicegate::cli::Exit;
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::Claim;
 use sluicegate::queue::Destination;
+use sluicegate::queue::message::{CardNumbers, Decoded, decode};
 
 use crate::fakes::Engine;
 
@@ -191,4 +194,32 @@ async fn foreign_queue_blocks_only_its_own_lines() {
     engine.state().lanes_different = ["acme", "bolt", "crate"].map(str::to_owned).into();
     let (error, _) = engine.run(&["enqueue", "--file", &file]).await.failure();
     assert!(error.contains("broker refuses: queue `payments.crate`"), "{error}");
+}
+
+/// A file is published and then compared with the ledger; a single job is compared before.
+#[tokio::test]
+async fn conflicting_ids_are_named() {
+    let engine = Engine::with_providers(&["acme"]).await;
+    let first = "enqueue --provider acme --amount 1 --currency EUR --id pay-1";
+    let dir = tempfile::tempdir().unwrap();
+    for id in ["pay-1", "pay-2"] {
+        let body = format!(r#"{{"id":"{id}","amount":1299,"currency":"EUR"}}"#);
+        let Decoded { job, hash, .. } =
+            decode(body.as_bytes(), &ProviderName::new("acme").unwrap(), CardNumbers::Refuse).unwrap();
+        let claim = engine.database.claim(&job, hash, "worker-a", Duration::from_secs(60)).await.unwrap();
+        assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
+    }
+    let (error, exit) = engine.run(&first.split(' ').collect::<Vec<_>>()).await.failure();
+    assert!(error.contains("nothing is published: conflict: id pay-1 was recorded before"), "{error}");
+    assert_eq!((exit, engine.state().published.len()), (Exit::Failed, 0));
+    let line = |id: &str, amount: u32| format!("{{\"id\":\"{id}\",\"amount\":{amount},\"currency\":\"EUR\"}}\n");
+    // More than one batch, with conflicts in the first and in the last.
+    let lines: String = (0..1_200).map(|n| line(&format!("n-{n}"), 1)).collect();
+    let path = file(&dir, &format!("{}{lines}{}{}", line("pay-1", 7), line("pay-2", 1299), line("pay-2", 8)));
+    let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &path, "--json"]).await;
+    assert_eq!(ran.result.as_ref().unwrap(), &Exit::Failed);
+    let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let lines: Vec<u64> = report["conflicts"].as_array().unwrap().iter().map(|c| c["line"].as_u64().unwrap()).collect();
+    assert_eq!((report["published"].as_u64(), lines), (Some(1_203), vec![1, 1_203]), "{}", ran.err);
+    assert!(ran.err.contains("line 1: conflict: id pay-1 was recorded before with other content"), "{}", ran.err);
 }

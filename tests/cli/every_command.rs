@@ -26,7 +26,7 @@ const NOT_WALKED: [(&str, &str); 6] = [
 const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 35] = [
+pub const WALK: [(&[&str], Exit); 40] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -63,6 +63,11 @@ pub const WALK: [(&[&str], Exit); 35] = [
     (&["dlq", "show", "dead-1"], Exit::Success),
     (&["dlq", "replay", "dead-1"], Exit::Success),
     (&["dlq", "discard", "dead-2", "--yes"], Exit::Success),
+    (&["rejected", "list"], Exit::Success),
+    (&["rejected", "show", "1"], Exit::Success),
+    (&["rejected", "republish", "1"], Exit::Failed),
+    (&["rejected", "discard", "1", "--yes"], Exit::Success),
+    (&["rejected", "show", "2"], Exit::Failed),
 ];
 
 /// Names of all commands without subcommands: `provider list`, `limits set`, …
@@ -102,6 +107,11 @@ pub async fn desk() -> (Desk, String) {
     desk.sql(&format!(
         "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('bolt', '{long}', 7, 1000)"
     ))
+    .await;
+    desk.sql(
+        "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes, head) \
+         VALUES (1795000000000, 'acme', 'pay-1', 'bad_amount', 'amount: must be above 0', zeroblob(32), 9, '{\"id\":1}')",
+    )
     .await;
     let file = desk.dir.path().join("providers.toml");
     let row = "[[provider]]\nname = \"acme\"\nurl = \"https://pay.example.com/a/long/path/to/charges/of/this/provider\"\n\

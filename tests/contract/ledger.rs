@@ -38,6 +38,7 @@ mod plans;
 mod poll_connections;
 mod pooler;
 mod recent;
+mod rejected;
 mod schema;
 mod settings;
 mod settings_propagation;

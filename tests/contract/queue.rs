@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::queue::{
@@ -300,6 +301,47 @@ async fn delivery_limit_dead_letters_the_message(queue: Arc<dyn Queue>) {
     assert!(queue.take_dead_letter().await.unwrap().is_none());
 }
 
+/// Those before and behind it stay, in their order, and so does the message itself until it is acknowledged.
+async fn rejected_message_is_found_by_its_bytes(queue: Arc<dyn Queue>) {
+    let digest = |body: &[u8]| <[u8; 32]>::from(Sha256::digest(body));
+    let find = async |body: &[u8], reason: &str| queue.take_invalid(digest(body), reason).await.unwrap();
+    // Nothing is declared yet.
+    assert!(find(b"none", "bad_amount").await.is_none());
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    let long = "x".repeat(200_000);
+    for body in ["first", "not a job", "not a job", &long] {
+        let invalid = invalid_with_all_properties();
+        queue.publish(OutgoingMessage { body: body.as_bytes().to_vec().into(), ..invalid }).await.unwrap();
+    }
+    assert!(find(b"not a job", "bad_id").await.is_none(), "another reason");
+    assert!(find(b"not a jo", "bad_amount").await.is_none());
+    drop(find(b"not a job", "bad_amount").await.unwrap());
+    let patient = async |body: &[u8]| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // A dropped message is back once its channel has ended.
+            if let Some(found) = find(body, "bad_amount").await {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "not found");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let found = patient(long.as_bytes()).await;
+    assert_eq!(found.body, long.as_bytes());
+    assert_invalid_headers(&found.properties.headers);
+    assert_eq!(headers::without_rejection(found.properties), invalid_with_all_properties().properties);
+    found.receipt.ack().await.unwrap();
+    for _ in 0..2 {
+        patient(b"not a job").await.receipt.ack().await.unwrap();
+    }
+    drop(patient(b"first").await);
+    patient(b"first").await.receipt.ack().await.unwrap();
+    for body in [&b"not a job"[..], long.as_bytes(), b"first"] {
+        assert!(find(body, "bad_amount").await.is_none());
+    }
+}
+
 async fn await_dead(queue: &dyn Queue) -> DeadLetter {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -351,7 +393,8 @@ macro_rules! conformance {
             delayed_message_returns_on_time,
             reserved_names_are_no_lanes,
             outcomes_need_no_listener,
-            delivery_limit_dead_letters_the_message
+            delivery_limit_dead_letters_the_message,
+            rejected_message_is_found_by_its_bytes
         );
     };
     ($bench:path: $($promise:ident),+) => {

@@ -27,6 +27,7 @@ mod outcomes;
 mod pauses;
 mod raised_limits;
 mod refused_accounts;
+mod rejected;
 mod rejected_events;
 mod script;
 mod simulation;

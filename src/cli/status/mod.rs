@@ -196,6 +196,7 @@ async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewInput, Comman
         workers: visible_workers(ledger.worker_reports().await?, Duration::ZERO, None),
         reconciliation: Some(by_provider(accounts)),
         oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
+        rejected: Some(ledger.count_rejected().await?),
         providers: known.providers,
         invalid_rows: known.invalid_rows,
         ..OverviewInput::default()

@@ -29,7 +29,7 @@ const TAIL_HEIGHT_DIVISOR: usize = 3;
 pub(super) fn render_overview(overview: &Overview, shape: TableShape, height: Option<usize>) -> String {
     let width = width(shape);
     let warnings = overview.warnings.iter().map(|warning| format!("warning: {warning}"));
-    let notes = reconciliation_lines(overview).into_iter().chain(warnings);
+    let notes = reconciliation_lines(overview).into_iter().chain(rejected_line(overview)).chain(warnings);
     let tail: Vec<String> = notes.flat_map(|line| split_lines(&wrap_words("", &line, width))).collect();
     let table = match shape {
         TableShape::Plain => plain_table(overview),
@@ -306,6 +306,18 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
 fn pace_note(provider: &ProviderOverview) -> Option<String> {
     let pace = provider.pace.as_ref().filter(|pace| !pace.is_plain)?;
     Some(format!("pace: {}", pace.text))
+}
+
+/// `12 rejected messages await a decision (acme 10, stripe 2): sluicegate rejected list`, if there are any.
+fn rejected_line(overview: &Overview) -> Option<String> {
+    let rejected = overview.rejected.as_ref().filter(|rejected| rejected.messages > 0)?;
+    let least = if rejected.is_at_least { "≥ " } else { "" };
+    let by_provider =
+        rejected.providers.iter().map(|(name, messages)| format!("{name} {}", group_thousands(*messages)));
+    let by_provider = by_provider.collect::<Vec<_>>().join(", ");
+    let (total, verb) = (group_thousands(rejected.messages), if rejected.messages == 1 { "awaits" } else { "await" });
+    let messages = plural(rejected.messages, "rejected message");
+    Some(format!("{least}{total} {messages} {verb} a decision ({by_provider}): `sluicegate rejected list`"))
 }
 
 /// `all 1,234 recorded payments accounted for`, or the discrepancies.

@@ -25,6 +25,7 @@ mod outbox;
 pub mod postgres;
 mod queue_position;
 mod recent;
+mod rejected;
 mod resolution;
 pub mod result;
 pub mod session;

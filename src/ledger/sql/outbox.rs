@@ -1,4 +1,4 @@
-//! The ledger's outbox: outcome events, published at least once, and the record of rejected messages.
+//! The ledger's outbox: outcome events, which are leased, published at least once, and retried when a queue rejects them.
 //!
 //! See `docs/decisions/0023-transactional-outbox.md`.
 
@@ -7,14 +7,9 @@ use std::time::Duration;
 use super::dialect::Template;
 use super::engine::{Args, Value, args};
 use super::result::{FromRow, SqlRow, from_row, read_or_log};
-use super::storable;
 use crate::domain::time::EpochMs;
-use crate::ledger::copies::RejectedMessage;
 use crate::ledger::database::Database;
 use crate::ledger::{EventSelection, LedgerError, OutcomeEvent, UnpublishedEvents};
-
-/// Longest stored id of a rejected message, in characters.
-const REJECTED_ID_CHARS_MAX: usize = 255;
 
 /// An event's columns, as [`OutcomeEvent`] is read.
 pub const EVENT_COLUMNS: &str =
@@ -67,11 +62,6 @@ static PUBLISHED: Template = Template::new(
      WHERE published_at IS NULL AND sequence {among:$1}",
 );
 
-static REJECT: Template = Template::new(
-    "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes) \
-     VALUES ({now}, $1, $2, $3, $4, $5, $6)",
-);
-
 impl Database {
     /// Leases the oldest unpublished events that were never rejected: no other worker gets them while the lease lasts.
     pub async fn lease_events(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
@@ -118,14 +108,6 @@ impl Database {
 
     pub async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError> {
         UnpublishedEvents::from_row(&self.query_row(&WAITING, []).await?)
-    }
-
-    pub async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
-        let id = message.job_id.as_deref().map(storable);
-        let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
-        let (detail, bytes) = (storable(&message.detail), i64::try_from(message.body_bytes).unwrap_or(i64::MAX));
-        let args = args![&message.lane, id, message.reason, detail, message.body_sha256.as_slice(), bytes];
-        self.query(&REJECT, args).await.map(drop)
     }
 
     async fn update_events(

@@ -26,7 +26,7 @@ use crate::ops::json::{ApiBody, ApiError, JsonResponse, validate_reason};
 use crate::worker::resend::{ResendError, Resender, provider_names};
 
 /// The actor for the audit; a blank reason counts as none.
-fn actor(caller: &ApiCaller, because: Option<String>) -> Result<Actor, ApiError> {
+pub(super) fn actor(caller: &ApiCaller, because: Option<String>) -> Result<Actor, ApiError> {
     Ok(Actor { os_user: caller.name(), program: Some(PROGRAM), reason: validate_reason(because)? })
 }
 
@@ -47,7 +47,7 @@ pub struct Resolution {
 #[serde(deny_unknown_fields)]
 pub struct ActionReason {
     /// For the audit; also in the job's reason and its outcome event. At most 500 characters.
-    because: Option<String>,
+    pub(super) because: Option<String>,
 }
 
 /// The result of a decision.

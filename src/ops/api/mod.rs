@@ -23,6 +23,7 @@ use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
 pub mod changes;
+pub mod rejected;
 #[cfg(test)]
 pub mod tests;
 
@@ -54,6 +55,7 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/pause", post(changes::pause))
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
+        .merge(rejected::routes())
 }
 
 /// Filters of the list of payments; a payment must match all of them.

@@ -28,6 +28,7 @@ use crate::fleet::{Overview, OverviewInput, by_provider, overview};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::StoredReport;
 use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::rejected::RejectedCount;
 use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::{LimitStatus, Limiter};
 use crate::queue::Queue;
@@ -72,6 +73,7 @@ const REPORTS_AGE_MAX: Duration = Duration::from_secs(1);
 const UNWATCHED_COUNT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Rows are read again when their version changes, and at the latest after this time.
 const ROWS_AGE_MAX: Duration = Duration::from_secs(60);
+const REJECTED_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// The reports, and the milliseconds by which the database's clock is ahead of ours.
 type ReportsWithSkew = (Vec<StoredReport>, i64);
@@ -94,6 +96,7 @@ pub struct OverviewCollector {
     /// Queue depths while the database is unavailable and there are no backlog counts.
     depths: CachedSource<QueueDepths>,
     oldest: CachedSource<BTreeMap<String, i64>>,
+    rejected: CachedSource<Vec<RejectedCount>>,
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
     database_was_unavailable: AtomicBool,
@@ -113,6 +116,7 @@ impl OverviewCollector {
             reports: CachedSource::new(SOURCE_TIMEOUT),
             depths: CachedSource::new(SOURCE_TIMEOUT),
             oldest: CachedSource::new(SOURCE_TIMEOUT),
+            rejected: CachedSource::new(SOURCE_TIMEOUT),
             limit_usage: CachedSource::new(SOURCE_TIMEOUT),
             counts: BacklogCounter::new(),
             database_was_unavailable: AtomicBool::default(),
@@ -230,8 +234,14 @@ impl OverviewCollector {
             }
             self.limit_usage.get(USAGE_AGE_MAX, self.query_limit_usage(&known)).await
         };
+        let rejected = async {
+            if purpose == CollectFor::HistoryOnly || reports.problem.is_some() {
+                return CachedValue::not_queried();
+            }
+            self.rejected.get(REJECTED_AGE_MAX, self.query_rejected()).await
+        };
         let stored = self.collect_stored(purpose, reports.problem.is_some(), known.version);
-        let (used, (rows, oldest, counted)) = tokio::join!(used, stored);
+        let (used, rejected, (rows, oldest, counted)) = tokio::join!(used, rejected, stored);
         let problem_of =
             |what: &str, problem: &Option<String>| problem.as_ref().map(|problem| problem_with_name(what, problem));
         let mut problems: Vec<String> = Vec::new();
@@ -265,6 +275,7 @@ impl OverviewCollector {
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
+            rejected: rejected.current(),
             queue_reports_ages: self.sources.queue.reports_ages(),
             limit_usage: used.value.unwrap_or_default(),
             database_problem,
@@ -346,6 +357,10 @@ impl OverviewCollector {
             *known_ms = since_ms.min(*known_ms);
         }
         Ok(oldest)
+    }
+
+    async fn query_rejected(&self) -> Result<Vec<RejectedCount>, String> {
+        self.sources.ledger.count_rejected().await.map_err(|error| error.to_string())
     }
 
     async fn query_jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {

@@ -21,13 +21,14 @@ use tokio_util::task::TaskTracker;
 
 use self::store::{Store, TakenMessage};
 use super::{
-    DELAY_STEPS, DeadLetter, DeathCause, Delivery, Destination, LaneConsumer, LaneFault, OutgoingMessage, Queue,
-    QueueError, Receipt, SearchResult, headers, lane_queue,
+    DELAY_STEPS, DeadLetter, DeathCause, Delivery, Destination, InvalidLetter, LaneConsumer, LaneFault,
+    OutgoingMessage, Queue, QueueError, Receipt, SearchResult, headers, lane_queue,
 };
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 
+mod invalid;
 mod store;
 
 /// Begins all queue names. Not a setting: a database holds one deployment.
@@ -126,6 +127,16 @@ impl Queue for EmbeddedQueue {
             body: message.body.into(),
             properties: message.properties,
             receipt: Box::new(EmbeddedReceipt { store: self.store.clone(), id: message.id, number, lane: None }),
+        }))
+    }
+
+    /// It is not taken: two operators may publish it twice, which the ledger absorbs.
+    async fn take_invalid(&self, sha256: [u8; 32], reason: &str) -> Result<Option<InvalidLetter>, QueueError> {
+        let message = self.store.find_invalid(&format!("{PREFIX}.invalid"), sha256, reason).await?;
+        Ok(message.map(|message| InvalidLetter {
+            body: message.body.into(),
+            properties: message.properties,
+            receipt: Box::new(EmbeddedReceipt { store: self.store.clone(), id: message.id, number: 0, lane: None }),
         }))
     }
 

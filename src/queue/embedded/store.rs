@@ -71,6 +71,13 @@ pub struct TakenMessage {
     pub redelivered: bool,
 }
 
+impl TakenMessage {
+    /// Its place in the order of its queue.
+    pub fn place(&self) -> (i64, i64) {
+        (self.visible_at_ms, self.id)
+    }
+}
+
 impl Store {
     pub fn new(pool: SqlitePool, tasks: TaskTracker) -> Self {
         Self { batcher: Batcher::new(MessageBatches(pool.clone()), tasks), pool }
@@ -223,7 +230,7 @@ async fn write_all(pool: &SqlitePool, batch: &[BatchRequest<MessageBatches>]) ->
     Ok(answers)
 }
 
-fn read(row: &sqlx::sqlite::SqliteRow) -> Result<TakenMessage, sqlx::Error> {
+pub fn read(row: &sqlx::sqlite::SqliteRow) -> Result<TakenMessage, sqlx::Error> {
     let id = row.try_get("id")?;
     let properties: String = row.try_get("properties")?;
     let properties = serde_json::from_str(&properties).unwrap_or_else(|error| {

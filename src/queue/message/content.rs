@@ -67,6 +67,14 @@ pub fn scan_content(members: &[Member<'_>], cards: CardNumbers) -> SensitiveCont
     content
 }
 
+/// Whether a value holds card data or a credential anywhere. Its fields are those of any JSON, not of a job.
+pub fn is_sensitive(json: &Json<'_>) -> bool {
+    let mut walk = ContentScanner { looks_for_cards: true, ..ContentScanner::default() };
+    walk.value(json, ValueName { text: "", meaning: FieldMeaning::Other });
+    walk.end_parts();
+    walk.card_data.is_some() || walk.is_secret
+}
+
 fn place_of(name: FieldMeaning) -> TextContext {
     match name {
         FieldMeaning::SecurityCode | FieldMeaning::CardNumber | FieldMeaning::Card => TextContext::Card,

@@ -22,8 +22,10 @@ use crate::ledger::OutcomeEvent;
 
 mod content;
 mod fields;
+mod head;
 
 use fields::MessageFields;
+pub use head::{HEAD_CHARS_MAX, body_head};
 
 /// The version of the message format that this program writes and reads.
 pub const VERSION: u64 = 1;

@@ -279,7 +279,7 @@ pub async fn take_dead_letter(generation: &Generation, topology: &Topology) -> R
             cause: cause_of(&message.properties, topology),
             properties: wire::from_amqp(&message.properties),
             body: message.data.into(),
-            receipt: Box::new(RabbitDeadReceipt { acker: message.acker, _channel: channel }),
+            receipt: Box::new(HeldMessage::new(message.acker, channel)),
         }
     }))
 }
@@ -316,9 +316,15 @@ fn text(value: &AMQPValue) -> Option<String> {
 }
 
 /// Dropping it closes the channel, and the broker has the message back.
-struct RabbitDeadReceipt {
+pub struct HeldMessage {
     acker: Acker,
     _channel: OpenChannel,
+}
+
+impl HeldMessage {
+    pub fn new(acker: Acker, channel: OpenChannel) -> Self {
+        Self { acker, _channel: channel }
+    }
 }
 
 fn check_result(answer: Result<bool, CallFailure>, doing: &str) -> Result<(), QueueError> {
@@ -330,7 +336,7 @@ fn check_result(answer: Result<bool, CallFailure>, doing: &str) -> Result<(), Qu
 }
 
 #[async_trait]
-impl Receipt for RabbitDeadReceipt {
+impl Receipt for HeldMessage {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
         check_result(with_call_limit(self.acker.ack(BasicAckOptions { multiple: false })).await, "acknowledge")
     }

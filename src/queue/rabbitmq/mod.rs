@@ -20,12 +20,13 @@ use lapin::Channel;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
-use super::{DeadLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
+use super::{DeadLetter, InvalidLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
 use crate::domain::provider::ProviderName;
 
 mod channels;
 mod connect;
 mod consumer;
+mod invalid;
 mod pipeline;
 mod publisher;
 mod receipt;
@@ -112,6 +113,12 @@ impl Queue for RabbitMq {
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
         let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
         detached(async move { consumer::take_dead_letter(&generation, &topology).await }).await
+    }
+
+    async fn take_invalid(&self, sha256: [u8; 32], reason: &str) -> Result<Option<InvalidLetter>, QueueError> {
+        let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
+        let reason = reason.to_owned();
+        detached(async move { invalid::take(&generation, &topology, sha256, &reason).await }).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {

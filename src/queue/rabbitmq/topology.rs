@@ -60,7 +60,7 @@ impl Topology {
         Self { prefix: prefix.to_owned() }
     }
 
-    fn invalid(&self) -> String {
+    pub fn invalid(&self) -> String {
         format!("{}.invalid", self.prefix)
     }
 

@@ -155,6 +155,7 @@ async fn rejected_messages_are_kept(kind: Kind) {
         detail: "not JSON".to_owned(),
         body_sha256: [7; 32],
         body_bytes: 70_000,
+        head: String::new(),
     };
     fixture.database.reject(&message).await.unwrap();
     fixture.database.reject(&RejectedMessage { job_id: None, ..message }).await.unwrap();

@@ -159,6 +159,7 @@ async fn an_erased_account_is_written_nowhere(kind: Kind) {
         detail: "recorded before with other content".to_owned(),
         body_sha256: [7; 32],
         body_bytes: 10,
+        head: String::new(),
     };
     fixture.database.reject(&rejected).await.unwrap();
     let personal = ["acct_1", "invoice 7", "tok_1", "ch_paid", "said so", "charges"];

@@ -82,6 +82,7 @@ async fn invalid_message_is_found_by_its_id(kind: Kind) {
             detail: "why".to_owned(),
             body_sha256: [7; 32],
             body_bytes: 9,
+            head: String::new(),
         };
         fixture.database.reject(&message).await.unwrap();
     }

@@ -12,6 +12,7 @@ import { job } from "./views/job.js";
 import { jobs } from "./views/jobs.js";
 import { overview } from "./views/overview.js";
 import { provider } from "./views/provider.js";
+import { rejected } from "./views/rejected.js";
 import { workers } from "./views/workers.js";
 
 const ROUTES = [
@@ -20,6 +21,7 @@ const ROUTES = [
   [/^\/jobs$/, jobs],
   [/^\/jobs\/([^/]+)$/, job],
   [/^\/attention$/, attention],
+  [/^\/rejected$/, rejected],
   [/^\/workers$/, workers],
 ];
 /** Views that only need the overview's sums load it once in so many polls. */

@@ -14,6 +14,7 @@ const PLACES = [
   ["overview", "#/", "Overview"],
   ["jobs", "#/jobs", "Jobs"],
   ["attention", "#/attention", "Review and dead"],
+  ["rejected", "#/rejected", "Rejected"],
   ["workers", "#/workers", "Workers"],
 ];
 

@@ -12,6 +12,7 @@ import { Sorter } from "../urgency.js";
 import { laneState } from "../words.js";
 import { card, whatCounts } from "./card.js";
 import { laneTable } from "./lane_table.js";
+import { rejectedLine } from "./rejected.js";
 import { sums } from "./sums.js";
 
 const CARDS_MAX = 8;
@@ -48,6 +49,7 @@ export function overview(context) {
         found.map((incident) => bar(incident, known)),
         sums(known),
         warnings(known),
+        rejectedLine(known),
         h("div", { class: "sections" }, sorter.sections(known.providers, told, serverNow()).map((section) => lanes(section, told, known.providers.length))),
       ];
     },

@@ -1,0 +1,54 @@
+-- Rejected messages in an operator's hands: how each begins, and what was decided about it.
+
+-- As in 0001: functions with the owner's rights find all names in this schema.
+SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+
+ALTER TABLE rejected_messages
+    -- How the body begins, without sensitive text. NULL: an older program recorded it, or it was discarded.
+    ADD COLUMN head text CONSTRAINT head_is_at_most_120_characters CHECK (char_length(head) <= 120),
+    -- NULL: open. A trigger writes the columns after it.
+    ADD COLUMN decision text CONSTRAINT rejected_decision_is_known CHECK (decision IN ('republished', 'discarded')),
+    ADD COLUMN decided_at timestamptz,
+    -- The database's user, and that of the operating system as a command names it (user@host).
+    ADD COLUMN decided_by text,
+    ADD COLUMN os_user text,
+    ADD COLUMN program text,
+    ADD COLUMN because text,
+    DROP CONSTRAINT instants_are_finite,
+    ADD CONSTRAINT instants_are_finite CHECK (
+        least(at, decided_at) >= '0001-01-01 00:00:00+00'
+        AND greatest(at, decided_at) < '9999-12-30 22:00:00+00');
+
+-- Lists begin with the newest. A producer's mistake may have caused a million open ones.
+CREATE INDEX rejected_messages_open ON rejected_messages (id) WHERE decision IS NULL;
+CREATE INDEX rejected_messages_open_by_lane ON rejected_messages (lane, id) WHERE decision IS NULL;
+CREATE INDEX rejected_messages_open_by_reason ON rejected_messages (reason, id) WHERE decision IS NULL;
+CREATE INDEX rejected_messages_decided ON rejected_messages (id) WHERE decision IS NOT NULL;
+
+CREATE FUNCTION rejected_messages_record_decision() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF OLD.decision IS NOT NULL OR NEW.decision IS NULL
+        OR ROW(NEW.id, NEW.at, NEW.lane, NEW.job_id, NEW.reason, NEW.detail, NEW.body_sha256, NEW.body_bytes)
+            IS DISTINCT FROM
+            ROW(OLD.id, OLD.at, OLD.lane, OLD.job_id, OLD.reason, OLD.detail, OLD.body_sha256, OLD.body_bytes)
+        OR (NEW.head IS DISTINCT FROM OLD.head AND NEW.head IS NOT NULL)
+    THEN
+        RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'rejected_messages_are_decided_once',
+            MESSAGE = 'a rejected message is decided once, and nothing else of it changes';
+    END IF;
+    -- It may hold personal data, which a discard removes.
+    IF NEW.decision = 'discarded' THEN
+        NEW.head := NULL;
+    END IF;
+    NEW.decided_at := clock_timestamp();
+    NEW.decided_by := session_user;
+    NEW.os_user := nullif(current_setting('sluicegate.os_user', true), '');
+    NEW.program := nullif(current_setting('application_name'), '');
+    NEW.because := nullif(current_setting('sluicegate.because', true), '');
+    RETURN NEW;
+END $$;
+CREATE TRIGGER record_decision BEFORE UPDATE ON rejected_messages
+    FOR EACH ROW EXECUTE FUNCTION rejected_messages_record_decision();
+
+REVOKE ALL ON FUNCTION rejected_messages_record_decision() FROM PUBLIC;

@@ -1,0 +1,103 @@
+//! The rejected messages as operators see them: the list, one message, and the decision about it.
+//!
+//! The body is kept in the queue `payments.invalid` alone, because it may hold what must not be stored. The row has its
+//! digest, by which the message is found there, and how it begins.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::operator::{DatabaseTime, UnreadableRow};
+use crate::domain::job::{ContentHash, JobId};
+use crate::domain::provider::ProviderName;
+
+/// Open messages that are counted; a count that is reached means "at least".
+pub const COUNTED_MAX: u64 = 10_000;
+
+/// An operator's decision about a rejected message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectedDecision {
+    /// Its message was published to its lane again.
+    Republished,
+    /// Its message is not needed any more.
+    Discarded,
+}
+
+impl RejectedDecision {
+    /// As it is stored, and for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Republished => "republished",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+/// Filter of a list; all given conditions must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RejectedFilter {
+    pub provider: Option<ProviderName>,
+    /// The code of the reason.
+    pub reason: Option<String>,
+    /// Those that were decided, in place of the open ones.
+    pub decided: bool,
+}
+
+/// A message that could not be a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct RejectedSummary {
+    pub id: i64,
+    pub at: DatabaseTime,
+    /// The provider whose lane it came in.
+    pub provider: String,
+    /// The id in the message, if it could be read.
+    pub job_id: Option<String>,
+    pub reason: String,
+    /// The field and the fix; never a value.
+    pub detail: String,
+    /// How the body begins, without sensitive text. `null`: an older program recorded it, or it was discarded.
+    pub head: Option<String>,
+    pub body_bytes: u64,
+    /// In hexadecimal.
+    pub body_sha256: String,
+    /// `republished` or `discarded`. `null`: open.
+    pub decision: Option<String>,
+    pub decided_at: Option<DatabaseTime>,
+    /// The database's user.
+    pub decided_by: Option<String>,
+    /// `user@host` of the operator.
+    pub os_user: Option<String>,
+    pub program: Option<String>,
+    pub because: Option<String>,
+}
+
+/// One page, newest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct RejectedPage {
+    pub messages: Vec<RejectedSummary>,
+    pub unreadable: Vec<UnreadableRow>,
+    /// The id before which the next page begins; `null` at the end.
+    pub next: Option<i64>,
+}
+
+/// The id of a message, and the hash of its content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContentOfId {
+    pub id: JobId,
+    pub hash: ContentHash,
+}
+
+/// Open messages of one provider's lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedCount {
+    pub provider: String,
+    pub messages: u64,
+}
+
+/// Why no decision was recorded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RejectedRefusal {
+    #[error("there is no rejected message {0}")]
+    NoSuchMessage(i64),
+    #[error("rejected message {id} is {decision} already")]
+    Decided { id: i64, decision: String },
+}

@@ -1,0 +1,161 @@
+//! Rejected messages in SQL: their record, the lists of open and of decided ones, their count, and an operator's decision.
+//!
+//! Each list has an index for its filter, and is read from its newest row on. A trigger writes the instant and the
+//! author of a decision, and refuses a second one.
+
+use std::collections::BTreeMap;
+
+use super::dialect::Template;
+use super::engine::args;
+use super::result::{FromRow, ReadRows, SqlRow, from_row, read_each};
+use super::{storable, texts};
+use crate::domain::job::ContentHash;
+use crate::domain::sensitive::{CardNumbers, REDACTED, TextContext, find_sensitive};
+use crate::ledger::LedgerError;
+use crate::ledger::copies::RejectedMessage;
+use crate::ledger::database::Database;
+use crate::ledger::operator::{Actor, LIST_MAX};
+use crate::ledger::rejected::{
+    COUNTED_MAX, ContentOfId, RejectedCount, RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal,
+    RejectedSummary,
+};
+
+/// Longest stored id of a rejected message, in characters.
+const REJECTED_ID_CHARS_MAX: usize = 255;
+
+static REJECT: Template = Template::new(
+    "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes, head) \
+     VALUES ({now}, $1, $2, $3, $4, $5, $6, $7)",
+);
+
+const COLUMNS: &str = "id, {ms:at} AS at_ms, lane, job_id, reason, detail, head, body_bytes, body_sha256, decision, \
+     {ms:decided_at} AS decided_at_ms, decided_by, os_user, program, because";
+
+static ONE: Template = Template::made(|_| format!("SELECT {COLUMNS} FROM rejected_messages WHERE id = $1"));
+
+static OPEN: Template = Template::made(|_| page_text("decision IS NULL"));
+static OPEN_OF_A_LANE: Template =
+    Template::made(|_| page_text("decision IS NULL AND lane = $3 AND ($4 IS NULL OR reason = $4)"));
+static OPEN_OF_A_REASON: Template = Template::made(|_| page_text("decision IS NULL AND reason = $3"));
+/// Filtered row by row: operators decide, so these are few.
+static DECIDED: Template =
+    Template::made(|_| page_text("decision IS NOT NULL AND ($3 IS NULL OR lane = $3) AND ($4 IS NULL OR reason = $4)"));
+
+fn page_text(which: &str) -> String {
+    format!("SELECT {COLUMNS} FROM rejected_messages WHERE {which} AND id < $1 ORDER BY id DESC LIMIT $2")
+}
+
+static COUNT: Template = Template::new(
+    "SELECT lane, count(*) AS messages FROM \
+         (SELECT lane FROM rejected_messages WHERE decision IS NULL LIMIT $1) AS open GROUP BY lane ORDER BY lane",
+);
+
+static DECIDE: Template =
+    Template::new("UPDATE rejected_messages SET decision = $2 WHERE id = $1 AND decision IS NULL RETURNING id");
+
+static RECORDED: Template = Template::new("SELECT id, content_hash FROM jobs WHERE id IN ({texts:$1})");
+
+impl Database {
+    /// Those whose ids were recorded before with other content. A payment that was cancelled before its message came is
+    /// none of these: each of its messages is acknowledged.
+    pub async fn find_conflicts(&self, jobs: &[ContentOfId]) -> Result<Vec<ContentOfId>, LedgerError> {
+        let ids = texts(jobs.iter().map(|job| job.id.as_str()));
+        let mut recorded = BTreeMap::new();
+        for row in self.query_by_index(&RECORDED, args![ids]).await? {
+            let (id, hash): (String, Vec<u8>) = (row.get("id")?, row.get("content_hash")?);
+            recorded.insert(id, hash);
+        }
+        let differs = |job: &&ContentOfId| {
+            let recorded = recorded.get(job.id.as_str());
+            recorded.is_some_and(|hash| *hash != job.hash.0 && *hash != ContentHash::UNSEEN.0)
+        };
+        Ok(jobs.iter().filter(differs).cloned().collect())
+    }
+
+    pub async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
+        let id = message.job_id.as_deref().map(storable);
+        let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
+        let (detail, bytes) = (storable(&message.detail), i64::try_from(message.body_bytes).unwrap_or(i64::MAX));
+        let (digest, head) = (message.body_sha256.as_slice(), storable(&message.head));
+        let args = args![&message.lane, id, message.reason, detail, digest, bytes, head];
+        self.query(&REJECT, args).await.map(drop)
+    }
+
+    /// Rejected messages with an id below `before`, newest first; at most `at_most`, and never more than [`LIST_MAX`].
+    pub async fn list_rejected(
+        &self,
+        filter: &RejectedFilter,
+        before: Option<i64>,
+        at_most: u32,
+    ) -> Result<RejectedPage, LedgerError> {
+        let at_most = at_most.min(LIST_MAX);
+        let (lane, reason) = (filter.provider.as_ref(), filter.reason.as_deref());
+        let mut args = args![before.unwrap_or(i64::MAX), at_most].to_vec();
+        let sql = match (filter.decided, lane, reason) {
+            (true, lane, reason) => {
+                args.extend(args![lane, reason]);
+                &DECIDED
+            }
+            (false, Some(lane), reason) => {
+                args.extend(args![lane, reason]);
+                &OPEN_OF_A_LANE
+            }
+            (false, None, Some(reason)) => {
+                args.extend(args![reason]);
+                &OPEN_OF_A_REASON
+            }
+            (false, None, None) => &OPEN,
+        };
+        let rows = self.query_by_index(sql, args).await?;
+        let last = rows.last().filter(|_| rows.len() == at_most as usize);
+        let next = last.and_then(|row| row.get("id").ok());
+        let ReadRows { rows: messages, unreadable } = read_each(&rows, "id");
+        Ok(RejectedPage { messages, unreadable, next })
+    }
+
+    /// `None`: there is no such message.
+    pub async fn rejected_message(&self, id: i64) -> Result<Option<RejectedSummary>, LedgerError> {
+        self.query_one(&ONE, args![id]).await?.as_ref().map(RejectedSummary::from_row).transpose()
+    }
+
+    /// Open messages by lane; together at most one more than [`COUNTED_MAX`] are counted.
+    pub async fn count_rejected(&self) -> Result<Vec<RejectedCount>, LedgerError> {
+        let bound = i64::try_from(COUNTED_MAX + 1).unwrap_or(i64::MAX);
+        self.query_by_index(&COUNT, args![bound]).await?.iter().map(RejectedCount::from_row).collect()
+    }
+
+    /// Records a decision; `Some` is why it was refused.
+    pub async fn decide_rejected(
+        &self,
+        id: i64,
+        decision: RejectedDecision,
+        by: &Actor,
+    ) -> Result<Option<RejectedRefusal>, LedgerError> {
+        let change = self.must_affect(&DECIDE, args![id, decision.name()]);
+        if self.engine.atomically(self.settings_change_by(by, vec![change])).await?.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(match self.rejected_message(id).await? {
+            Some(RejectedSummary { decision, .. }) => {
+                RejectedRefusal::Decided { id, decision: decision.unwrap_or_default() }
+            }
+            None => RejectedRefusal::NoSuchMessage(id),
+        }))
+    }
+}
+
+from_row!(row => RejectedSummary {
+    id, at, reason, detail, head, body_bytes, decision, decided_at, decided_by, os_user, program, because;
+    provider: row.get("lane")?,
+    job_id: shown_id(row)?,
+    body_sha256: hex::encode(row.get::<Vec<u8>>("body_sha256")?),
+});
+
+/// The id, unless it is one that must not be shown: older programs stored it as it was claimed.
+fn shown_id(row: &SqlRow) -> Result<Option<String>, LedgerError> {
+    let is_sensitive = |id: &str| find_sensitive(id, TextContext::Identifier, CardNumbers::Refuse).is_some();
+    let id: Option<String> = row.get("job_id")?;
+    Ok(id.map(|id| if is_sensitive(&id) { REDACTED.to_owned() } else { id }))
+}
+
+from_row!(row => RejectedCount { messages; provider: row.get("lane")?, });

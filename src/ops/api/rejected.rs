@@ -1,0 +1,159 @@
+//! The API for rejected messages: a page of them, one message, and an operator's decision about one.
+//!
+//! Bodies are never returned, only how each begins, its size and its digest. A republish searches the queue of rejected
+//! messages, so it takes the longer the older the message is.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::changes::{ActionReason, actor};
+use super::{PAGE_SIZE, provider};
+use crate::ledger::operator::{Actor, LIST_MAX};
+use crate::ledger::rejected::{RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal, RejectedSummary};
+use crate::ops::OpsState;
+use crate::ops::guard::ApiCaller;
+use crate::ops::json::{ApiBody, ApiError, ErrorBody, JsonResponse};
+use crate::worker::rejected::{RejectedDecider, RejectedError};
+use crate::worker::resend::provider_names;
+
+pub fn routes() -> Router<OpsState> {
+    Router::new()
+        .route("/api/v1/rejected", get(list))
+        .route("/api/v1/rejected/{id}", get(show))
+        .route("/api/v1/rejected/{id}/republish", post(republish))
+        .route("/api/v1/rejected/{id}/discard", post(discard))
+}
+
+/// Filters of the list; a message must match all of them.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RejectedQuery {
+    /// The provider whose lane the messages came in.
+    provider: Option<String>,
+    /// The code of the reason, like `bad_amount`.
+    reason: Option<String>,
+    /// `true`: those that were decided, in place of the open ones.
+    decided: Option<bool>,
+    /// Returns the page with ids below this one: `next` of the page before.
+    before: Option<i64>,
+    /// Messages per page, 1 to 1000; default 50.
+    limit: Option<u32>,
+}
+
+/// The result of a decision.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RejectedResult {
+    id: i64,
+    /// `republished` or `discarded`.
+    decision: String,
+    /// What became of its copy in the queue of rejected messages, if that was not removed.
+    note: Option<String>,
+}
+
+/// Rejected messages that are open, or that were decided; newest first.
+#[utoipa::path(
+    get,
+    path = "/api/v1/rejected",
+    tag = "rejected",
+    params(RejectedQuery),
+    responses(
+        (status = 200, description = "A page", body = RejectedPage),
+        (status = 400, description = "A parameter is invalid", body = ErrorBody),
+    )
+)]
+pub async fn list(
+    State(ops): State<OpsState>,
+    which: Result<Query<RejectedQuery>, QueryRejection>,
+) -> Result<JsonResponse<RejectedPage>, ApiError> {
+    let RejectedQuery { provider: name, reason, decided, before, limit } = which?.0;
+    let at_most = limit.unwrap_or(PAGE_SIZE);
+    if !(1..=LIST_MAX).contains(&at_most) {
+        return Err(ApiError::bad_request(format!("`limit` must be 1 to {LIST_MAX}, got {at_most}")));
+    }
+    let provider = name.as_deref().map(provider).transpose()?;
+    let filter = RejectedFilter { provider, reason, decided: decided.unwrap_or_default() };
+    Ok(JsonResponse(ops.operator_context.ledger.list_rejected(&filter, before, at_most).await?))
+}
+
+/// One rejected message, and the decision about it.
+#[utoipa::path(
+    get,
+    path = "/api/v1/rejected/{id}",
+    tag = "rejected",
+    params(("id" = String, Path, description = "The message's number")),
+    responses(
+        (status = 200, description = "The message", body = RejectedSummary),
+        (status = 404, description = "There is no such message", body = ErrorBody),
+    )
+)]
+pub async fn show(
+    State(ops): State<OpsState>,
+    Path(id): Path<String>,
+) -> Result<JsonResponse<RejectedSummary>, ApiError> {
+    let id = parse_id(&id)?;
+    let message = ops.operator_context.ledger.rejected_message(id).await?;
+    message.map(JsonResponse).ok_or_else(|| RejectedError::from(RejectedRefusal::NoSuchMessage(id)).into())
+}
+
+/// Publishes a rejected message to its lane again, byte for byte.
+#[utoipa::path(
+    post,
+    path = "/api/v1/rejected/{id}/republish",
+    tag = "rejected",
+    params(("id" = String, Path, description = "The message's number")),
+    request_body = ActionReason,
+    responses(
+        (status = 200, description = "Done", body = RejectedResult),
+    )
+)]
+pub async fn republish(
+    State(ops): State<OpsState>,
+    Path(id): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<ActionReason>,
+) -> Result<JsonResponse<RejectedResult>, ApiError> {
+    decide(&ops, &id, RejectedDecision::Republished, actor(&caller, asked.because)?).await
+}
+
+/// Discards a rejected message: its copy in the queue of rejected messages is removed for good.
+#[utoipa::path(
+    post,
+    path = "/api/v1/rejected/{id}/discard",
+    tag = "rejected",
+    params(("id" = String, Path, description = "The message's number")),
+    request_body = ActionReason,
+    responses(
+        (status = 200, description = "Done", body = RejectedResult),
+    )
+)]
+pub async fn discard(
+    State(ops): State<OpsState>,
+    Path(id): Path<String>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<ActionReason>,
+) -> Result<JsonResponse<RejectedResult>, ApiError> {
+    decide(&ops, &id, RejectedDecision::Discarded, actor(&caller, asked.because)?).await
+}
+
+async fn decide(
+    ops: &OpsState,
+    id: &str,
+    decision: RejectedDecision,
+    actor: Actor,
+) -> Result<JsonResponse<RejectedResult>, ApiError> {
+    let (id, context) = (parse_id(id)?, &ops.operator_context);
+    let providers = provider_names(&context.ledger).await?;
+    let (ledger, queue) = (&context.ledger, context.queue.as_ref());
+    let decided = RejectedDecider { ledger, queue, providers: &providers, actor }.decide(id, decision).await?;
+    Ok(JsonResponse(RejectedResult { id, decision: decision.name().to_owned(), note: decided.note() }))
+}
+
+/// Parses the number in an address; an invalid one is an unknown message.
+fn parse_id(id: &str) -> Result<i64, ApiError> {
+    id.parse().map_err(|_| ApiError::not_found("there is no such rejected message"))
+}
