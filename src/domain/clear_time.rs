@@ -13,6 +13,10 @@ use super::limit::{Algorithm, AppliesTo, Limit, Scope};
 use super::provider::{Pacing, Provider, SlotRelease};
 use super::time::EpochMs;
 
+mod missed;
+
+pub use self::missed::{CutoffForecast, MissedCutoff};
+
 /// Clear time of a backlog, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClearTime {
@@ -71,6 +75,8 @@ pub struct WaitingJobs {
     pub jobs: u64,
     /// A source that did not answer: more jobs may wait.
     pub missing: Option<MissingInput>,
+    /// Jobs of this provider that wait until they are due.
+    pub delayed: u64,
     /// Time until the last delayed job is due.
     pub last_due_in: Duration,
     /// All of them are delayed, and an account rule of the provider blocks them.
@@ -104,7 +110,7 @@ pub struct ClearTimeInput<'a> {
 impl ClearTimeInput<'_> {
     /// Estimates when the backlog is cleared.
     pub fn clear_time(&self) -> ClearTime {
-        let WaitingJobs { jobs, missing, last_due_in, blocked } = self.waiting;
+        let WaitingJobs { jobs, missing, last_due_in, blocked, delayed: _ } = self.waiting;
         if jobs == 0 && missing.is_none() {
             return ClearTime::In(Duration::ZERO);
         }

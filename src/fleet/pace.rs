@@ -203,6 +203,22 @@ impl From<MissingInput> for MissingSource {
 
 impl From<ClearTime> for ClearTimeOverview {
     fn from(clear_time: ClearTime) -> Self {
+impl ClearTimeOverview {
+    /// The best estimate in milliseconds, where there is one: where limits count each account separately, that at the
+    /// rate of the last minutes, or else the least time.
+    pub fn ms(&self) -> Option<u64> {
+        match self {
+            Self::ClearsIn { ms } => Some(*ms),
+            Self::DependsOnAccounts { at_least_ms, about_ms, .. } => Some(about_ms.unwrap_or(*at_least_ms)),
+            Self::Never { .. }
+            | Self::NotWhilePaused
+            | Self::NotWhileDisabled
+            | Self::NotWhileBreakerOpen
+            | Self::Unknown { .. } => None,
+        }
+    }
+}
+
         match clear_time {
             ClearTime::In(clears_in) => Self::ClearsIn { ms: millis_down(clears_in) },
             ClearTime::Never { limit } => Self::Never { limit },
@@ -221,6 +237,15 @@ impl From<ClearTime> for ClearTimeOverview {
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
     let name = provider.name.as_str();
     let counted = ProviderCounts::new(evidence, name);
+    estimate(evidence, provider, |input| input.clear_time())
+}
+
+/// An estimate from the gathered input.
+pub(super) fn estimate<T>(
+    evidence: &OverviewInput,
+    provider: &Provider,
+    estimate: impl FnOnce(&ClearTimeInput<'_>) -> T,
+) -> T {
     let status = evidence.row(name).map(|_| provider_status(evidence, name, true));
     let sending = match &status {
         _ if !provider.enabled => SendingState::Disabled,
@@ -239,7 +264,7 @@ pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
         let used = usage_of(evidence, provider, &limit.name)?;
         Some(UsedCount { limit: limit.name.clone(), count: used.used })
     };
-    ClearTimeInput {
+    estimate(&ClearTimeInput {
         provider,
         now: EpochMs(evidence.at_ms),
         sending,
@@ -248,8 +273,7 @@ pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
         hold: counted.hold(provider),
         lanes: counted.lanes,
         recent_rate: evidence.recent_per_s.get(name).copied(),
-    }
-    .clear_time()
+    })
 }
 
 fn flow(status: &ProviderStatus) -> SendingState {
@@ -278,10 +302,8 @@ fn waiting(
     counted: &ProviderCounts<'_>,
     sending_for: Duration,
 ) -> WaitingJobs {
-    let others =
-        evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
-    let others = others.filter(|other| other.enabled && !other.paused);
-    let others: Vec<_> = others.map(|other| ProviderCounts::new(evidence, other.name.as_str())).collect();
+    let others: Vec<_> =
+        evidence.others_of_quota(provider).map(|other| ProviderCounts::new(evidence, other.name.as_str())).collect();
     let own = counted.waiting();
     let jobs = own + others.iter().map(ProviderCounts::waiting).sum::<u64>();
     let sent =
@@ -295,5 +317,6 @@ fn waiting(
         // A job that an account rule blocks waits in the backlog, or is delayed again and again, until the rule is
         // removed.
         blocked: blocks && counted.only_delayed_or_blocked(),
+        delayed: counted.reconciliation.as_ref().map_or(0, |account| account.delayed),
     }
 }

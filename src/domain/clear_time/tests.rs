@@ -7,11 +7,11 @@ use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
 const EACH: &str = "each";
 
-fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
+pub fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
     LimitRow { name: name.to_owned(), max_requests, window_ms, ..LimitRow::default() }
 }
 
-fn provider(limits: Vec<LimitRow>, change: impl Fn(&mut ProviderRow)) -> Provider {
+pub fn provider(limits: Vec<LimitRow>, change: impl Fn(&mut ProviderRow)) -> Provider {
     let url = "https://acme.example/".to_owned();
     let mut row = ProviderRow { name: "acme".to_owned(), url, limits, ..ProviderRow::default() };
     change(&mut row);
@@ -23,7 +23,7 @@ fn fast(row: &mut ProviderRow) {
     row.leak_per_second = Some(100_000.0);
 }
 
-fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
+pub fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
     ClearTimeInput {
         provider,
         now: EpochMs(1_800_000_000_000),
@@ -199,7 +199,7 @@ fn binding_account_limits_are_named() {
 }
 
 prop_compose! {
-    fn any_provider()(
+    pub fn any_provider()(
         limits in prop::collection::vec((1..2_000_i64, 100..4_000_000_i64, 0..5_usize), 1..4),
         (even, grant, reserve) in (any::<bool>(), any::<bool>(), 0..90_i64),
         leak in prop::option::of(1.0..1_000.0_f64),

@@ -95,7 +95,7 @@ static ASSETS: &[Asset] = files! {
     CSS: "css/base.css" "css/parts.css" "css/shell.css" "css/views.css" "vendor/uplot/uPlot.min.css";
     SVG: "icon.svg";
     JS:
-        "js/announce.js" "js/api.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/dialog.js" "js/dom.js"
+        "js/announce.js" "js/api.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/cutoff.js" "js/dialog.js" "js/dom.js"
         "js/early.js" "js/format.js" "js/histogram.js" "js/history.js" "js/main.js" "js/parts.js" "js/poll.js"
         "js/printable.js" "js/shell.js" "js/theme.js" "js/words.js"
         "js/views/attention.js" "js/views/bulk.js" "js/views/card.js" "js/views/change_limit.js" "js/views/decide.js"

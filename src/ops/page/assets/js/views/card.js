@@ -2,6 +2,7 @@
 
 import { rateChart, rateWords } from "../chart.js";
 import { clearsAbout, clearsDependsOn, clearsWords } from "../clears.js";
+import { finishLine } from "../cutoff.js";
 import { h } from "../dom.js";
 import { ago, count, duration, rate, since } from "../format.js";
 import { chip, figure, figures, limitBar, providerHref, unasked, waitingLacks, waitingWords } from "../parts.js";
@@ -42,6 +43,7 @@ export function card(provider, points, context) {
     ),
     figures(...numbers(provider)),
     depends(provider),
+    finishLine(provider),
   );
 }
 
