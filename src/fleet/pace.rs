@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::OverviewInput;
 use super::backlog::{ProviderCounts, RATE_WINDOW};
 use super::provider_status::{ProviderState, ProviderStatus, provider_status};
-use crate::domain::clear_time::{ClearTime, ClearTimeInput, MissingInput, SendingState, UsedCount, WaitingJobs};
+use crate::domain::clear_time::{
+    ClearTime, ClearTimeInput, MissingInput, SendingState, SlotReturns, UsedCount, WaitingJobs,
+};
 use crate::domain::limit::{Limit, Rule};
 use crate::domain::pace::Pace;
 use crate::domain::provider::Provider;
@@ -201,8 +203,6 @@ impl From<MissingInput> for MissingSource {
     }
 }
 
-impl From<ClearTime> for ClearTimeOverview {
-    fn from(clear_time: ClearTime) -> Self {
 impl ClearTimeOverview {
     /// The best estimate in milliseconds, where there is one: where limits count each account separately, that at the
     /// rate of the last minutes, or else the least time.
@@ -219,6 +219,8 @@ impl ClearTimeOverview {
     }
 }
 
+impl From<ClearTime> for ClearTimeOverview {
+    fn from(clear_time: ClearTime) -> Self {
         match clear_time {
             ClearTime::In(clears_in) => Self::ClearsIn { ms: millis_down(clears_in) },
             ClearTime::Never { limit } => Self::Never { limit },
@@ -235,8 +237,6 @@ impl ClearTimeOverview {
 
 /// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
-    let name = provider.name.as_str();
-    let counted = ProviderCounts::new(evidence, name);
     estimate(evidence, provider, |input| input.clear_time())
 }
 
@@ -246,6 +246,8 @@ pub(super) fn estimate<T>(
     provider: &Provider,
     estimate: impl FnOnce(&ClearTimeInput<'_>) -> T,
 ) -> T {
+    let name = provider.name.as_str();
+    let counted = ProviderCounts::new(evidence, name);
     let status = evidence.row(name).map(|_| provider_status(evidence, name, true));
     let sending = match &status {
         _ if !provider.enabled => SendingState::Disabled,
@@ -262,7 +264,9 @@ pub(super) fn estimate<T>(
     };
     let usage = |limit: &Limit| {
         let used = usage_of(evidence, provider, &limit.name)?;
-        Some(UsedCount { limit: limit.name.clone(), count: used.used })
+        // Of a limit that is used up, the next permit starts when the first slot is free again.
+        let returns = used.retry_after.map(|first_in| SlotReturns { first_in, last_in: used.reset_after });
+        Some(UsedCount { limit: limit.name.clone(), count: used.used, returns })
     };
     estimate(&ClearTimeInput {
         provider,
@@ -313,10 +317,10 @@ fn waiting(
     WaitingJobs {
         jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
         missing: counted.missing(),
+        delayed: counted.reconciliation.as_ref().map_or(0, |account| account.delayed),
         last_due_in: delayed_for.unwrap_or_default(),
         // A job that an account rule blocks waits in the backlog, or is delayed again and again, until the rule is
         // removed.
         blocked: blocks && counted.only_delayed_or_blocked(),
-        delayed: counted.reconciliation.as_ref().map_or(0, |account| account.delayed),
     }
 }
