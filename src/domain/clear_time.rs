@@ -13,6 +13,10 @@ use super::limit::{Algorithm, AppliesTo, Limit, Scope};
 use super::provider::{Pacing, Provider, SlotRelease};
 use super::time::EpochMs;
 
+mod missed;
+
+pub use self::missed::{CutoffForecast, MissedCutoff};
+
 /// Clear time of a backlog, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClearTime {
@@ -71,6 +75,8 @@ pub struct WaitingJobs {
     pub jobs: u64,
     /// A source that did not answer: more jobs may wait.
     pub missing: Option<MissingInput>,
+    /// Jobs of this provider that wait until they are due.
+    pub delayed: u64,
     /// Time until the last delayed job is due.
     pub last_due_in: Duration,
     /// All of them are delayed, and an account rule of the provider blocks them.
@@ -82,6 +88,15 @@ pub struct WaitingJobs {
 pub struct UsedCount {
     pub limit: String,
     pub count: u64,
+    /// When the used slots are free again; `None`: evenly over the next cycle of the limit.
+    pub returns: Option<SlotReturns>,
+}
+
+/// Used slots are free again evenly from the first one to the last one, counted from now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotReturns {
+    pub first_in: Duration,
+    pub last_in: Duration,
 }
 
 /// Input of the estimate.
@@ -104,7 +119,7 @@ pub struct ClearTimeInput<'a> {
 impl ClearTimeInput<'_> {
     /// Estimates when the backlog is cleared.
     pub fn clear_time(&self) -> ClearTime {
-        let WaitingJobs { jobs, missing, last_due_in, blocked } = self.waiting;
+        let WaitingJobs { jobs, missing, last_due_in, blocked, delayed: _ } = self.waiting;
         if jobs == 0 && missing.is_none() {
             return ClearTime::In(Duration::ZERO);
         }
@@ -196,8 +211,8 @@ struct LimitPace {
 enum PaceKind {
     /// All that are free go at once, then one after the other.
     Spaced { at_once: u64 },
-    /// All that are free go at once. Used slots are free again within a cycle.
-    Sliding { free: u64 },
+    /// All that are free go at once. Used slots are free again within a cycle: from the first to the last, in seconds.
+    Sliding { free: u64, first_in: f64, last_in: f64 },
     /// All of a window at once, when it begins. The first one begins in `ends_in` seconds.
     Aligned { free: u64, ends_in: f64 },
 }
@@ -207,7 +222,9 @@ impl LimitPace {
         let provider = input.provider;
         let share = |count: u32| u64::from(provider.after_reserve(count));
         let per_cycle = share(limit.rate.max_requests()).max(1);
-        let used = input.used_counts.iter().find(|used| used.limit == limit.name).map_or(0, |used| used.count);
+        let used = input.used_counts.iter().find(|used| used.limit == limit.name);
+        let returns = used.and_then(|used| used.returns);
+        let used = used.map_or(0, |used| used.count);
         let free = share(limit.capacity()).saturating_sub(used);
         let window = limit.rate.window();
         let cycle = match (limit.algorithm, provider.slot_release) {
@@ -225,7 +242,10 @@ impl LimitPace {
                 PaceKind::Aligned { free: free.min(per_cycle), ends_in: ends_in.as_secs_f64() }
             }
             Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::Concurrency => {
-                PaceKind::Sliding { free: free.min(per_cycle) }
+                let last_in = returns.map_or(cycle, |returns| returns.last_in.min(cycle));
+                let first_in = returns.map_or(Duration::ZERO, |returns| returns.first_in.min(last_in));
+                let [first_in, last_in] = [first_in, last_in].map(|wait| wait.as_secs_f64());
+                PaceKind::Sliding { free: free.min(per_cycle), first_in, last_in }
             }
         };
         Self { per_cycle, cycle: cycle.as_secs_f64(), kind }
@@ -237,9 +257,10 @@ impl LimitPace {
         match self.kind {
             PaceKind::Spaced { at_once } => float(n.saturating_sub(at_once)) / float(self.per_cycle) * self.cycle,
             // Whole cycles, then a last one: first the slots that are free now, then those that are used now.
-            PaceKind::Sliding { free } => {
+            PaceKind::Sliding { free, .. } if place <= free => cycles,
+            PaceKind::Sliding { free, first_in, last_in } => {
                 let used = (self.per_cycle - free).max(1);
-                cycles + float(place.saturating_sub(free)) / float(used) * self.cycle
+                cycles + first_in + float(place - free) / float(used) * (last_in - first_in)
             }
             PaceKind::Aligned { .. } => cycles,
         }

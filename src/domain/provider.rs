@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::backoff::{BackoffPolicy, LookupPolicy, RetryPolicy};
+use super::cutoff::Cutoff;
 use super::expansion::{InvalidTemplate, RequestBuildError, RequestPart, UrlTemplate};
 use super::job::{Job, JobField};
 use super::limit::{AccountRule, AppliesTo, Limit, Rule, Scope};
@@ -120,6 +121,8 @@ pub struct Provider {
     /// Fields that a message must have to be a job of this provider.
     pub require: BTreeSet<JobField>,
     pub order: JobOrder,
+    /// Until when the payments of a day should be sent. It delays and refuses nothing.
+    pub cutoff: Option<Cutoff>,
     /// When an operator ended the waits that the provider had named, in epoch milliseconds; 0: never.
     pub resumed_at: u64,
     /// Settings version, from one sequence over all tables; larger is newer.

@@ -114,6 +114,8 @@ pub(super) struct ProviderCounts<'a> {
     /// Requests in flight by the workers' reports, which are up to two seconds old.
     reported_in_flight: u64,
     sent_10s: u64,
+    /// Mean hold of each lane that reports one, with its requests of the last ten seconds.
+    holds: Vec<(u64, u64)>,
     pub lanes: u32,
 }
 
@@ -132,6 +134,7 @@ impl<'a> ProviderCounts<'a> {
             reconciliation,
             reported_in_flight: live().map(|lane| lane.in_flight).sum(),
             sent_10s: live().map(|lane| lane.sent_10s).sum(),
+            holds: live().filter_map(|lane| Some((lane.mean_hold_us?, lane.sent_10s))).collect(),
             lanes: u32::try_from(live().count()).unwrap_or(u32::MAX),
         }
     }
@@ -176,11 +179,22 @@ impl<'a> ProviderCounts<'a> {
         (self.sent_per_s() * time.as_secs_f64()) as u64
     }
 
-    /// Mean duration of a request, by Little's law: requests in flight divided by the request rate. The mean of ten
+    /// Mean duration of a request, as the lanes report it, weighted by their rates.
+    pub fn hold(&self, provider: &Provider) -> Duration {
+        // A lane that sends nothing now counts as much as one request.
+        let weights: u64 = self.holds.iter().map(|(_, sent)| sent.max(&1)).sum();
+        let total_us: u128 = self.holds.iter().map(|(us, sent)| u128::from(*us) * u128::from(*sent.max(&1))).sum();
+        match total_us.checked_div(u128::from(weights)) {
+            Some(mean_us) => Duration::from_micros(u64::try_from(mean_us).unwrap_or(u64::MAX)).min(provider.hold_max()),
+            None => self.hold_by_rate(provider),
+        }
+    }
+
+    /// Mean duration of a request of workers that do not report it, by Little's law: requests in flight divided by the request rate. The mean of ten
     /// seconds is too long for a lane that has just started. So it is bounded by the duration at full use of a limit:
     /// of L slots that return after a window W and the hold h, L h / (W + h) are in flight.
     #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
-    pub fn hold(&self, provider: &Provider) -> Duration {
+    fn hold_by_rate(&self, provider: &Provider) -> Duration {
         if self.sent_10s == 0 {
             return Duration::ZERO;
         }

@@ -7,11 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use self::backlog::ProviderCounts;
 pub use self::backlog::by_provider;
+use self::cutoff::{CutoffOverview, cutoff};
 use self::outages::{BackendOutage, outages};
 use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, clear_time, limits};
 pub use self::provider_status::ProviderState;
@@ -20,6 +22,7 @@ use self::report::problem_with_name;
 use self::workers::{WorkerProcess, lane_reports};
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
+use crate::domain::time::EpochMs;
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::rejected::{COUNTED_MAX, RejectedCount};
@@ -28,6 +31,7 @@ use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::LimitStatus;
 
 pub mod backlog;
+pub mod cutoff;
 pub mod outages;
 pub mod pace;
 pub mod provider_status;
@@ -173,6 +177,12 @@ pub struct ProviderOverview {
     pub oldest_is_at_least: bool,
     /// When the backlog is cleared.
     pub clears: ClearTimeOverview,
+    /// The instant of that; `null` without an estimate.
+    #[serde(default)]
+    pub clears_at: Option<String>,
+    /// The next cut-off; absent if the row has none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cutoff: Option<CutoffOverview>,
     /// When it would be cleared if the provider were resumed now; absent unless it is paused.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub clears_if_resumed: Option<ClearTimeOverview>,
@@ -195,6 +205,18 @@ impl OverviewInput {
 
     fn invalid_row(&self, name: &str) -> Option<&InvalidRow> {
         self.invalid_rows.iter().find(|bad| bad.provider == name)
+    }
+
+    /// The instant that lies this far ahead.
+    fn instant_in(&self, ms: u64) -> String {
+        DatabaseTime(EpochMs(self.at_ms).plus(Duration::from_millis(ms)).min(EpochMs::LAST).0).to_string()
+    }
+
+    /// The other providers that use the limits of this one's quota now.
+    fn others_of_quota(&self, provider: &Provider) -> impl Iterator<Item = &Provider> {
+        let (quota, name) = (provider.quota.clone(), provider.name.clone());
+        let others = self.providers.values().filter(move |other| other.quota == quota && other.name != name);
+        others.filter(|other| other.enabled && !other.paused).map(AsRef::as_ref)
     }
 }
 
@@ -235,10 +257,10 @@ fn provider_overview(evidence: &OverviewInput, name: &str) -> ProviderOverview {
     let paused = row.is_some_and(|row| row.paused) || provider.is_some_and(|provider| provider.paused);
     let enabled = row.map(|row| row.enabled).or(bad.map(|bad| bad.enabled)).unwrap_or_default();
     let quota = row.map_or_else(|| bad.map(|bad| bad.quota.clone()), |row| row.quota.clone());
-    let clears_if = |paused: bool| {
-        provider.map(|provider| clear_time(evidence, &Provider { enabled, paused, ..provider.clone() }).into())
-    };
-    let unknown = ClearTimeOverview::Unknown { missing: MissingSource::Row };
+    let with_pause = |paused: bool| provider.map(|provider| Provider { enabled, paused, ..provider.clone() });
+    let clears_if =
+        |paused: bool| with_pause(paused).map(|provider| ClearTimeOverview::from(clear_time(evidence, &provider)));
+    let clears = clears_if(paused).unwrap_or(ClearTimeOverview::Unknown { missing: MissingSource::Row });
     let oldest = evidence.oldest_ms.as_ref().and_then(|oldest| oldest.get(name));
     let refused = lane_reports(&evidence.workers, name).map(|(_, lane)| lane.throttled_total).sum();
     let counted = ProviderCounts::new(evidence, name);
@@ -271,7 +293,9 @@ fn provider_overview(evidence: &OverviewInput, name: &str) -> ProviderOverview {
         in_flight: account.map(|account| account.in_flight),
         oldest_waiting_at: oldest.filter(|at| **at <= evidence.at_ms).map(|at| DatabaseTime(*at).to_string()),
         oldest_is_at_least: hidden || backlog.is_lower_bound || evidence.oldest_ms.is_none(),
-        clears: clears_if(paused).unwrap_or(unknown),
+        clears_at: clears.ms().map(|ms| evidence.instant_in(ms)),
+        clears,
+        cutoff: with_pause(paused).and_then(|provider| cutoff(evidence, &provider)),
         clears_if_resumed: clears_if(false).filter(|_| paused),
         review: in_state("review"),
         dead: in_state("dead"),

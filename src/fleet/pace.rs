@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::OverviewInput;
 use super::backlog::{ProviderCounts, RATE_WINDOW};
 use super::provider_status::{ProviderState, ProviderStatus, provider_status};
-use crate::domain::clear_time::{ClearTime, ClearTimeInput, MissingInput, SendingState, UsedCount, WaitingJobs};
+use crate::domain::clear_time::{
+    ClearTime, ClearTimeInput, MissingInput, SendingState, SlotReturns, UsedCount, WaitingJobs,
+};
 use crate::domain::limit::{Limit, Rule};
 use crate::domain::pace::Pace;
 use crate::domain::provider::Provider;
@@ -201,6 +203,22 @@ impl From<MissingInput> for MissingSource {
     }
 }
 
+impl ClearTimeOverview {
+    /// The best estimate in milliseconds, where there is one: where limits count each account separately, that at the
+    /// rate of the last minutes, or else the least time.
+    pub fn ms(&self) -> Option<u64> {
+        match self {
+            Self::ClearsIn { ms } => Some(*ms),
+            Self::DependsOnAccounts { at_least_ms, about_ms, .. } => Some(about_ms.unwrap_or(*at_least_ms)),
+            Self::Never { .. }
+            | Self::NotWhilePaused
+            | Self::NotWhileDisabled
+            | Self::NotWhileBreakerOpen
+            | Self::Unknown { .. } => None,
+        }
+    }
+}
+
 impl From<ClearTime> for ClearTimeOverview {
     fn from(clear_time: ClearTime) -> Self {
         match clear_time {
@@ -219,6 +237,15 @@ impl From<ClearTime> for ClearTimeOverview {
 
 /// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
+    estimate(evidence, provider, |input| input.clear_time())
+}
+
+/// An estimate from the gathered input.
+pub(super) fn estimate<T>(
+    evidence: &OverviewInput,
+    provider: &Provider,
+    estimate: impl FnOnce(&ClearTimeInput<'_>) -> T,
+) -> T {
     let name = provider.name.as_str();
     let counted = ProviderCounts::new(evidence, name);
     let status = evidence.row(name).map(|_| provider_status(evidence, name, true));
@@ -237,9 +264,11 @@ pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
     };
     let usage = |limit: &Limit| {
         let used = usage_of(evidence, provider, &limit.name)?;
-        Some(UsedCount { limit: limit.name.clone(), count: used.used })
+        // Of a limit that is used up, the next permit starts when the first slot is free again.
+        let returns = used.retry_after.map(|first_in| SlotReturns { first_in, last_in: used.reset_after });
+        Some(UsedCount { limit: limit.name.clone(), count: used.used, returns })
     };
-    ClearTimeInput {
+    estimate(&ClearTimeInput {
         provider,
         now: EpochMs(evidence.at_ms),
         sending,
@@ -248,8 +277,7 @@ pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
         hold: counted.hold(provider),
         lanes: counted.lanes,
         recent_rate: evidence.recent_per_s.get(name).copied(),
-    }
-    .clear_time()
+    })
 }
 
 fn flow(status: &ProviderStatus) -> SendingState {
@@ -278,10 +306,8 @@ fn waiting(
     counted: &ProviderCounts<'_>,
     sending_for: Duration,
 ) -> WaitingJobs {
-    let others =
-        evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
-    let others = others.filter(|other| other.enabled && !other.paused);
-    let others: Vec<_> = others.map(|other| ProviderCounts::new(evidence, other.name.as_str())).collect();
+    let others: Vec<_> =
+        evidence.others_of_quota(provider).map(|other| ProviderCounts::new(evidence, other.name.as_str())).collect();
     let own = counted.waiting();
     let jobs = own + others.iter().map(ProviderCounts::waiting).sum::<u64>();
     let sent =
@@ -291,6 +317,7 @@ fn waiting(
     WaitingJobs {
         jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
         missing: counted.missing(),
+        delayed: counted.reconciliation.as_ref().map_or(0, |account| account.delayed),
         last_due_in: delayed_for.unwrap_or_default(),
         // A job that an account rule blocks waits in the backlog, or is delayed again and again, until the rule is
         // removed.

@@ -92,12 +92,33 @@ pub struct LaneReport {
     pub sent_total: u64,
     /// Of `sent_total`, those in the last ten seconds.
     pub sent_10s: u64,
+    /// Mean hold of the requests that ended in the last ten seconds in which any did, in microseconds; absent before
+    /// the first one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_hold_us: Option<u64>,
+    /// Requests whose hold has ended since the process started, and the sum of their holds in microseconds.
+    #[serde(skip)]
+    pub held: HeldRequests,
     /// Throttled responses to permitted requests, since the process started.
     pub throttled_total: u64,
     /// Waits for permits, since the process started.
     pub waits: WaitHistogram,
     /// Newest first.
     pub decisions: Vec<ReportedDecision>,
+}
+
+/// Ended holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldRequests {
+    pub count: u64,
+    pub total_us: u64,
+}
+
+impl HeldRequests {
+    /// Mean hold of those since `before`; `None`: there are none.
+    pub fn mean_us_since(self, before: Self) -> Option<u64> {
+        self.total_us.saturating_sub(before.total_us).checked_div(self.count.saturating_sub(before.count))
+    }
 }
 
 impl LaneReport {

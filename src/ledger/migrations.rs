@@ -33,6 +33,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0003_limiter",
         "0004_operators",
         "0005_workers",
+        "0007_cutoff",
         "0010_rejected_messages",
     ])
 });
@@ -45,6 +46,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0004_operators",
         "0005_workers",
         "0006_queue",
+        "0007_cutoff",
         "0010_rejected_messages",
     ])
 });

@@ -30,8 +30,10 @@ use crate::ledger::operator::DatabaseTime;
 use crate::queue::message::decode_recorded;
 use crate::queue::{FoundMessage, SearchResult};
 
+mod cutoff;
 mod facts;
 
+pub use self::cutoff::ExplainedCutoff;
 pub use facts::{FactSources, gather_facts};
 
 /// An explanation as `/api/v1/jobs/{id}/explain` and `jobs explain --json` show it.
@@ -51,6 +53,9 @@ pub struct ExplainResponse {
     /// Its place in the backlog of its lane; `null`: it is not there.
     #[serde(default)]
     pub backlog: Option<ExplainedPlace>,
+    /// The next cut-off of its provider, if the payment waits and its start is known to be before or after it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cutoff: Option<ExplainedCutoff>,
 }
 
 /// The place of a payment among those of its account and priority in the backlog.
@@ -125,7 +130,12 @@ pub async fn show(
 pub async fn explain_job(sources: &FactSources<'_>, id: &JobId) -> Result<ExplainResponse, LedgerError> {
     let facts = gather_facts(sources, id).await?;
     let from = if sources.process.is_some() { "process" } else { "ledger" };
-    Ok(to_response(id, &facts, explain(&facts), from))
+    let mut response = to_response(id, &facts, explain(&facts), from);
+    response.cutoff = cutoff::explained_cutoff(sources, &facts, response.blocked_at.as_ref()).await;
+    if let Some(cutoff) = response.cutoff.as_ref().filter(|cutoff| cutoff.is_missed) {
+        response.summary = format!("{}; it misses the cut-off at {}", response.summary, cutoff.rule);
+    }
+    Ok(response)
 }
 
 fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) -> ExplainResponse {
@@ -162,6 +172,7 @@ fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) 
             exact: at.exact,
         }),
         backlog: facts.backlog.as_ref().map(|place| explained_place(facts, place)),
+        cutoff: None,
     }
 }
 

@@ -2,7 +2,11 @@
 
 use super::tests::{START_US, limit, model, row, run};
 use super::*;
-use crate::domain::clear_time::{ClearTime, ClearTimeInput, SendingState, UsedCount, WaitingJobs};
+use crate::domain::clear_time::{
+    ClearTime, ClearTimeInput, CutoffForecast, SendingState, SlotReturns, UsedCount, WaitingJobs,
+};
+use crate::domain::limit::{Algorithm, Limit};
+use crate::domain::provider::SlotRelease;
 use crate::domain::time::EpochMs;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
@@ -50,8 +54,13 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-fn estimate(scenario: &Scenario, model: &Model, now_us: u64, (jobs, used): (u64, &[UsedCount])) -> Duration {
-    let conditions = ClearTimeInput {
+fn conditions<'a>(
+    scenario: &Scenario,
+    model: &'a Model,
+    now_us: u64,
+    (jobs, used): (u64, &'a [UsedCount]),
+) -> ClearTimeInput<'a> {
+    ClearTimeInput {
         provider: &model.provider,
         now: EpochMs(i64::try_from(now_us / 1_000).unwrap()),
         sending: SendingState::StartsIn(Duration::ZERO),
@@ -60,8 +69,11 @@ fn estimate(scenario: &Scenario, model: &Model, now_us: u64, (jobs, used): (u64,
         hold: Duration::from_millis(scenario.hold_ms),
         lanes: scenario.lanes,
         recent_rate: None,
-    };
-    match conditions.clear_time() {
+    }
+}
+
+fn estimate(scenario: &Scenario, model: &Model, now_us: u64, (jobs, used): (u64, &[UsedCount])) -> Duration {
+    match conditions(scenario, model, now_us, (jobs, used)).clear_time() {
         ClearTime::In(clears_in) => clears_in,
         other => panic!("{other:?}"),
     }
@@ -99,6 +111,7 @@ fn estimate_agrees_halfway_through() {
         let used = |limit: &crate::domain::limit::Limit| UsedCount {
             limit: limit.name.clone(),
             count: u64::try_from(since(cycle(limit))).unwrap(),
+            returns: None,
         };
         let used: Vec<UsedCount> = model.provider.limits.iter().map(used).collect();
         let left = scenario.jobs - u64::try_from(sent).unwrap();
@@ -109,5 +122,100 @@ fn estimate_agrees_halfway_through() {
         let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
         let apart = left_ms.abs_diff(estimated);
         assert!(apart <= longest + left_ms / 10, "{name}: {estimated} ms, and it took {left_ms} ms more");
+    }
+}
+
+/// State of a lane at an instant of its run.
+struct LaneAt {
+    jobs: u64,
+    /// As the limiter tells it.
+    used: Vec<UsedCount>,
+    /// The longest cycle of a limit whose used slots do not return at once: how many of them return soon is not known.
+    spread: Duration,
+}
+
+fn state_at(scenario: &Scenario, model: &Model, figures: &SimulationResult, at_us: u64) -> LaneAt {
+    let (hold_us, mut spread_us) = (scenario.hold_ms * 1_000, 0);
+    let sent = figures.arrivals_us.partition_point(|arrived_us| *arrived_us <= at_us);
+    let used_of = |limit: &Limit| {
+        let beyond_us = match (limit.algorithm, model.provider.slot_release) {
+            (Algorithm::SlidingLog, SlotRelease::Response) => hold_us,
+            (Algorithm::SlidingLog, SlotRelease::Grant { transit_jitter }) => {
+                u64::try_from(transit_jitter.as_micros()).unwrap()
+            }
+            _ => 0,
+        };
+        let cycle_us = u64::try_from(limit.rate.window().as_micros()).unwrap() + beyond_us;
+        let first = figures.arrivals_us.partition_point(|arrived_us| arrived_us + cycle_us <= at_us);
+        let uses = &figures.arrivals_us[first..sent];
+        let is_full = uses.len() >= usize::try_from(model.provider.after_reserve(limit.rate.max_requests())).unwrap();
+        let free_in =
+            |use_us: Option<&u64>| Duration::from_micros(use_us.map_or(0, |use_us| use_us + cycle_us - at_us));
+        let first_in = if is_full { free_in(uses.first()) } else { Duration::ZERO };
+        let returns = SlotReturns { first_in, last_in: free_in(uses.last()) };
+        if uses.last().zip(uses.first()).is_some_and(|(last, first)| last - first > cycle_us / 10) {
+            spread_us = spread_us.max(cycle_us);
+        }
+        UsedCount { limit: limit.name.clone(), count: u64::try_from(uses.len()).unwrap(), returns: Some(returns) }
+    };
+    let used = model.provider.limits.iter().map(used_of).collect();
+    let jobs = scenario.jobs - u64::try_from(sent).unwrap();
+    LaneAt { jobs, used, spread: Duration::from_micros(spread_us) }
+}
+
+/// Samples of a run, at equal distances.
+const SAMPLES: u64 = 40;
+/// A second is what readouts are old.
+const READOUT_AGE_MS: u128 = 1_000;
+
+/// During a steady drain the shown finish time does not jump: each is within a tenth of the remaining time, plus a cycle
+/// of a limit whose slots do not return at once.
+#[test]
+fn finish_time_is_steady_during_a_drain() {
+    let mut wrong = Vec::new();
+    for scenario in scenarios() {
+        let latency = LatencyModel::Constant(scenario.hold_ms * 1_000);
+        let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
+        let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
+        let took_us = figures.clears_in_ms.unwrap() * 1_000;
+        for sample in 1..SAMPLES {
+            let at_us = took_us / SAMPLES * sample;
+            let LaneAt { jobs: left, used, spread } = state_at(&scenario, &model, &figures, at_us);
+            let left_ms = u128::from((took_us - at_us) / 1_000);
+            let estimated = estimate(&scenario, &model, START_US + at_us, (left, &used)).as_millis();
+            let tolerated = (left_ms / 10).max(READOUT_AGE_MS + u128::from(scenario.hold_ms)) + spread.as_millis();
+            if left > 0 && left_ms.abs_diff(estimated) > tolerated {
+                let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
+                wrong.push(format!("{name}, sample {sample}: {estimated} ms, and it took {left_ms} ms more"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// At a cut-off halfway through, as many payments miss it as were forecast.
+#[test]
+fn forecast_at_a_cutoff_comes_true() {
+    for scenario in scenarios() {
+        let latency = LatencyModel::Constant(scenario.hold_ms * 1_000);
+        let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
+        let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
+        let took_ms = figures.clears_in_ms.unwrap();
+        for tenths in [2, 5, 8] {
+            let cutoff_ms = took_ms * tenths / 10;
+            let answered_us = (cutoff_ms * 1_000).saturating_sub(scenario.hold_ms * 500);
+            let came = figures.arrivals_us.partition_point(|arrived_us| *arrived_us <= answered_us);
+            let input = conditions(&scenario, &model, START_US, (scenario.jobs, &[]));
+            let in_time_at = |ms: u64| match input.at_cutoff(EpochMs(input.now.0 + i64::try_from(ms).unwrap())) {
+                CutoffForecast::Missed(missed) => usize::try_from(scenario.jobs - missed.jobs).unwrap(),
+                CutoffForecast::OnTime { .. } => usize::try_from(scenario.jobs).unwrap(),
+                CutoffForecast::Unknown => panic!("{tenths} tenths of {took_ms} ms: {:?}", scenario.row.limits),
+            };
+            // Jobs leave in bursts: a cut-off a tenth of the time earlier or later may have one more or less before it.
+            let [earlier, later] = [cutoff_ms - took_ms / 10, cutoff_ms + took_ms / 10].map(in_time_at);
+            let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
+            assert!((earlier..=later).contains(&came), "{name}: {earlier} to {later} in time, and {came} came");
+            assert!(came < usize::try_from(scenario.jobs).unwrap(), "{name}: none misses it");
+        }
     }
 }

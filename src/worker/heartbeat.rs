@@ -22,7 +22,7 @@ use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::millis_down;
 use crate::fleet::report::{
-    BackendStatus, LaneReport, PauseCause, ProcessReport, REPORT_FORMAT, ReportedPause, problem_with_name,
+    BackendStatus, HeldRequests, LaneReport, PauseCause, ProcessReport, REPORT_FORMAT, ReportedPause, problem_with_name,
 };
 use crate::fleet::workers::ROW_RETENTION;
 use crate::ledger::fleet::WorkerReport;
@@ -266,21 +266,37 @@ impl OutageStarts {
     }
 }
 
-/// Times of the last reports, and how many requests had begun until then.
+/// Requests of one lane until a report.
+#[derive(Clone, Copy, Debug, Default)]
+struct RequestsUntil {
+    sent: u64,
+    held: HeldRequests,
+    /// The mean hold that was reported.
+    mean_hold_us: Option<u64>,
+}
+
+/// Times of the last reports, and the requests until then.
 #[derive(Debug, Default)]
-struct RecentRequests(VecDeque<(Instant, BTreeMap<String, u64>)>);
+struct RecentRequests(VecDeque<(Instant, BTreeMap<String, RequestsUntil>)>);
 
 impl RecentRequests {
     fn record(&mut self, lanes: &mut BTreeMap<String, LaneReport>) {
-        let oldest = self.0.front();
+        let (oldest, newest) = (self.0.front(), self.0.back());
         for (name, lane) in lanes.iter_mut() {
             // A lane that did not exist had sent nothing; before the first report, no lane had.
-            let before = oldest.map_or(0, |(_, sent)| sent.get(name).copied().unwrap_or(0));
+            let before = oldest.and_then(|(_, until)| until.get(name).copied()).unwrap_or_default();
+            let last = newest.and_then(|(_, until)| until.get(name)).and_then(|until| until.mean_hold_us);
             let since = oldest.map_or(Duration::ZERO, |(at, _)| at.elapsed());
-            lane.sent_10s = per_10s(lane.sent_total.saturating_sub(before), since);
+            lane.sent_10s = per_10s(lane.sent_total.saturating_sub(before.sent), since);
+            lane.mean_hold_us = lane.held.mean_us_since(before.held).or(last);
         }
-        let sent = lanes.iter().map(|(name, lane)| (name.clone(), lane.sent_total)).collect();
-        self.0.push_back((Instant::now(), sent));
+        let until = |lane: &LaneReport| RequestsUntil {
+            sent: lane.sent_total,
+            held: lane.held,
+            mean_hold_us: lane.mean_hold_us,
+        };
+        let until = lanes.iter().map(|(name, lane)| (name.clone(), until(lane))).collect();
+        self.0.push_back((Instant::now(), until));
         // The oldest is the last one that is as old as the window.
         while self.0.get(1).is_some_and(|(at, _)| at.elapsed() >= WINDOW - HEARTBEAT_INTERVAL) {
             self.0.pop_front();

@@ -58,6 +58,7 @@ fn row(url: &str) -> Provider {
         lookup: None,
         require: Default::default(),
         order: JobOrder::None,
+        cutoff: None,
         resumed_at: 0,
         version: 1,
         limits: vec![Limit {

@@ -14,6 +14,7 @@ mod stand;
 
 mod alerts;
 mod counters;
+mod cutoff;
 mod dashboard;
 mod expected;
 mod names;

@@ -213,7 +213,7 @@ async fn without_the_broker_figures_are_lower_bounds(deployment: &Deployment) ->
         problems.push(format!("status: {status}"));
     }
     let scraped = deployment.text(0, "/metrics").await;
-    for metric in ["sluicegate_waiting_jobs{", "sluicegate_clear_time_seconds{", "sluicegate_queue_ready_messages{"] {
+    for metric in ["sluicegate_waiting_jobs{", "sluicegate_clear_seconds{", "sluicegate_queue_ready_messages{"] {
         if scraped.contains(metric) {
             problems.push(format!("{metric} is shown without the broker"));
         }

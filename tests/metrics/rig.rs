@@ -44,6 +44,8 @@ impl Rig {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut rows = String::new();
         let mut fakes = Vec::new();
+        // So far ahead that no payment misses it.
+        let cutoff = (jiff::Timestamp::now() + Duration::from_secs(12 * 3_600)).strftime("%H:%M UTC").to_string();
         for (name, mode, theirs, ours) in PROVIDERS {
             let limits = vec![theirs.parse().unwrap()];
             let latency = (Duration::from_millis(2), Duration::from_millis(10));
@@ -55,7 +57,7 @@ impl Rig {
             fakes.push((name, handle, stop.drop_guard()));
             rows += &format!(
                 "[[provider]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}/charges\"\nmode = \"{mode}\"\n\
-                 timeout_ms = 5000\nidempotency_retention_s = 86400\n\
+                 timeout_ms = 5000\nidempotency_retention_s = 86400\ncutoff = \"{cutoff}\"\n\
                  [[provider.limit]]\nname = \"per-second\"\nmax_requests = {ours}\nwindow_ms = 1000\n\n"
             );
             // These limits are lower, but do not apply to charges.

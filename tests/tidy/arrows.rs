@@ -23,10 +23,11 @@ const DRIVERS: [(&str, &[&str]); 5] = [
     ("reqwest", &["provider/http", "cli/", "telemetry/otlp"]),
     ("axum", &["ops/", "provider/simulated"]),
 ];
-/// Crates of which one file of `domain` each uses a pure part. All files may derive errors by `thiserror`.
-const PURE: [(&str, &str); 3] = [
+/// Crates of which the named files of `domain` use a pure part. All files may derive errors by `thiserror`.
+const PURE: [(&str, &str); 4] = [
     ("backoff", "src/domain/backoff.rs"),
     ("base64", "src/domain/sensitive/secret.rs"),
+    ("jiff", "src/domain/cutoff.rs"),
     ("jiff", "src/domain/format.rs"),
 ];
 /// Paths that may use every implementation, because they connect the parts.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use plotters::prelude::*;
 use serde_json::{Value, json};
 
@@ -28,7 +29,9 @@ pub fn print_table(columns: &[VariantRun], start: Timestamp, console: &mut Conso
     line("wait p99", &|c| c.figures.wait.p99_ms.map_or_else(no_value, format_ms));
     line("wait max", &|c| c.figures.wait.max_ms.map_or_else(no_value, format_ms));
     line("clears in", &|c| c.figures.clears_in_ms.map_or_else(|| "never".to_owned(), format_ms));
-    line("clears at", &|c| clears_at(&c.figures, start).map_or_else(String::new, |at| clock_text(at, start)));
+    line("clears at", &|c| {
+        clears_at(&c.figures, start).map_or_else(String::new, |at| clock_text(at, start, &TimeZone::system()))
+    });
     line("deadlines missed", &|c| group_thousands(c.figures.deadlines_missed));
     let limits: Vec<String> = limit_names(columns);
     for limit in &limits {
@@ -104,11 +107,10 @@ pub fn clears_at(figures: &SimulationResult, start: Timestamp) -> Option<Timesta
     start.checked_add(Duration::from_millis(figures.clears_in_ms?)).ok()
 }
 
-/// The time, with its date if that differs from the start's.
-fn clock_text(at: Timestamp, start: Timestamp) -> String {
-    let day = |at: Timestamp| at.strftime("%Y-%m-%d").to_string();
-    let time = at.strftime("%H:%M:%S UTC").to_string();
-    if day(at) == day(start) { time } else { format!("{} {time}", day(at)) }
+/// The time in the zone of the terminal, with its date if that differs from the start's.
+fn clock_text(at: Timestamp, start: Timestamp, zone: &TimeZone) -> String {
+    let (at, start) = (at.to_zoned(zone.clone()), start.to_zoned(zone.clone()));
+    at.strftime(if at.date() == start.date() { "%H:%M:%S %Z" } else { "%F %H:%M:%S %Z" }).to_string()
 }
 
 /// A duration with two units at most.
@@ -302,8 +304,10 @@ mod tests {
         assert_eq!([0, 999, 1_000, 1_234_567].map(group_thousands), ["0", "999", "1,000", "1,234,567"]);
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let start = at("2026-11-30T23:00:00Z");
-        assert_eq!(clock_text(at("2026-11-30T23:20:05.9Z"), start), "23:20:05 UTC");
-        assert_eq!(clock_text(at("2026-12-01T00:00:01Z"), start), "2026-12-01 00:00:01 UTC");
+        assert_eq!(clock_text(at("2026-11-30T23:20:05.9Z"), start, &TimeZone::UTC), "23:20:05 UTC");
+        assert_eq!(clock_text(at("2026-12-01T00:00:01Z"), start, &TimeZone::UTC), "2026-12-01 00:00:01 UTC");
+        let tokyo = jiff::tz::TimeZoneDatabase::bundled().get("Asia/Tokyo").unwrap();
+        assert_eq!(clock_text(at("2026-12-01T00:00:01Z"), start, &tokyo), "09:00:01 JST");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::ops::{all_provider_names, pause_authors, unix_ms};
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
+mod finish;
 mod text;
 
 /// Refresh interval of `--watch`.

@@ -11,6 +11,7 @@ use crate::domain::limit::AppliesTo;
 use crate::fleet::pace::{ClearTimeOverview, LimitOverview, MissingSource};
 use crate::fleet::{Overview, ProviderOverview, ProviderState};
 
+use super::finish::finish_note;
 use super::{TableColumn, render_lines};
 
 /// Titles for a pipe, one per column.
@@ -296,6 +297,7 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
         .chain(waiting_note(provider))
         .chain(refused)
         .chain(problems)
+        .chain(finish_note(provider))
         .chain(clear_time_note(provider))
         .chain(pace_note(provider))
         .collect();

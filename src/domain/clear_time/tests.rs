@@ -7,11 +7,11 @@ use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
 const EACH: &str = "each";
 
-fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
+pub fn limit(name: &str, max_requests: i64, window_ms: i64) -> LimitRow {
     LimitRow { name: name.to_owned(), max_requests, window_ms, ..LimitRow::default() }
 }
 
-fn provider(limits: Vec<LimitRow>, change: impl Fn(&mut ProviderRow)) -> Provider {
+pub fn provider(limits: Vec<LimitRow>, change: impl Fn(&mut ProviderRow)) -> Provider {
     let url = "https://acme.example/".to_owned();
     let mut row = ProviderRow { name: "acme".to_owned(), url, limits, ..ProviderRow::default() };
     change(&mut row);
@@ -23,7 +23,7 @@ fn fast(row: &mut ProviderRow) {
     row.leak_per_second = Some(100_000.0);
 }
 
-fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
+pub fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
     ClearTimeInput {
         provider,
         now: EpochMs(1_800_000_000_000),
@@ -106,7 +106,7 @@ fn clear_time_follows_the_limits() {
         (&day, 2_500, 0, 0, 40 * 3_600_000),
     ] {
         let name = provider.limits[0].name.clone();
-        let used = [UsedCount { limit: name, count: used }];
+        let used = [UsedCount { limit: name, count: used, returns: None }];
         let hold = Duration::from_millis(hold_ms);
         let clears_ms = clears_in_ms(&ClearTimeInput { used_counts: &used, hold, ..conditions(provider, jobs) });
         // The egress rate of these providers takes 10 us a job, and their worker slots 200.
@@ -114,6 +114,35 @@ fn clear_time_follows_the_limits() {
             clears_ms.abs_diff(wanted_ms) <= 25,
             "{provider:?} {jobs} {used:?} {hold_ms}: {clears_ms}, not {wanted_ms}"
         );
+    }
+}
+
+/// A minute's slots were used within two seconds: they are free again within two seconds, too.
+#[test]
+fn used_slots_return_as_they_were_used() {
+    let provider = provider(vec![limit("minute", 600, 60_000)], fast);
+    let clears_ms = |jobs, count, returns: Option<(u64, u64)>| {
+        let returns = returns.map(|(first_s, last_s)| SlotReturns {
+            first_in: Duration::from_secs(first_s),
+            last_in: Duration::from_secs(last_s),
+        });
+        let used = [UsedCount { limit: "minute".to_owned(), count, returns }];
+        clears_in_ms(&ClearTimeInput { used_counts: &used, ..conditions(&provider, jobs) })
+    };
+    for (jobs, count, returns, wanted_ms) in [
+        (300, 600, None, 30_000),
+        (300, 600, Some((40, 42)), 41_000),
+        (600, 600, Some((40, 42)), 42_000),
+        (900, 600, Some((40, 42)), 101_000),
+        (300, 300, Some((40, 42)), 0),
+        (450, 300, Some((40, 42)), 41_000),
+        // A limit that is not used up, with its last use just now.
+        (450, 300, Some((0, 60)), 30_000),
+        // Never longer than the cycle.
+        (600, 600, Some((40, 400)), 60_000),
+    ] {
+        let found = clears_ms(jobs, count, returns);
+        assert!(found.abs_diff(wanted_ms) <= 150, "{jobs} jobs, {count} used, {returns:?}: {found}, not {wanted_ms}");
     }
 }
 
@@ -199,7 +228,7 @@ fn binding_account_limits_are_named() {
 }
 
 prop_compose! {
-    fn any_provider()(
+    pub fn any_provider()(
         limits in prop::collection::vec((1..2_000_i64, 100..4_000_000_i64, 0..5_usize), 1..4),
         (even, grant, reserve) in (any::<bool>(), any::<bool>(), 0..90_i64),
         leak in prop::option::of(1.0..1_000.0_f64),
@@ -229,8 +258,13 @@ proptest! {
     fn estimates_are_monotone(
         row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64,
         raised in 1..3_000_i64, hold_ms in 0..3_000_u64, lanes in 1..4_u32,
+        returns in prop::option::of((0..100_000_u64, 0..100_000_u64)),
     ) {
-        let used = [UsedCount { limit: "l0".to_owned(), count: used }];
+        let returns = returns.map(|(first_ms, more_ms)| SlotReturns {
+            first_in: Duration::from_millis(first_ms),
+            last_in: Duration::from_millis(first_ms + more_ms),
+        });
+        let used = [UsedCount { limit: "l0".to_owned(), count: used, returns }];
         let hold = Duration::from_millis(hold_ms);
         let clears_in_of = |provider: &Provider, jobs| {
             let input = ClearTimeInput { used_counts: &used, hold, lanes, ..conditions(provider, jobs) };

@@ -78,6 +78,7 @@ fn provider() -> Provider {
         lookup: None,
         require: Default::default(),
         order: JobOrder::None,
+        cutoff: None,
         resumed_at: 0,
         version: 1,
         limits: Vec::new(),

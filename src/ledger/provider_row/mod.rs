@@ -81,6 +81,9 @@ pub struct ProviderRow {
     /// Fields that every message must have: `account`, `reference`.
     pub require: Vec<Value>,
     pub order: String,
+    /// Time of day and time zone until which the payments of a day should be sent: `18:00 Europe/Berlin`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cutoff: Option<String>,
     /// Not in files: when an operator ended the waits that the provider had named, in epoch milliseconds.
     #[serde(skip)]
     pub resumed_at: Option<i64>,
@@ -126,6 +129,7 @@ impl Default for ProviderRow {
             statuses: None,
             require: Vec::new(),
             order: "none".to_owned(),
+            cutoff: None,
             resumed_at: None,
             limits: Vec::new(),
             accounts: Vec::new(),
@@ -252,7 +256,7 @@ mod tests {
             "url": "https://api.example.com/payments/${job:reference}/captures?a=${account}",
             "slot_release": "grant", "pacing": "even", "store_down": "share", "share_of": 4, "headers": {"X-Account": "${job:account}"}, "idempotency_retention_s": 60,
             "request": {"method": "PUT", "body": "form", "template": {"a": "${id}"}, "reference": "/data/id"},
-            "statuses": {"402": "review"},
+            "statuses": {"402": "review"}, "cutoff": "18:00 Europe/Berlin",
         }));
         let provider = row.validate(7).unwrap();
         assert_eq!((provider.version, provider.quota.as_str()), (7, "stripe"));
@@ -262,6 +266,7 @@ mod tests {
         assert!(provider.request.form_encoded);
         assert_eq!(provider.statuses[&402], vec![StatusCase::always(StatusMeaning::Review)]);
         assert_eq!(provider.idempotency_retention, Some(Duration::from_secs(60)));
+        assert_eq!(provider.cutoff.as_ref().unwrap().to_string(), "18:00 Europe/Berlin");
         assert_eq!(provider.hold_max(), Duration::from_millis(10_500));
     }
 
@@ -323,6 +328,12 @@ mod tests {
             (json!({"lookup": {"url": "https://x.test/", "a\u{0}": 1}}), "lookup holds U+0000"),
             (json!({"require": ["amount"]}), "require holds `amount`: each item must be account or reference"),
             (json!({"require": [1]}), "require holds `1`"),
+            (
+                json!({"cutoff": "18:00"}),
+                "cutoff: `18:00` is not a time of day and a time zone: write 18:00 Europe/Berlin",
+            ),
+            (json!({"cutoff": "25:00 UTC"}), "cutoff: `25:00` is not a time of day"),
+            (json!({"cutoff": "18:00 Berlin"}), "cutoff: `Berlin` is not a time zone"),
             (json!({"limit": []}), "a provider without an enabled limit is closed, not unlimited"),
             (limit(json!({"enabled": false})), "a provider without an enabled limit"),
             (limit(json!({"name": ""})), "limit ``: name is missing"),

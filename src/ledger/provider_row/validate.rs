@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::file::nearest;
 use super::{Object, ProviderRow};
 use crate::domain::backoff::BackoffPolicy;
+use crate::domain::cutoff::Cutoff;
 use crate::domain::expansion::{HEADERS_BYTES_MAX, UrlTemplate};
 use crate::domain::job::JobField;
 use crate::domain::limit::{LimitOverride, Rule};
@@ -112,6 +113,7 @@ impl ProviderRow {
             lookup,
             require,
             order: order?,
+            cutoff: self.cutoff.as_ref().and_then(|cutoff| check.cutoff(cutoff)),
             resumed_at: self.resumed_at.and_then(|ms| u64::try_from(ms).ok()).unwrap_or(0),
             version,
             limits,
@@ -282,6 +284,10 @@ impl RowValidator {
             }
         }
         required
+    }
+
+    fn cutoff(&mut self, text: &str) -> Option<Cutoff> {
+        text.parse().map_err(|problem| self.problem(format!("cutoff: {problem}"))).ok()
     }
 
     fn leak(&mut self, leak_per_second: Option<f64>) -> Option<f64> {

@@ -237,7 +237,7 @@ fn provider_columns(row: &ProviderRow) -> Vec<(&'static str, Value)> {
         name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, reserve_percent,
         store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, reuse_connections, workers,
         bucket_capacity, leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
-        idempotency_retention_s,
+        idempotency_retention_s, cutoff,
     };
     columns.push(("headers", json(&row.headers).into()));
     let optional = [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)];

@@ -9,7 +9,6 @@ use std::fmt;
 use super::{Labels, MetricsWriter, float, seconds};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::LimitSpec;
-use crate::fleet::pace::ClearTimeOverview;
 use crate::fleet::{OverviewInput, ProviderOverview};
 use crate::ledger::operator::STATES;
 use crate::ledger::upkeep::ProviderReconciliation;
@@ -31,10 +30,21 @@ pub fn write(writer: &mut MetricsWriter<'_>, snapshot: &OverviewSnapshot) -> Res
         each(|_, provider| (!provider.waiting_is_at_least).then(|| float(provider.waiting))),
     )?;
     writer.gauge(
-        "clear_time_seconds",
-        "Estimated time until the backlog is processed, by the limits; the least time where limits count each \
-         account separately; absent without an estimate.",
-        each(|_, provider| clears_s(&provider.clears)),
+        "clear_seconds",
+        "Estimated time until the backlog is processed, by the limits; where limits count each account separately, by \
+         the rate of the last minutes, or else the least time; absent without an estimate.",
+        each(|_, provider| provider.clears.ms().map(seconds)),
+    )?;
+    writer.gauge(
+        "cutoff_seconds",
+        "Time until the next cut-off of the provider; absent without one.",
+        each(|_, provider| provider.cutoff.as_ref().map(|cutoff| seconds(cutoff.in_ms))),
+    )?;
+    writer.gauge(
+        "cutoff_missed_payments",
+        "Waiting payments that miss the next cut-off if everything stays as it is; absent without a cut-off or an \
+         estimate.",
+        each(|_, provider| Some(float(provider.cutoff.as_ref()?.forecast.missed()?))),
     )?;
     writer.gauge(
         "oldest_waiting_job_age_seconds",
@@ -48,19 +58,6 @@ pub fn write(writer: &mut MetricsWriter<'_>, snapshot: &OverviewSnapshot) -> Res
         each(|input, provider| input.depths.get(&provider.name).map(|ready| float(*ready))),
     )?;
     ledger(writer, input, overview.providers.iter().map(|provider| provider.name.as_str()).collect())
-}
-
-fn clears_s(clears: &ClearTimeOverview) -> Option<f64> {
-    match clears {
-        ClearTimeOverview::ClearsIn { ms } | ClearTimeOverview::DependsOnAccounts { at_least_ms: ms, .. } => {
-            Some(seconds(*ms))
-        }
-        ClearTimeOverview::Never { .. }
-        | ClearTimeOverview::NotWhilePaused
-        | ClearTimeOverview::NotWhileDisabled
-        | ClearTimeOverview::NotWhileBreakerOpen
-        | ClearTimeOverview::Unknown { .. } => None,
-    }
 }
 
 fn oldest_s(input: &OverviewInput, provider: &ProviderOverview) -> Option<f64> {

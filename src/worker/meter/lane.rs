@@ -16,7 +16,8 @@ use super::{Counters, Families, Labels, UnsignedGauge, WAITS_MS, start_lateness}
 use crate::domain::job::{InvalidReason, JobField};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
-use crate::fleet::report::{LaneReport, WaitHistogram};
+use crate::domain::time::micros_down;
+use crate::fleet::report::{HeldRequests, LaneReport, WaitHistogram};
 
 /// Classes of responses: the status class, no response at all, or not sent.
 const STATUS_CLASSES: [&str; 7] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none", "unsent"];
@@ -63,6 +64,8 @@ pub struct LaneMeter {
     sent: AtomicU64,
     /// The counts of [`WAITS_MS`] for the overview: a [`Histogram`] shows its own to a scrape alone.
     waits: [AtomicU64; WAITS_MS.len() + 1],
+    /// Ended holds, and the sum of them in microseconds.
+    held: [AtomicU64; 2],
     lateness_ahead: Histogram,
     decisions: DecisionLog,
 }
@@ -93,6 +96,7 @@ impl LaneMeter {
             shown: Once::new(),
             sent: AtomicU64::default(),
             waits: std::array::from_fn(|_| AtomicU64::default()),
+            held: <[AtomicU64; 2]>::default(),
             lateness_ahead: start_lateness(),
             decisions: DecisionLog::default(),
         };
@@ -176,11 +180,13 @@ impl LaneMeter {
     /// The counted part of the lane's report, with at most 50 decisions.
     pub fn figures(&self) -> LaneReport {
         let counts = self.waits.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let [count, total_us] = self.held.each_ref().map(|sum| sum.load(Ordering::Relaxed));
         LaneReport {
             sent_total: self.sent.load(Ordering::Relaxed),
             throttled_total: self.own(&self.families.provider_throttled).get(),
             in_flight: self.own(&self.families.in_flight_requests).get(),
             active: self.own(&self.families.active_jobs).get(),
+            held: HeldRequests { count, total_us },
             waits: WaitHistogram { bounds_ms: WAITS_MS.to_vec(), counts },
             decisions: self.decisions.read(),
             ..LaneReport::default()
@@ -255,6 +261,9 @@ impl LaneMeter {
     /// Records the hold of a permit: from its start until the response was read, or until no response is awaited.
     pub fn record_hold(&self, held: Duration) {
         self.own(&self.families.hold_seconds).observe(held.as_secs_f64());
+        let [count, total_us] = &self.held;
+        count.fetch_add(1, Ordering::Relaxed);
+        total_us.fetch_add(micros_down(held), Ordering::Relaxed);
     }
 
     /// Counts a throttled response to a request that the limits allowed.

@@ -141,7 +141,7 @@ async fn schema_state_is_reported(kind: Kind) {
 }
 
 /// Column assignments that each break one rule of `providers`.
-const BAD_PROVIDERS: [(&str, &str); 65] = [
+const BAD_PROVIDERS: [(&str, &str); 73] = [
     ("name", "''"),
     ("name", "'Stripe'"),
     ("name", "'-stripe'"),
@@ -207,6 +207,14 @@ const BAD_PROVIDERS: [(&str, &str); 65] = [
     ("require", "'[\"amount\"]'"),
     ("require", "'[\"account\", \"x\"]'"),
     ("require", "'[1]'"),
+    ("cutoff", "''"),
+    ("cutoff", "'18:00'"),
+    ("cutoff", "'24:00 UTC'"),
+    ("cutoff", "'18:60 UTC'"),
+    ("cutoff", "'6:00 UTC'"),
+    ("cutoff", "'18:00 '"),
+    ("cutoff", "'18:00 +02:00'"),
+    ("cutoff", "'18:00 Europe/Berlin '"),
 ];
 
 const BAD_LIMITS: [(&str, &str); 28] = [
@@ -386,6 +394,10 @@ async fn every_rule_is_a_check(kind: Kind) {
     }
     for change in GOOD_ACCOUNTS {
         let update = format!("UPDATE account_overrides SET {change} WHERE account = 'acct_1'");
+        fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
+    }
+    for cutoff in ["00:00 UTC", "23:59 America/Argentina/Buenos_Aires", "08:30 Etc/GMT+12"] {
+        let update = format!("UPDATE providers SET cutoff = '{cutoff}'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }
     for require in ["[\"account\"]", "[\"reference\", \"account\"]", "[]"] {

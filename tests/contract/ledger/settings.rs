@@ -33,6 +33,7 @@ name = "stripe"
 quota = "acme"
 url = "https://api.stripe.example/v1/charges"
 leak_per_second = 12.5
+cutoff = "18:00 Europe/Berlin"
 idempotency_retention_s = 86400
 headers = { Authorization = "Bearer ${env:STRIPE_KEY}" }
 statuses = { 402 = "declined", 418 = "review" }
@@ -97,6 +98,12 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
             "",
             "41",
         ),
+        (
+            "UPDATE providers SET cutoff = '18:00 Europe/Berlin' WHERE name = 'stripe'",
+            "providers stripe",
+            "\"cutoff\"",
+            "18:00 Europe/Berlin",
+        ),
         ("UPDATE provider_limits SET max_requests = 42", "provider_limits stripe/all", "41", "42"),
         (
             "INSERT INTO account_overrides (provider, account, rule) VALUES ('stripe', 'acct_1', 'blocked')",
@@ -127,12 +134,12 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
         }
         assert_ne!(fixture.one(&format!("SELECT who {last}")).await, "");
     }
-    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "10", "one row per change, no more");
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "11", "one row per change, no more");
     assert_eq!(fixture.versions("adyen").await.1, untouched, "another provider's version stays");
     let before = fixture.database.settings_version().await.unwrap();
     fixture.sql("DELETE FROM providers WHERE name = 'stripe'").await.unwrap();
     assert!(fixture.database.settings_version().await.unwrap() > before);
-    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "11");
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "12");
 }
 
 async fn an_operators_row_has_the_contracts_defaults(kind: Kind) {
@@ -192,6 +199,8 @@ async fn applying_is_idempotent(kind: Kind) {
     assert_eq!(names, ["adyen", "stripe"]);
     assert!(snapshot.providers.iter().all(|provider| provider.as_ref().unwrap().version <= snapshot.version));
     assert_eq!(snapshot.providers[1].as_ref().unwrap().leak_per_second, Some(12.5));
+    let cutoff = snapshot.providers[1].as_ref().unwrap().cutoff.as_ref().unwrap();
+    assert_eq!(cutoff.to_string(), "18:00 Europe/Berlin");
 }
 
 async fn applying_removes_unlisted_limits(kind: Kind) {

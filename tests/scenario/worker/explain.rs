@@ -194,6 +194,30 @@ async fn waiting_payment_gets_a_start_forecast() {
     assert!(in_bucket > 0);
 }
 
+/// The next permit starts in an hour: after one provider's cut-off, and before the other's.
+#[tokio::test]
+async fn payment_that_starts_after_the_cutoff_misses_it() {
+    let hourly = |name: &str, cutoff_in_s: u64| {
+        let cutoff = jiff::Timestamp::now() + Duration::from_secs(cutoff_in_s);
+        let cutoff = Some(cutoff.strftime("%H:%M UTC").to_string());
+        ProviderRow { limits: vec![limit(1, 3_600_000)], cutoff, ..row(name) }
+    };
+    let bench = Bench::open(&[hourly("acme", 1_800), hourly("bolt", 21_600)]).await;
+    for (provider, is_missed) in [("acme", true), ("bolt", false)] {
+        let [first, second] = ["first", "second"].map(|nth| format!("{provider}-{nth}"));
+        bench.pay(provider, &first).await;
+        bench.until_state(&first, "succeeded").await;
+        assert_eq!(ask(&bench, &first).await.cutoff, None, "it does not wait");
+        bench.pay(provider, &second).await;
+        bench.until("its start is known", async || ask(&bench, &second).await.cutoff.is_some()).await;
+        let explained = ask(&bench, &second).await;
+        let cutoff = explained.cutoff.unwrap();
+        assert_eq!(cutoff.is_missed, is_missed, "{}", explained.summary);
+        let says_so = explained.summary.ends_with(&format!("; it misses the cut-off at {}", cutoff.rule));
+        assert_eq!(says_so, is_missed, "{}", explained.summary);
+    }
+}
+
 async fn pay_of(bench: &Bench, account: &str, jobs: usize) {
     for number in 0..jobs {
         let body =

@@ -1,6 +1,7 @@
 // A provider's card on the overview: its state, what waits and until when, limits, and the rate of the last minutes.
 
 import { clearsAbout, clearsDependsOn, clearsWords } from "../clears.js";
+import { finishLine } from "../cutoff.js";
 import { h } from "../dom.js";
 import { ago, count, duration, plural, rate, since } from "../format.js";
 import { inZone, instant } from "../instants.js";
@@ -32,6 +33,7 @@ export function card(provider, points, context, told) {
     told ? null : cause(provider),
     badRow(provider),
     backlog(provider),
+    finishLine(provider),
     told ? null : bars(provider),
     h(
       "figure",

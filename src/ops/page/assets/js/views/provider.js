@@ -4,6 +4,7 @@
 import { get, path } from "../api.js";
 import { serverNow } from "../clock.js";
 import { rateChart, rateWords, waitingChart } from "../chart.js";
+import { finishLine } from "../cutoff.js";
 import { h } from "../dom.js";
 import { clock, count, duration, rate } from "../format.js";
 import { Histories } from "../history.js";
@@ -43,7 +44,7 @@ export function provider(context, name) {
       const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), charts(known), detailSections(state.data)];
+      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), charts(known), detailSections(state.data)];
     },
   };
 
