@@ -26,6 +26,7 @@ use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::LimitStatus;
 
 pub mod backlog;
+pub mod history;
 pub mod pace;
 pub mod provider_status;
 pub mod report;

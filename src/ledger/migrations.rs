@@ -33,6 +33,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0003_limiter",
         "0004_operators",
         "0005_workers",
+        "0008_history",
     ])
 });
 
@@ -44,6 +45,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0004_operators",
         "0005_workers",
         "0006_queue",
+        "0008_history",
     ])
 });
 
