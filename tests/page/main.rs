@@ -13,6 +13,7 @@ mod displayed_estimates;
 mod flows;
 mod keyboard;
 mod liveness;
+mod recorded_history;
 mod stand;
 mod waiting_accounts;
 mod webdriver;

@@ -12,8 +12,6 @@ const FONT = "11px system-ui, sans-serif";
 
 /** An island for `dom.js`: rate against limit, small on a card or large with axes. `data` holds the points. */
 export const rateChart = (options) => island(rateOptions, rateColumns, options);
-/** Waiting payments over the same time. */
-export const waitingChart = (options) => island(waitingOptions, waitingColumns, options);
 
 function island(describe, columns, { height, compact = false, onpoint }) {
   return (node) => {
@@ -54,7 +52,6 @@ const rateColumns = (points) => [
   points.map((point) => point.limit_per_s ?? null),
   points.map((point) => (point.throttled > 0 ? (point.rate_per_s ?? 0) : null)),
 ];
-const waitingColumns = (points) => [seconds(points), points.map((point) => point.waiting ?? null)];
 
 function rateOptions(compact, onpoint, points) {
   return {
@@ -69,15 +66,7 @@ function rateOptions(compact, onpoint, points) {
   };
 }
 
-function waitingOptions(compact, onpoint, points) {
-  return {
-    ...frame(compact, onpoint, points, (value) => count(value)),
-    scales: { x: SPAN, y: { range: (_, __, most) => [0, Math.max(most || 1, 4) * 1.12] } },
-    series: [{}, { stroke: colour("--chart-2"), fill: colour("--chart-2-fill"), width: 1.75, points: { show: false } }],
-  };
-}
-
-function frame(compact, onpoint, points, words) {
+export function frame(compact, onpoint, points, words) {
   const stroke = colour("--muted");
   const grid = { stroke: colour("--grid"), width: 1 };
   const x = {
