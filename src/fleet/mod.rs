@@ -32,6 +32,7 @@ use crate::limiter::LimitStatus;
 
 pub mod backlog;
 pub mod cutoff;
+pub mod history;
 pub mod outages;
 pub mod pace;
 pub mod provider_status;

@@ -34,6 +34,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0004_operators",
         "0005_workers",
         "0007_cutoff",
+        "0008_history",
         "0010_rejected_messages",
     ])
 });
@@ -47,6 +48,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0005_workers",
         "0006_queue",
         "0007_cutoff",
+        "0008_history",
         "0010_rejected_messages",
     ])
 });

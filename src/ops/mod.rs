@@ -33,6 +33,7 @@ mod connections;
 pub mod explain;
 pub mod flows;
 mod guard;
+pub mod history;
 mod json;
 pub mod metrics;
 pub mod openapi;
@@ -111,6 +112,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/limits/{provider}/backlog", get(peek::account_backlog))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .route("/api/v1/providers/{name}/flows", get(flows::show))
+        .route("/api/v1/history", get(history::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(openapi::deployment))
         .route("/api/v1/openapi.json", get(openapi::show))

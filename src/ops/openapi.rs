@@ -50,6 +50,7 @@ use crate::ledger::fleet::DeploymentId;
         super::overview::show,
         super::overview::provider,
         super::overview::provider_history,
+        super::history::show,
         super::flows::show,
         super::overview::workers,
         deployment,

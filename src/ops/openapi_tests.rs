@@ -169,8 +169,11 @@ pub async fn routes() -> BTreeSet<String> {
     paths
 }
 
-/// An address for a path, with an existing value for each placeholder.
+/// An address for a path, with an existing value for each placeholder and each required parameter.
 pub fn example_address(path: &str) -> String {
+    if path == "/api/v1/history" {
+        return format!("{path}?provider=acme");
+    }
     path.replace("{id}", "pay-1").replace("{name}", "acme").replace("{provider}", "acme").replace("{limit}", "second")
 }
 

@@ -27,6 +27,7 @@ mod faults;
 mod few_connections;
 mod first_attempt;
 mod fleet;
+mod history;
 mod immutability;
 mod leader_row;
 mod lookups;

@@ -147,6 +147,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["overview"]) => overview(server.data),
         (&Method::GET, ["providers", "cold", "history"]) => json!({"step_ms": 60_000, "points": []}),
         (&Method::GET, ["providers", _, "history"]) => history(),
+        (&Method::GET, ["history"]) => recorded(server.empty),
         (&Method::GET, ["providers", name, "flows"]) => flows(name),
         (&Method::GET, ["providers", name]) => {
             let providers = overview(Data::States)["providers"].as_array().unwrap().clone();
@@ -319,6 +320,26 @@ fn overview(data: Data) -> Value {
 fn history() -> Value {
     let point = |minute: u32| json!({"at": format!("2026-03-01T11:{minute}:00.000Z"), "rate_per_s": f64::from(minute), "limit_per_s": 100.0, "waiting": 60 - minute, "throttled": u32::from(minute == 53)});
     json!({"step_ms": 60_000, "points": (50..60).map(point).collect::<Vec<_>>()})
+}
+
+/// An hour with unknown times, a 429 and marks.
+fn recorded(empty: bool) -> Value {
+    let point = |minute: u32| {
+        let known = !(20..25).contains(&minute) && !empty;
+        let figure = |value: Value| if known { value } else { Value::Null };
+        json!({
+            "at": format!("2026-03-01T11:{minute:02}:00.000Z"), "started": figure(json!(minute * 60)),
+            "started_per_s": figure(json!(f64::from(minute))), "finished": figure(json!(minute * 59)),
+            "finished_per_s": figure(json!(f64::from(minute) - 0.5)), "throttled": figure(json!(u32::from(minute == 53))),
+            "waiting": figure(json!(60 - minute)), "review": figure(json!(2)), "limit_per_s": figure(json!(100.0)),
+        })
+    };
+    let mark = |minute: u32, kind: &str| json!({"at": format!("2026-03-01T11:{minute:02}:30.000Z"), "kind": kind, "text": HOSTILE});
+    let marks = [mark(10, "limit"), mark(19, "worker_started"), mark(40, "breaker_opened")];
+    json!({
+        "provider": "running", "from": "2026-03-01T11:00:00.000Z", "to": NOW, "step_ms": 60_000, "recorded_until": NOW,
+        "points": (0..60).map(point).collect::<Vec<_>>(), "marks": if empty { json!([]) } else { json!(marks) },
+    })
 }
 
 /// Accounts of every kind, and more than are listed; `idle` has no backlog.

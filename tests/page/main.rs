@@ -15,6 +15,7 @@ mod headlines;
 mod keyboard;
 mod liveness;
 mod overview;
+mod recorded_history;
 mod stand;
 mod times;
 mod waiting_accounts;

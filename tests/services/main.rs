@@ -14,6 +14,7 @@ mod drain;
 mod fleet;
 mod flood;
 mod foreign_queue;
+mod history;
 mod hostile_files;
 mod huge;
 mod live_limits;

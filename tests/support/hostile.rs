@@ -94,6 +94,10 @@ pub async fn fill(pool: &SqlitePool, text: &str) {
          'lanes', json_object('acme', {lane}), 'backends', json_object('database', {engine}), \
          'warnings', json_array('{text}')))"
     ));
+    changes.push(format!(
+        "INSERT OR REPLACE INTO history_marks (provider, at, kind, worker, detail) \
+         VALUES ('', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER), '{text}', 'w', '{text}')"
+    ));
     unchecked(pool, &changes).await;
 }
 

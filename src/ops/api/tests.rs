@@ -129,7 +129,7 @@ impl TestApi {
         }
     }
 
-    /// The content of the database without [`RECONCILIATION_TABLES`].
+    /// The content of the database without [`BACKGROUND_TABLES`].
     pub async fn database_content(&self) -> Vec<(String, String)> {
         let pool = self.database.sqlite_pool().unwrap();
         let columns = "SELECT tables.name, group_concat('quote(\"' || columns.name || '\")', '||') \
@@ -137,8 +137,8 @@ impl TestApi {
             WHERE tables.type = 'table' GROUP BY tables.name ORDER BY tables.name";
         let tables: Vec<(String, String)> = sqlx::query_as(columns).fetch_all(&pool).await.unwrap();
         let mut written = Vec::new();
-        for (table, columns) in tables.into_iter().filter(|(table, _)| !RECONCILIATION_TABLES.contains(&table.as_str()))
-        {
+        let is_background = |table: &str| BACKGROUND_TABLES.iter().any(|begin| table.starts_with(begin));
+        for (table, columns) in tables.into_iter().filter(|(table, _)| !is_background(table)) {
             let rows = format!("SELECT coalesce(group_concat({columns}), '') FROM \"{table}\"");
             written.push((table, sqlx::query_scalar(AssertSqlSafe(rows)).fetch_one(&pool).await.unwrap()));
         }
@@ -153,8 +153,8 @@ impl TestApi {
     }
 }
 
-/// Tables of the workers' reconciliation; they change in the background.
-const RECONCILIATION_TABLES: [&str; 3] = ["finished_jobs", "finished_mark", "upkeep_turns"];
+/// Beginnings of the names of tables that change in the background: those of reconciliation and history.
+const BACKGROUND_TABLES: [&str; 3] = ["finished_", "history_", "upkeep_turns"];
 
 fn acme() -> ProviderName {
     ProviderName::new("acme").unwrap()

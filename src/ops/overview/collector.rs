@@ -4,7 +4,7 @@
 //! only the workers' reports and, less often, the jobs are queried, which is enough for the history. The reports come
 //! first: while they cannot be read, no other query goes to the database.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,6 +27,7 @@ use crate::fleet::workers::visible_workers;
 use crate::fleet::{Overview, OverviewInput, by_provider, overview};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::StoredReport;
+use crate::ledger::history::HistoryMark;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::rejected::RejectedCount;
 use crate::ledger::upkeep::ProviderReconciliation;
@@ -36,6 +37,8 @@ use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
+
+mod recorder;
 
 /// Interval of the points of the history.
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(2);
@@ -106,6 +109,8 @@ pub struct OverviewCollector {
     payment_counts: Mutex<(BTreeMap<String, PaymentCount>, Option<Instant>)>,
     last_snapshot: AsyncMutex<Option<(Instant, OverviewSnapshot)>>,
     history: Mutex<OverviewHistory>,
+    /// The last marks that this process has recorded.
+    recorded_marks: Mutex<HashSet<HistoryMark>>,
 }
 
 impl OverviewCollector {
@@ -124,14 +129,16 @@ impl OverviewCollector {
             payment_counts: Mutex::default(),
             last_snapshot: AsyncMutex::default(),
             history: Mutex::default(),
+            recorded_marks: Mutex::default(),
         }
     }
 
-    /// Counts the backlog and records the history until `stop` fires.
+    /// Counts the backlog and records the history, in memory and in the ledger, until `stop` fires.
     pub async fn run(&self, stop: CancellationToken) {
         let depths = || async { self.query_depths(&self.provider_names().await).await }.boxed();
         let jobs = || self.query_jobs().boxed();
-        tokio::join!(self.counts.run(CountQueries { jobs: &jobs, depths: &depths }, &stop), self.record_history(&stop));
+        let counting = self.counts.run(CountQueries { jobs: &jobs, depths: &depths }, &stop);
+        tokio::join!(counting, self.record_history(&stop), self.record_to_ledger(&stop));
     }
 
     /// The current overview, at most about two seconds old.

@@ -25,6 +25,7 @@ use crate::fleet::report::{LaneState, WaitHistogram};
 use crate::fleet::workers::{DecisionOverview, WorkerOverview, permit_waits, recent_decisions};
 use crate::fleet::{Overview, ProviderOverview};
 use crate::ledger::database::Database;
+use crate::ledger::history::{HistorySample, SampleStep};
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
 use crate::ledger::settings::AuditedChange;
@@ -273,6 +274,8 @@ pub struct HistoryPoint {
     pub limit_per_s: Option<f64>,
     /// `null` if only a lower bound is known.
     pub waiting: Option<u64>,
+    /// Payments in review; `null` if it is unknown.
+    pub review: Option<u64>,
     /// 429s to requests with a permit since the previous point.
     pub throttled: u64,
 }
@@ -315,6 +318,7 @@ impl OverviewHistory {
                 rate_per_s: provider.rate_per_s,
                 limit_per_s: provider.limit_per_s,
                 waiting: (!provider.waiting_is_at_least).then_some(provider.waiting),
+                review: provider.review,
                 throttled,
             });
         }
@@ -325,6 +329,26 @@ impl OverviewHistory {
     pub fn recent_per_s(&self) -> BTreeMap<String, f64> {
         let lately = |(name, ring): (&String, &ProviderHistory)| Some((name.clone(), lately_per_s(ring)?));
         self.providers.iter().filter_map(lately).collect()
+    }
+
+    /// The providers that have points.
+    fn providers(&self) -> Vec<String> {
+        self.providers.keys().cloned().collect()
+    }
+
+    /// The figures of a provider at an instant: those of the last point before it or, at a start, the first after it.
+    /// Without a point within a step of the instant nothing is known.
+    fn figures_at(&self, provider: &str, at_ms: i64) -> HistorySample {
+        let [from, at, to] = [-1, 0, 1].map(|step| DatabaseTime(at_ms + step * SampleStep::Fine.millis()).to_string());
+        let points = self.providers.get(provider).map(|ring| &ring.points);
+        let near = || points.into_iter().flatten().filter(|point| from <= point.at && point.at <= to);
+        let point = near().rfind(|point| point.at <= at).or_else(|| near().next());
+        point.map_or_else(HistorySample::default, |point| HistorySample {
+            waiting: point.waiting,
+            review: point.review,
+            limit_per_s: point.limit_per_s,
+            ..HistorySample::default()
+        })
     }
 
     /// The last `count` points, oldest first.

@@ -27,6 +27,7 @@ use crate::ledger::upkeep::{CheckScope, ProviderReconciliation, ScrubScope};
 use crate::queue::QueueError;
 
 mod dead_letters;
+mod history;
 pub mod republish;
 mod settings_changes;
 
@@ -96,7 +97,8 @@ async fn sweep(
     let refused = decline_refused(worker, known).await;
     let flows = keep_flows(worker, known).await;
     let reconciled = reconcile(worker, known).await;
-    weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(flows).and(reconciled)
+    let history = history::keep_history(ledger).await;
+    weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(flows).and(reconciled).and(history)
 }
 
 /// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is

@@ -8,19 +8,21 @@ use super::*;
 
 mod backlog;
 mod filling;
+mod history;
 mod postgres;
 mod sqlite;
 mod work;
 
 /// The tables that grow with every payment.
-const LARGE: [&str; 6] = ["jobs", "attempts", "outcome_events", "rejected_messages", "job_audit", "flows"];
+const LARGE: [&str; 7] =
+    ["jobs", "attempts", "outcome_events", "rejected_messages", "job_audit", "flows", "history_samples"];
 /// More rows than a statement needs, and far fewer than the tables have.
 const ROWS_MAX: u64 = 2_000;
 
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 27] = [
+const READ_IN_FULL: [(&str, &str, &str); 29] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for operators and metrics"),
@@ -55,6 +57,12 @@ const READ_IN_FULL: [(&str, &str, &str); 27] = [
     ("flows are compared with their jobs", ANY, "reads the backlog of a lane, every few minutes"),
     ("a lane's blocks end", ANY, "reads the flows of a lane; an operator has changed a limit"),
     ("old jobs are emptied", "jobs_with_a_message_left", "partial: holds jobs claimed without their messages"),
+    ("providers with a history are listed", "history_samples_pkey", "min(provider): reads the first entry"),
+    (
+        "providers with a history are listed",
+        "sqlite_autoindex_history_samples_1",
+        "min(provider): reads the first entry",
+    ),
     ("jobs of a state are listed", "jobs_pkey", "a page by ids, which passes over jobs of other states"),
 ];
 
@@ -97,7 +105,7 @@ trait Explained {
 fn judge(kind: &str, accesses: &[Access]) {
     let bad: Vec<_> = accesses.iter().filter(|access| access.is_in_full() && access.reason().is_none()).collect();
     assert!(bad.is_empty(), "{kind}: without an index:\n{bad:#?}");
-    for during in work::ON_THE_WAY.into_iter().chain(backlog::ON_THE_WAY) {
+    for during in work::ON_THE_WAY.into_iter().chain(backlog::ON_THE_WAY).chain(history::ON_THE_WAY) {
         let sought = accesses.iter().any(|access| access.during == during && access.sought);
         assert!(sought, "{kind}: no index was used for: {during}: {accesses:#?}");
     }

@@ -20,6 +20,7 @@ impl Fixture {
         self.sql(&sql.events()).await.unwrap();
         self.sql(&sql.rejected()).await.unwrap();
         self.sql(&sql.audited()).await.unwrap();
+        self.sql(&sql.history()).await.unwrap();
     }
 
     /// Payments of [`NAMESAKES`] other providers, which all have the charge `charge-work-sent-0`.
@@ -108,6 +109,18 @@ impl Dialect {
             "INSERT INTO job_audit (at, job_id, who, old_state, new_state, cleared_maybe_charged) \
              SELECT {}, id, 'alice', 'review', state, maybe_charged FROM jobs WHERE state = 'succeeded'",
             self.ago("60")
+        )
+    }
+
+    /// Fine and coarse samples of six lanes. Those of two lanes are fewer than a statement may read, and all are more.
+    fn history(&self) -> String {
+        let at = self.ago("step_s * n");
+        format!(
+            "INSERT INTO history_samples (provider, step_s, at, started, finished, throttled) \
+             WITH RECURSIVE numbers (n) AS (SELECT 10 UNION ALL SELECT n + 1 FROM numbers WHERE n < 600), \
+                 steps (step_s) AS (SELECT 10 UNION ALL SELECT 300), \
+                 lanes (lane) AS (SELECT 0 UNION ALL SELECT lane + 1 FROM lanes WHERE lane < 5) \
+             SELECT 'lane-' || lane, step_s, {at}, 1, 1, 0 FROM numbers CROSS JOIN steps CROSS JOIN lanes"
         )
     }
 

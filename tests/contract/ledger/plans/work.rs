@@ -107,7 +107,7 @@ fn deduplicates() -> RetryPolicy {
 }
 
 impl<E: Explained> Working<'_, E> {
-    async fn did(&mut self, during: &'static str) {
+    pub(super) async fn did(&mut self, during: &'static str) {
         self.accesses.extend(self.explained.accesses(self.fixture, during).await);
     }
 
@@ -397,6 +397,7 @@ impl<E: Explained> Working<'_, E> {
             self.did("dead jobs are counted").await;
             ledger.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
             self.did("the oldest open job is looked for").await;
+            self.history().await;
         }
         ledger.reconcile(MINUTE, CheckScope::All).await.unwrap();
         self.did("account of everything").await;

@@ -1,83 +1,13 @@
-// Line charts over time, drawn by uPlot on a canvas. A screen reader cannot read a canvas, so each chart has a text
-// beside it.
+// What charts over time have in common. A screen reader cannot read a canvas, so each chart has a text beside it.
 
-import { count, hourMinute, plural, rate } from "./format.js";
-import { SECONDS } from "./history.js";
+import { plural, rate } from "./format.js";
+import { hourMinute } from "./instants.js";
 import { colour } from "./theme.js";
 
-const { uPlot } = window;
-/** Always the same time span, so that the scale does not change while the first minutes arrive. */
-const SPAN = { time: true, range: (_, __, most) => [most - SECONDS, most] };
 const FONT = "11px system-ui, sans-serif";
 
-/** An island for `dom.js`: rate against limit, small on a card or large with axes. `data` holds the points. */
-export const rateChart = (options) => island(rateOptions, rateColumns, options);
-/** Waiting payments over the same time. */
-export const waitingChart = (options) => island(waitingOptions, waitingColumns, options);
-
-function island(describe, columns, { height, compact = false, onpoint }) {
-  return (node) => {
-    let plot;
-    let points = [];
-    const noted = () => node.classList.toggle("no-data", !points.some(({ rate_per_s, waiting }) => (rate_per_s ?? waiting ?? null) !== null));
-    const make = () => {
-      noted();
-      plot?.destroy();
-      const width = Math.max(node.clientWidth, 120);
-      plot = new uPlot({ width, height, ...describe(compact, onpoint, () => points) }, columns(points), node);
-    };
-    make();
-    const resize = new ResizeObserver(() => plot.setSize({ width: Math.max(node.clientWidth, 120), height }));
-    resize.observe(node);
-    document.addEventListener("themechange", make);
-    return {
-      update(now = []) {
-        if (now === points) return;
-        points = now;
-        noted();
-        plot.setData(columns(points));
-      },
-      destroy() {
-        resize.disconnect();
-        document.removeEventListener("themechange", make);
-        plot.destroy();
-      },
-    };
-  };
-}
-
-const seconds = (points) => points.map(({ at }) => Date.parse(at) / 1_000);
-
-const rateColumns = (points) => [
-  seconds(points),
-  points.map((point) => point.rate_per_s ?? null),
-  points.map((point) => point.limit_per_s ?? null),
-  points.map((point) => (point.throttled > 0 ? (point.rate_per_s ?? 0) : null)),
-];
-const waitingColumns = (points) => [seconds(points), points.map((point) => point.waiting ?? null)];
-
-function rateOptions(compact, onpoint, points) {
-  return {
-    ...frame(compact, onpoint, points, (value) => (value >= 10 ? count(value) : String(value))),
-    scales: { x: SPAN, y: { range: (_, __, most) => [0, Math.max(most || 1, 0.01) * 1.12] } },
-    series: [
-      {},
-      { stroke: colour("--chart"), fill: colour("--chart-fill"), width: 1.75, points: { show: false } },
-      { stroke: colour("--chart-limit"), width: 1.5, dash: [5, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) },
-      { stroke: colour("--bad"), fill: colour("--bad"), width: 0, paths: () => null, points: { show: true, size: 6 } },
-    ],
-  };
-}
-
-function waitingOptions(compact, onpoint, points) {
-  return {
-    ...frame(compact, onpoint, points, (value) => count(value)),
-    scales: { x: SPAN, y: { range: (_, __, most) => [0, Math.max(most || 1, 4) * 1.12] } },
-    series: [{}, { stroke: colour("--chart-2"), fill: colour("--chart-2-fill"), width: 1.75, points: { show: false } }],
-  };
-}
-
-function frame(compact, onpoint, points, words) {
+/** What the charts of a view have in common. `words` gives the text of a value. */
+export function frame(onpoint, points, words) {
   const stroke = colour("--muted");
   const grid = { stroke: colour("--grid"), width: 1 };
   const x = {
@@ -86,7 +16,7 @@ function frame(compact, onpoint, points, words) {
     ticks: { show: false },
     font: FONT,
     size: 22,
-    space: compact ? 70 : 90,
+    space: 90,
     values: (_, all) => all.map((at) => hourMinute(at * 1_000)),
   };
   const y = {
@@ -94,9 +24,9 @@ function frame(compact, onpoint, points, words) {
     grid,
     ticks: { show: false },
     font: FONT,
-    space: compact ? 34 : 40,
+    space: 40,
     // The same size for charts above each other, so that their times line up.
-    size: (_, all) => (compact ? 12 + 6.5 * Math.max(2, ...(all ?? []).map((text) => text.length)) : 64),
+    size: 64,
     // Without any count there is no scale.
     values: (plot, all) => {
       const counted = plot.data.slice(1).some((line) => line.some((value) => value > 0));
@@ -105,8 +35,8 @@ function frame(compact, onpoint, points, words) {
   };
   return {
     legend: { show: false },
-    cursor: compact ? { show: false } : { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 }, sync: { key: "times" } },
-    padding: [8, compact ? 6 : 18, 0, 0],
+    cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 7 }, sync: { key: "times" } },
+    padding: [8, 18, 0, 0],
     axes: [x, y],
     hooks: onpoint ? { setCursor: [({ cursor }) => onpoint(points()[cursor.idx] ?? null)] } : {},
   };

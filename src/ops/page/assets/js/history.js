@@ -2,7 +2,7 @@
 
 import { get, path, query } from "./api.js";
 
-export const SECONDS = 600;
+const SECONDS = 600;
 /** After a longer gap (the page was hidden) the history is read again. */
 const GAP_MS = 10_000;
 const AT_ONCE = 2;

@@ -70,6 +70,9 @@ export const clock = (at) => (at ? zoned(formats.time.format(new Date(at)), at) 
 /** `14:03`, for an axis; the readout beside it has the zone. */
 export const hourMinute = (at) => formats.time.format(new Date(at)).slice(0, 5);
 
+/** `27 Nov`, for an axis. */
+export const dayMonth = (at) => formats.day.format(new Date(at));
+
 /** The date before the time, unless it is today's; with the year, unless it is this year's. */
 function dated(at, words) {
   const [date, today] = [new Date(at), new Date(serverNow())];

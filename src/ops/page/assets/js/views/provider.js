@@ -2,33 +2,24 @@
 // and the last decisions.
 
 import { get, path } from "../api.js";
-import { serverNow } from "../clock.js";
-import { rateChart, rateWords, waitingChart } from "../chart.js";
 import { finishLine } from "../cutoff.js";
 import { h } from "../dom.js";
-import { clock, count, duration, rate } from "../format.js";
-import { Histories } from "../history.js";
+import { count, duration, rate } from "../format.js";
 import { inZone, instant } from "../instants.js";
-import { button, chip, empty, figure, figures, limitBar, loading, section, table, unasked, waitingWords } from "../parts.js";
+import { button, chip, empty, figure, figures, limitBar, loading, section, table, unasked } from "../parts.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
 import { cause, counted, depends, numbers, whatCounts, zeros } from "./card.js";
 import { changeLimit } from "./change_limit.js";
 import { liftButton, pauseButton } from "./pause.js";
+import { recorded } from "./recorded.js";
 import { rowWords } from "./row.js";
 import { fineLine } from "./sums.js";
 import { waitingAccounts } from "./waiting_accounts.js";
 
 export function provider(context, name) {
-  const histories = new Histories();
-  const state = { data: null, flows: {}, point: null };
-  const noted = (point) => {
-    if (state.point === point) return;
-    state.point = point;
-    context.redraw();
-  };
-  const rates = rateChart({ height: 240, onpoint: noted });
-  const waiting = waitingChart({ height: 140, onpoint: noted });
+  const history = recorded(context, name);
+  const state = { data: null, flows: {} };
 
   return {
     place: "overview",
@@ -37,14 +28,13 @@ export function provider(context, name) {
       state.data = await get(path("providers", name), signal);
       context.redraw();
       state.flows = await flows(signal);
-      const at = new Date(serverNow()).toISOString();
-      await histories.follow({ at, providers: [state.data.overview] }, [name], signal);
+      await history.load(signal);
     },
     render() {
       const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), charts(known), detailSections(state.data)];
+      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), history.render(known), detailSections(state.data)];
     },
   };
 
@@ -78,25 +68,6 @@ export function provider(context, name) {
             [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow limit: counts, never delays" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
           button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}` })))));
   }
-
-  function charts(known) {
-    const points = histories.of(name);
-    const point = state.point;
-    const shown = point ?? { ...known, throttled: points.at(-1)?.throttled };
-    return section("rate", "Rate against limit",
-      h("p", { class: "readout" },
-        h("span", { class: "readout-at" }, point ? clock(point.at) : "Now"),
-        h("span", { class: "key" }, h("b", {}, rate(shown.rate_per_s)), " sent"),
-        h("span", { class: "key limit-key" }, h("b", {}, rate(shown.limit_per_s)), " allowed on average"),
-        h("span", { class: "key waiting-key" }, h("b", {}, point ? count(point.waiting) : waitingWords(known)), " waiting"),
-        shown.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(shown.throttled)), " 429s") : null),
-      h("div", { key: "rates", class: "canvas", role: "img", "aria-label": rateWords(points), mount: rates, data: points }),
-      h("h3", {}, "Waiting"),
-      h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${waitingWords(known)}.`, mount: waiting, data: points }),
-      h("details", {}, h("summary", {}, "View as table"), table("Rate, limit and backlog over the last minutes",
-        [["At", ""], ["Sent", "num"], ["Allowed", "num"], ["Waiting", "num"], ["429s", "num"]],
-        sparse(points).map((p) => ({ key: p.at, cells: [clock(p.at), rate(p.rate_per_s), rate(p.limit_per_s), count(p.waiting), count(p.throttled)] })))));
-  }
 }
 
 const rest = (known) => [
@@ -106,12 +77,6 @@ const rest = (known) => [
   figure("In the queue", count(known.queued)),
   figure("Declined", count(known.declined)),
 ];
-
-/** About a dozen points, newest first. */
-function sparse(points) {
-  const step = Math.max(1, Math.floor(points.length / 12));
-  return points.filter((_, at) => (points.length - 1 - at) % step === 0).reverse().slice(0, 12);
-}
 
 const scope = (limit) => {
   const each = limit.scope === "provider" ? "all requests together" : `each ${limit.scope} separately`;

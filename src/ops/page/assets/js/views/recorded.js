@@ -1,0 +1,110 @@
+// The recorded history on a provider's page: charts over a chosen range, the marks in it, and the figures as a table.
+
+import { get, path, query } from "../api.js";
+import { serverNow } from "../clock.js";
+import { h } from "../dom.js";
+import { count, rate, when } from "../format.js";
+import { button, section, table, waitingWords } from "../parts.js";
+import { RANGES, bounded, isDue, marksNear, moved, numbered, rangeOf, rangeWords, scaled, tableRows } from "../recorded.js";
+import { recordedRates, recordedWaiting } from "../recorded_chart.js";
+
+/** Marks in the list; the newest ones. */
+const MARKS_MAX = 40;
+const LENGTHS = RANGES.map(([label, length]) => ({ label, length }));
+
+export function recorded(context, name) {
+  const state = { chosen: LENGTHS[0], read: null, problem: null, point: null };
+  const noted = (point) => {
+    if (state.point === point) return;
+    state.point = point;
+    context.redraw();
+  };
+  const choose = (chosen) => {
+    state.chosen = chosen;
+    context.redraw();
+    void context.refresh();
+  };
+  const change = (make) => choose(make(rangeOf(state.chosen, serverNow())));
+  const onzoom = (range) => choose(bounded(range, serverNow()));
+  const rates = recordedRates({ height: 240, onpoint: noted, onzoom });
+  const waiting = recordedWaiting({ height: 140, onpoint: noted, onzoom });
+
+  return {
+    async load(signal) {
+      const { chosen } = state;
+      const now = serverNow();
+      if (!isDue(chosen, state.read, now)) return;
+      const range = rangeOf(chosen, now);
+      try {
+        const [from, to] = [range.from, range.to].map((at) => new Date(at).toISOString());
+        const history = await get(path("history") + query({ provider: name, from, to: chosen.length ? null : to }), signal);
+        const { points = [], marks = [] } = history;
+        state.read = { chosen, at: now, from: Date.parse(history.from), to: Date.parse(history.to), points, marks: numbered(marks) };
+        state.problem = null;
+      } catch (error) {
+        // Without the history, the rest of the view is shown.
+        if (signal.aborted || error.status === 0 || error.status === undefined) throw error;
+        state.problem = error.message;
+      }
+    },
+    render(known) {
+      const { read, point } = state;
+      const points = read?.points ?? [];
+      return section("rate", "Rate against limit",
+        tools(),
+        readout(known, point),
+        state.problem ? h("p", { class: "cause" }, `The history cannot be read: ${state.problem}`) : null,
+        h("div", { key: "rates", class: "canvas", role: "img", "aria-label": rangeWords(points), mount: rates, data: read }),
+        h("h3", {}, "Waiting"),
+        h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${waitingWords(known)}.`, mount: waiting, data: read }),
+        point ? marksList(marksNear(read.marks, point.at, read.to - read.from), { near: true }) : null,
+        marksList(read?.marks ?? []),
+        h("details", {}, h("summary", {}, "View as table"), figuresTable(points)));
+    },
+  };
+
+  function tools() {
+    const { chosen, read } = state;
+    const pressed = (range) => ({ "aria-pressed": String(range === chosen) });
+    return h("div", { class: "chart-tools" },
+      h("div", { class: "choices", role: "group", "aria-label": "Range of the charts" }, LENGTHS.map((range) => button(range.label, () => choose(range), "", { key: range.label, ...pressed(range) }))),
+      h("div", { class: "choices", role: "group", "aria-label": "Zoom" },
+        button("Zoom in", () => change((range) => scaled(range, 1 / 2, serverNow()))),
+        button("Zoom out", () => change((range) => scaled(range, 2, serverNow()))),
+        button("Earlier", () => change((range) => moved(range, -1 / 2, serverNow()))),
+        button("Later", () => change((range) => moved(range, 1 / 2, serverNow())), "", { disabled: Boolean(chosen.length) })),
+      chosen.length || !read ? null : h("span", { class: "muted", "aria-live": "polite" }, `${when(new Date(chosen.from))} to ${when(new Date(chosen.to))}`));
+  }
+}
+
+function readout(known, point) {
+  const shown = point ?? { started_per_s: known.rate_per_s, limit_per_s: known.limit_per_s, review: known.review };
+  return h("p", { class: "readout" },
+    h("span", { class: "readout-at" }, point ? when(point.at) : "Now"),
+    h("span", { class: "key" }, h("b", {}, rate(shown.started_per_s)), " sent"),
+    point ? h("span", { class: "key finished-key" }, h("b", {}, rate(shown.finished_per_s)), " finished") : null,
+    h("span", { class: "key limit-key" }, h("b", {}, rate(shown.limit_per_s)), " allowed on average"),
+    h("span", { class: "key waiting-key" }, h("b", {}, point ? count(point.waiting) : waitingWords(known)), " waiting"),
+    shown.review > 0 ? h("span", {}, h("b", {}, count(shown.review)), " in review") : null,
+    shown.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(shown.throttled)), " 429s") : null);
+}
+
+const markLines = (marks) =>
+  h("ol", {}, marks.map((mark) => h("li", { key: mark.number }, h("b", {}, String(mark.number)), h("time", { datetime: mark.at }, when(mark.at)), h("span", {}, mark.text))));
+
+/** What the numbered lines of the charts are: those near the pointer, or all in a list that opens. */
+function marksList(marks, { near = false } = {}) {
+  if (marks.length === 0) return null;
+  const shown = marks.slice(-MARKS_MAX);
+  if (near) return h("div", { key: "near", class: "marks" }, markLines(shown));
+  const hidden = marks.length - shown.length;
+  return h("details", { key: "marks", class: "marks" },
+    h("summary", {}, `Marks: changes, pauses, workers and circuit breakers (${count(marks.length)})`),
+    hidden > 0 ? h("p", { class: "muted" }, `The newest ${count(shown.length)} of ${count(marks.length)}.`) : null,
+    markLines(shown));
+}
+
+const figuresTable = (points) =>
+  table("Rates, limit, waiting payments, reviews and 429s of the range, newest first",
+    [["Until", "nowrap"], ["Sent", "num"], ["Finished", "num"], ["Allowed", "num"], ["Waiting", "num"], ["In review", "num"], ["429s", "num"]],
+    tableRows(points).map((row) => ({ key: row.at, cells: [when(row.at), rate(row.started_per_s), rate(row.finished_per_s), rate(row.limit_per_s), count(row.waiting), count(row.review), count(row.throttled)] })));
