@@ -280,6 +280,18 @@ mod tests {
     }
 
     #[test]
+    fn invalid_cutoff_is_named_with_its_fix() {
+        for (cutoff, part) in [
+            ("18:00", "cutoff: `18:00` is not a time of day and a time zone: write 18:00 Europe/Berlin"),
+            ("25:00 UTC", "cutoff: `25:00` is not a time of day"),
+            ("18:00 Berlin", "cutoff: `Berlin` is not a time zone"),
+        ] {
+            let problems = with(json!({"cutoff": cutoff})).validate(1).unwrap_err().problems;
+            assert!(problems.len() == 1 && problems[0].starts_with(part), "{cutoff}: {problems:?}");
+        }
+    }
+
+    #[test]
     fn each_invalid_column_is_named() {
         let limit = |change: Value| {
             let mut limit = json!({"name": "all", "max_requests": 5, "window_ms": 1000});
@@ -328,12 +340,6 @@ mod tests {
             (json!({"lookup": {"url": "https://x.test/", "a\u{0}": 1}}), "lookup holds U+0000"),
             (json!({"require": ["amount"]}), "require holds `amount`: each item must be account or reference"),
             (json!({"require": [1]}), "require holds `1`"),
-            (
-                json!({"cutoff": "18:00"}),
-                "cutoff: `18:00` is not a time of day and a time zone: write 18:00 Europe/Berlin",
-            ),
-            (json!({"cutoff": "25:00 UTC"}), "cutoff: `25:00` is not a time of day"),
-            (json!({"cutoff": "18:00 Berlin"}), "cutoff: `Berlin` is not a time zone"),
             (json!({"limit": []}), "a provider without an enabled limit is closed, not unlimited"),
             (limit(json!({"enabled": false})), "a provider without an enabled limit"),
             (limit(json!({"name": ""})), "limit ``: name is missing"),
