@@ -57,7 +57,7 @@ async fn dialogs_can_be_read_in_both_themes_too() {
             ("#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
             ("#/jobs/review", ".view-head button.primary", "Not charged, do not retry"),
             ("#/jobs/dead", ".view-head button.danger", "cannot be undone"),
-            ("#/jobs/waiting", ".view-head button", "never sent"),
+            ("#/jobs/waiting", ".view-head .push ~ button", "never sent"),
             ("#/attention?state=dead", ".bulk .primary", "Payments per second"),
         ] {
             browser.visit(hash).await;
@@ -165,7 +165,7 @@ async fn states_and_bars_have_text_labels() {
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "No worker").await;
     let chips =
-        browser.run("return [...document.querySelectorAll('.lane-row .chip')].map((chip) => chip.innerText)").await;
+        browser.run("return [...document.querySelectorAll('.lane-row .chip')].map((chip) => chip.textContent)").await;
     let chips: Vec<&str> = chips.as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(chips.len(), STATES.len());
     assert!(chips.iter().all(|word| !word.is_empty() && !word.contains('_')), "{chips:?}");

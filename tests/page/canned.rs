@@ -304,7 +304,7 @@ fn overview(data: Data) -> Value {
         Data::States | Data::Troubled => names(14).map(|state| provider(&state.replace('_', "-"), state)).collect(),
     };
     let mut overview = json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "reconciliation": [], "warnings": [], "outages": []});
-    if data == Data::Empty {
+    if matches!(data, Data::Empty | Data::Full) {
         return overview;
     }
     overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);

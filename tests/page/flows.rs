@@ -97,6 +97,7 @@ async fn a_provider_is_paused_and_resumed() {
     browser.click("dialog button[type=submit]").await;
     browser.await_text(&format!("{steady} .chip"), "Paused").await;
     assert_eq!(beside(|stand| stand.row("steady")).await["paused"], true);
+    browser.run("scrollTo(0, 0)").await;
     browser.click("button[aria-label='Resume steady']").await;
     browser.click("dialog button[type=submit]").await;
     browser.await_true("return document.querySelector(\"button[aria-label='Pause steady']\") !== null").await;

@@ -55,6 +55,7 @@ async fn ids_and_questions_are_copied_as_shown() {
     assert!(copied.chars().all(|c| c == '\n' || !c.is_control()), "{copied}");
     // Without the right to the clipboard, the older way.
     browser.run("navigator.clipboard.writeText = async () => { throw new Error('denied'); }; document.addEventListener('copy', () => { window.copied = document.activeElement.value; })").await;
+    browser.run("scrollTo(0, 0)").await;
     browser.click("//button[@aria-label='Copy the payment id']").await;
     browser.await_true("return window.copied === 'review'").await;
     browser.nothing_went_wrong(&[]).await;
