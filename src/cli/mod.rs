@@ -33,6 +33,7 @@ mod ops_client;
 mod os;
 pub mod provider;
 pub mod run;
+mod service_manager;
 pub mod simulate;
 pub mod status;
 

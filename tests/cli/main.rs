@@ -22,5 +22,6 @@ mod ops_port;
 mod other_deployment;
 mod process;
 mod providers;
+mod service_manager;
 mod simulate;
 mod usage_errors;
