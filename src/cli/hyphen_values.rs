@@ -123,6 +123,7 @@ mod tests {
         "start",
         "trace",
         "transit",
+        "url",
         "variant",
     ];
 

@@ -8,6 +8,7 @@ mod apply;
 mod check;
 mod confirmations;
 mod credentials;
+mod demo_page;
 mod enqueue;
 mod erasing;
 mod every_command;
