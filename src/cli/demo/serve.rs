@@ -11,9 +11,9 @@ use crate::cli::{CommandError, Console};
 use crate::config::Config;
 use crate::ops::openapi::Deployment;
 use crate::ops::{self, StartupGate};
+use crate::worker::Backends;
 use crate::worker::heartbeat::HeartbeatReporter;
 use crate::worker::supervisor::WorkerStatus;
-use crate::worker::Backends;
 
 /// Where the page is, if that port is free. Only this machine reaches it, since it has no token.
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9464);
