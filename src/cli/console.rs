@@ -1,16 +1,17 @@
 //! The output of a command: data on stdout, messages on stderr, and tables that fit the terminal and are plain in a
 //! pipe.
 //!
-//! Every text passes [`printable`] here, so no command can show a hidden character; in JSON they are escaped. Data has
-//! no colours, so NO_COLOR changes nothing there.
+//! Every text passes [`printable`] here, so no command can show a hidden character; in JSON they are escaped. Colours
+//! ([`colour`]) are for tables and errors at a terminal alone.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal as _, Write};
 
-use comfy_table::{ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, Width, presets};
 use serde::Serialize;
 
 use super::CommandError;
+use super::colour::{self, Colours};
 use crate::domain::printable::{printable, printable_json};
 
 /// Longest cell that stays on one line if there is room, in characters.
@@ -36,6 +37,7 @@ pub struct Console {
     out: Box<dyn Write + Send>,
     err: Box<dyn Write + Send>,
     shape: TableShape,
+    colours: Colours,
     /// Where answers to questions come from; `None`: no terminal to ask at.
     input: Option<Box<dyn BufRead + Send>>,
     /// Whether the command has written its one JSON document.
@@ -46,7 +48,8 @@ pub struct Console {
 
 impl Console {
     pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: TableShape) -> Self {
-        Self { out, err, shape, input: None, has_document: false, draws_progress: false }
+        let colours = Colours::default();
+        Self { out, err, shape, colours, input: None, has_document: false, draws_progress: false }
     }
 
     /// Reads answers from here, as from a terminal.
@@ -56,7 +59,8 @@ impl Console {
 
     /// Standard output of this process, with messages written to `err` instead of standard error.
     pub fn with_messages_to(err: Box<dyn Write + Send>) -> Self {
-        Self { err, ..Self::stdio() }
+        let stdio = Self::stdio();
+        Self { err, colours: Colours { err: false, ..stdio.colours }, ..stdio }
     }
 
     /// Standard output and error of this process.
@@ -66,7 +70,8 @@ impl Console {
         let is_asked = io::stdin().is_terminal() && io::stderr().is_terminal();
         let input = is_asked.then(|| Box::new(io::BufReader::new(io::stdin())) as Box<dyn BufRead + Send>);
         let draws_progress = io::stderr().is_terminal();
-        Self { out, err: Box::new(io::stderr()), shape, input, has_document: false, draws_progress }
+        let colours = Colours::of_terminals(io::stdout().is_terminal(), draws_progress);
+        Self { out, err: Box::new(io::stderr()), shape, colours, input, has_document: false, draws_progress }
     }
 
     /// Where raw data goes (scripts, manual pages).
@@ -108,7 +113,20 @@ impl Console {
     /// Writes a table of data.
     pub fn table(&mut self, header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
         let text = render_table(header, rows, self.shape);
-        self.lines(&text)
+        self.table_text(&text)
+    }
+
+    /// Writes a table that is laid out already. Foreign text in it must be [`printable`], or it can add lines.
+    pub fn table_text(&mut self, text: &str) -> io::Result<()> {
+        let text = self.painted(text);
+        writeln!(self.out, "{text}")
+    }
+
+    /// A table that is laid out already, with colours where this output has them. Hidden characters are escaped.
+    pub fn painted(&self, text: &str) -> String {
+        // Escaped first: a control sequence of a cell is never written.
+        let lines: Vec<_> = text.split('\n').map(printable).collect();
+        if self.colours.out { colour::paint_table(&lines).join("\n") } else { lines.join("\n") }
     }
 
     pub fn shape(&self) -> TableShape {
@@ -143,7 +161,8 @@ impl Console {
     pub fn error(&mut self, error: &CommandError) -> io::Result<()> {
         let flushed = self.out.flush();
         let lines: Vec<_> = error.lines().iter().map(|line| printable(line).into_owned()).collect();
-        self.err.write_all(format!("error: {}\n", lines.join("\n")).as_bytes())?;
+        let label = if self.colours.err { colour::error("error:") } else { "error:".to_owned() };
+        self.err.write_all(format!("{label} {}\n", lines.join("\n")).as_bytes())?;
         flushed
     }
 
@@ -240,26 +259,64 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: TableShape) ->
     table.trim_fmt()
 }
 
-/// Keeps short cells on one line, shortest columns first, while every other column has some room left: a name or a
-/// time that is broken in the middle cannot be read.
+/// Keeps short cells on one line, shortest columns first, while every other column has room for its longest word: a
+/// name or a time that is broken in the middle cannot be read.
 fn keep_short_cells_unbroken(table: &mut Table, header: &[&str], rows: &[Vec<Cow<'_, str>>], width: usize) {
-    let length = |text: &str| text.chars().count();
-    let widest =
-        |index: usize| rows.iter().filter_map(|row| row.get(index)).map(|cell| length(cell)).max().unwrap_or(0);
+    let of = |index: usize, length: fn(&str) -> usize| {
+        let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| length(cell));
+        cells.chain(header.get(index).map(|title| length(title))).max().unwrap_or(0)
+    };
     let mut columns: Vec<(usize, usize)> =
-        header.iter().enumerate().map(|(index, title)| (widest(index).max(length(title)), index)).collect();
+        (0..header.len()).map(|index| (of(index, |cell| cell.chars().count()), index)).collect();
     columns.sort_unstable();
-    let least = |content: usize| content.min(COLUMN_WIDTH_MIN) + PADDING;
-    let mut left: usize = columns.iter().map(|(content, _)| least(*content)).sum();
-    let mut taken = 0;
-    for (content, index) in columns {
-        left -= least(content);
+    let least_by = |word: fn(&str) -> usize| -> Vec<usize> {
+        let least = |(content, index): &(usize, usize)| {
+            (*content).min(COLUMN_WIDTH_MIN.max(of(*index, word).min(UNBROKEN_CELL_MAX))) + PADDING
+        };
+        columns.iter().map(least).collect()
+    };
+    // In a narrow terminal an instant may be broken at its blank, and in a very narrow one each word.
+    let fit = [longest_word as fn(&str) -> usize, longest_part].map(&least_by);
+    let fit = fit.into_iter().find(|least| least.iter().sum::<usize>() <= width);
+    let fits = fit.is_some();
+    let least = fit.unwrap_or_else(|| least_by(|_| 0));
+    let (mut left, mut taken) = (least.iter().sum::<usize>(), 0);
+    for ((content, index), least) in columns.into_iter().zip(least) {
+        left -= least;
         let is_whole = content <= UNBROKEN_CELL_MAX && taken + content + PADDING + left <= width;
-        taken += if is_whole { content + PADDING } else { least(content) };
-        if let Some(column) = table.column_mut(index).filter(|_| is_whole) {
-            column.set_constraint(ColumnConstraint::ContentWidth);
+        taken += if is_whole { content + PADDING } else { least };
+        let constraint = if is_whole {
+            ColumnConstraint::ContentWidth
+        } else if fits {
+            // With the blanks beside the cell, without the one between two cells.
+            ColumnConstraint::LowerBoundary(Width::Fixed(u16::try_from(least - 1).unwrap_or(u16::MAX)))
+        } else {
+            continue;
+        };
+        if let Some(column) = table.column_mut(index) {
+            column.set_constraint(constraint);
         }
     }
+}
+
+/// Length of the longest word of a cell. An instant with its blank is one word: `2026-11-22 03:58:40`.
+fn longest_word(cell: &str) -> usize {
+    let is_date = |word: &str| word.len() == 10 && word.bytes().enumerate().all(|(at, b)| is_date_byte(at, b));
+    let mut words = cell.split(' ').peekable();
+    let mut longest = 0;
+    while let Some(word) = words.next() {
+        let time = words.next_if(|next| is_date(word) && next.contains(':'));
+        longest = longest.max(word.chars().count() + time.map_or(0, |time| time.chars().count() + 1));
+    }
+    longest
+}
+
+fn longest_part(cell: &str) -> usize {
+    cell.split(' ').map(|word| word.chars().count()).max().unwrap_or(0)
+}
+
+fn is_date_byte(at: usize, byte: u8) -> bool {
+    if matches!(at, 4 | 7) { byte == b'-' } else { byte.is_ascii_digit() }
 }
 
 #[cfg(test)]
@@ -343,5 +400,43 @@ mod tests {
             let whole = |cell: &String| table.lines().any(|line| line.contains(cell.as_str()));
             assert!(cells[..3].iter().all(whole), "{table}");
         }
+    }
+
+    /// From half of a laptop's screen to a wide one, no word is broken, and from 80 columns no cell with an instant.
+    #[test]
+    fn no_word_is_broken_at_usual_widths() {
+        let why = "the limit per-second of its account is used up, and earlier payments of that account wait before it";
+        let cells = ["invoice-2026-0001", "acme", "2026-11-22 03:58:40", why].map(str::to_owned).to_vec();
+        let rows = [cells.clone(), ["p-2", "bolt", "", "until 2026-11-22 03:58:40"].map(str::to_owned).to_vec()];
+        for width in 60..=200 {
+            let table = render_table(
+                &["id", "provider", "wake at", "reason"],
+                &rows,
+                TableShape::Terminal { width: Some(width) },
+            );
+            assert!(table.lines().all(|line| line.chars().count() <= usize::from(width)), "{width}:\n{table}");
+            let words: Vec<&str> = table.split_whitespace().collect();
+            let is_whole = |word: &str| words.contains(&word);
+            assert!(
+                rows.iter().flatten().flat_map(|cell| cell.split(' ')).filter(|word| !word.is_empty()).all(is_whole),
+                "{width}:\n{table}"
+            );
+            // The instant in the sentence may be broken at its blank.
+            let instant = table.lines().any(|line| line.contains("2026-11-22 03:58:40"));
+            assert!(instant || width < 80, "{width}:\n{table}");
+        }
+        assert_eq!(longest_word("at 2026-11-22 03:58:40 or so"), 19);
+        assert_eq!(longest_word("2026-11-22 is a day"), 10);
+    }
+
+    #[test]
+    fn colours_are_painted_after_escaping() {
+        let (reader, writer) = io::pipe().unwrap();
+        let console = Console::new(Box::new(writer), Box::new(io::sink()), TableShape::Terminal { width: Some(60) });
+        let mut console = Console { colours: Colours { out: true, err: false }, ..console };
+        console.table(&["id", "state"], &[["\u{1b}[31mred", "dead"].map(str::to_owned).to_vec()]).unwrap();
+        drop(console);
+        let out = io::read_to_string(reader).unwrap();
+        assert!(out.contains("\\u{1b}[31mred") && out.contains("\u{1b}[31mdead\u{1b}[0m"), "{out}");
     }
 }

@@ -20,6 +20,7 @@ use crate::queue::{Queue, QueueError};
 use crate::worker::retry::Transient;
 
 pub mod check;
+mod colour;
 pub mod console;
 pub mod demo;
 pub mod enqueue;
@@ -27,6 +28,7 @@ mod enqueue_conflicts;
 pub mod fake_provider;
 pub mod generated;
 mod hyphen_values;
+pub mod init;
 mod input;
 pub mod jobs;
 pub mod limits;
@@ -35,6 +37,7 @@ mod os;
 pub mod provider;
 pub mod rejected;
 pub mod run;
+mod service_manager;
 pub mod simulate;
 pub mod status;
 
@@ -147,6 +150,8 @@ pub enum Command {
     Run,
     /// Watch a run in memory against a strict provider, with a proof at the end.
     Demo(demo::Args),
+    /// Write a provider file with comments, to start from.
+    Init(init::Args),
     /// Bring the database to the current schema; safe to repeat, and to run in several places at once.
     Migrate(run::MigrateArgs),
     /// Validate configuration and providers, connect to every backend, report unsafe settings.
@@ -327,6 +332,7 @@ impl Command {
         match self {
             Self::Completions(args) => Some(generated::completions(args, console)),
             Self::Man(args) => Some(generated::man(args, console)),
+            Self::Init(args) => Some(init::run(args, console)),
             Self::FakeProvider(args) => Some(run_fake_provider(args, console)),
             _ => None,
         }
@@ -380,6 +386,7 @@ async fn dispatch(command: &Command, cx: &mut CommandContext<'_>) -> Result<Exit
         Command::Simulate(args) => simulate::run(args, cx).await,
         Command::Completions(args) => generated::completions(args, cx.console),
         Command::Man(args) => generated::man(args, cx.console),
+        Command::Init(args) => init::run(args, cx.console),
         Command::FakeProvider(args) => run_fake_provider(args, cx.console),
         Command::Run => run::run(cx).await,
         Command::Demo(args) => demo::run(args, cx.services, cx.console).await,

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::{RunLock, ServiceError};
 use crate::cli::os::{Signals, host};
-use crate::cli::{CommandContext, CommandError, Console, Exit};
+use crate::cli::{CommandContext, CommandError, Console, Exit, service_manager};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::ops::api::OperatorContext;
@@ -46,7 +46,11 @@ pub async fn run(cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
         tokio::spawn(serve(listener, startup_gate.clone(), stop.clone()));
     }
     let opened = retry_while_unavailable("open the database", &stop, async || {
-        open_database(cx).await.inspect_err(|error| startup_gate.set_waiting_for(error.to_string()))
+        open_database(cx).await.inspect_err(|error| {
+            let cause = error.to_string();
+            service_manager::set_waiting_for(&cause);
+            startup_gate.set_waiting_for(cause);
+        })
     });
     let (opened, (backends, _lock)) = match opened.await {
         Ok(opened) => opened,
@@ -54,6 +58,8 @@ pub async fn run(cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
         Err(RetryEnded::Failed(error)) => return Err(error),
     };
     let (progress, progress_rx) = watch::channel(WorkerStatus::default());
+    // Ends with the supervisor, which drops the status.
+    tokio::spawn(service_manager::run(progress_rx.clone(), stop.clone()));
     let options = options(cx.config);
     let identity = identity(cx.config, &options.owner);
     let reports_end = CancellationToken::new();
@@ -100,7 +106,7 @@ async fn serve(listener: TcpListener, startup_gate: ops::StartupGate, stop: Canc
     }
 }
 
-fn ops_state(
+pub(super) fn ops_state(
     config: &Config,
     backends: &worker::Backends,
     deployment: Deployment,
@@ -129,7 +135,7 @@ fn ops_state(
 }
 
 /// The identity of this process in its heartbeats.
-fn identity(config: &Config, id: &str) -> WorkerIdentity {
+pub(super) fn identity(config: &Config, id: &str) -> WorkerIdentity {
     let database = match config.database.url {
         DatabaseUrl::Sqlite { .. } => "sqlite",
         DatabaseUrl::Postgres(_) => "postgres",

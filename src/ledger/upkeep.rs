@@ -126,6 +126,9 @@ pub struct ProviderReconciliation {
     /// Age of the oldest open job: since it was recorded, or since its `not_before`.
     #[serde(skip)]
     pub oldest_open: Option<Duration>,
+    /// Time since the first request of the open job of unknown outcome that was sent first.
+    #[serde(skip)]
+    pub oldest_unknown: Option<Duration>,
     /// Finished jobs without an event of their state.
     pub without_event: u64,
     /// Jobs that succeeded by an accepted attempt, and have none.

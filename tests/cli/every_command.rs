@@ -14,16 +14,17 @@ use crate::jobs::{Desk, exit};
 const WIDTH: u16 = 60;
 
 /// Commands without data, and commands that other tests run, with the reason.
-const NOT_WALKED: [(&str, &str); 6] = [
+const NOT_WALKED: [(&str, &str); 7] = [
     ("completions", "its own test, below"),
     ("man", "its own test, below"),
     ("run", "prints messages alone; tests/services runs it"),
     ("demo", "takes seconds; tests/services and its own tests run it"),
+    ("init", "writes a file; its own tests run it"),
     ("fake-provider", "serves until it is stopped"),
     ("simulate", "tests of its own walk it"),
 ];
 /// Commands without data, which need no JSON output.
-const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
+const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"];
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
 pub const WALK: [(&[&str], Exit); 40] = [
@@ -181,8 +182,13 @@ async fn table_width_follows_the_terminal() {
     let database = format!("sqlite://{}/ledger.db", desk.dir.path().display());
     for width in [50, 110] {
         let shell = format!("stty cols {width} rows 40; {program} --set database.url={database} provider list");
-        let output = Process::new("script").args(["--quiet", "--return", "--command", &shell, "/dev/null"]).output();
-        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        let run = |no_color| {
+            let mut script = Process::new("script");
+            script.args(["--quiet", "--return", "--command", &shell, "/dev/null"]).env("TERM", "xterm");
+            String::from_utf8(script.env("NO_COLOR", no_color).output().unwrap().stdout).unwrap()
+        };
+        let text = run("1");
+        assert!(!text.contains('\u{1b}') && run("").contains("\u{1b}[1m"), "{text}");
         let widest = text.lines().map(|line| line.trim_end().chars().count()).max().unwrap();
         assert!(text.contains("acme") && widest <= width && widest > width / 2, "{width}: {widest}\n{text}");
     }

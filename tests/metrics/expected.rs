@@ -18,6 +18,11 @@ pub struct Truth {
     pub per_second: u64,
     pub slack: u64,
     pub workers: u64,
+    /// Messages of `shut` in the broker's queue.
+    pub queued: u64,
+    /// Payments of `mute` whose outcome is unknown, and the age in seconds of the oldest, by SQL.
+    pub unknown: u64,
+    pub oldest_unknown_s: f64,
     /// Clear time of `busy` from `status`, in seconds.
     pub drain_s: f64,
 }
@@ -61,6 +66,18 @@ fn expected(title: &str, expression: &str, truth: &Truth) -> Option<Vec<Expected
         "Waiting" => vec![exactly("shut", truth.unmoving as f64), within("busy", unsent - slack, unsent + slack)],
         // All jobs were recorded since this deployment started.
         "Oldest" => vec![within("shut", 5.0, 90.0), within("busy", 0.0, 90.0)],
+        // The broker's own count: the other payments that wait are in the ledger.
+        "Queue" => {
+            vec![exactly("shut", truth.queued as f64), exactly("mute", 0.0), within("busy", 0.0, unsent + slack)]
+        }
+        "Unknown by age" if has("ledger_jobs") => {
+            vec![exactly("mute", truth.unknown as f64), exactly("shut", 0.0), exactly("busy", 0.0)]
+        }
+        // The jobs are counted every 15 s at least, and scraped some seconds later.
+        "Unknown by age" => {
+            let age_s = truth.oldest_unknown_s;
+            vec![within("mute", (age_s - 25.0).max(0.1), age_s + 3.0), exactly("shut", 0.0), exactly("busy", 0.0)]
+        }
         // Compared with `status`; at the earliest the time that the limit allows.
         "Clears in" => {
             let least = (unsent - slack) / rate;

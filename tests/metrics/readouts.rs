@@ -17,6 +17,8 @@ const SENT: u64 = 2;
 /// Payments of `busy`, and its rate per second.
 const BACKLOG: u64 = 2_400;
 const PER_SECOND: u64 = 20;
+/// Payments of `mute`, which answers too late, and whose limit admits one an hour: the outcome stays unknown.
+const UNANSWERED: u64 = 1;
 /// Readouts are at most three seconds old; the rest is for a busy machine.
 const LATE: Duration = Duration::from_secs(6);
 const SLACK: u64 = PER_SECOND * 6;
@@ -29,6 +31,16 @@ idempotency_retention_s = 86400
 [[provider.limit]]
 name = "per-hour"
 max_requests = 2
+window_ms = 3600000
+
+[[provider]]
+name = "mute"
+url = "{url:mute}"
+timeout_ms = 300
+idempotency_retention_s = 86400
+[[provider.limit]]
+name = "per-hour"
+max_requests = 1
 window_ms = 3600000
 
 [[provider]]
@@ -61,8 +73,8 @@ impl Deployment {
     async fn start() -> Self {
         rustls::crypto::ring::default_provider().install_default().ok();
         let mut stand = Stand::start();
-        for name in ["shut", "busy"] {
-            let latency = (Duration::from_millis(5), Duration::from_millis(10));
+        for (name, latency_ms) in [("shut", 10), ("mute", 10_000), ("busy", 10)] {
+            let latency = (Duration::from_millis(latency_ms / 2), Duration::from_millis(latency_ms));
             stand.add_provider(name, FakeOptions { latency, ..FakeOptions::default() }).await;
         }
         stand.apply(ROWS);
@@ -77,7 +89,8 @@ impl Deployment {
             json!({"key": lane, "body": body})
         };
         let shut = (0..UNMOVING + SENT).map(|number| message("shut", number));
-        let lines: Vec<Value> = shut.chain((0..BACKLOG).map(|number| message("busy", number))).collect();
+        let mute = (0..UNANSWERED).map(|number| message("mute", number));
+        let lines: Vec<Value> = shut.chain(mute).chain((0..BACKLOG).map(|number| message("busy", number))).collect();
         assert_eq!(self.stand.publish(&lines), lines.len());
     }
 
@@ -97,6 +110,13 @@ impl Deployment {
     /// Payments of `busy` without a request, by the provider's own records.
     fn unsent(&self) -> u64 {
         BACKLOG - self.stand.providers["busy"].report().charges
+    }
+
+    /// Age of the oldest payment of unknown outcome, by SQL.
+    fn oldest_unknown_s(&self) -> f64 {
+        let age = "SELECT extract(epoch FROM now() - min(first_sent_at)) FROM jobs WHERE state = 'unknown'";
+        let output = self.stand.psql().args(["-At", "-c", age]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
     /// Polls both workers until the condition holds; returns the time.
@@ -228,6 +248,7 @@ async fn readouts_are_correct_during_backend_failures() {
     let prometheus = Prometheus::start(&ports).await;
     deployment.publish();
     deployment.stand.await_count("SELECT count(*) FROM jobs WHERE provider = 'shut' AND state = 'succeeded'", SENT);
+    deployment.stand.await_count("SELECT count(*) FROM jobs WHERE provider = 'mute' AND state = 'unknown'", UNANSWERED);
     // From here on, no payment of `shut` moves.
     let still = Timestamp::now();
     let counted = |overview: &Value, _: &Value| {
@@ -243,6 +264,9 @@ async fn readouts_are_correct_during_backend_failures() {
         per_second: PER_SECOND,
         slack: SLACK,
         workers: 2,
+        queued: deployment.stand.ready(&["payments.shut".to_owned()])[0],
+        unknown: UNANSWERED,
+        oldest_unknown_s: deployment.oldest_unknown_s(),
         drain_s: drain_ms / 1_000.0,
     };
     problems.extend(judge(&prometheus, &truth).await);

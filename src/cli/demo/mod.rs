@@ -2,7 +2,7 @@
 //! the end.
 //!
 //! It runs the worker of production on embedded backends. It uses no file and no port except two on loopback, and
-//! leaves nothing behind.
+//! leaves nothing behind. With `--serve` worker, provider and page stay until a stop signal.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,35 +12,42 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::{Instant, interval};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::input::job_count;
+use super::os::Signals;
 use super::{CommandError, Console, Exit};
 use crate::app::Services;
 use crate::config::{self, Config};
 use crate::domain::format::count;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::ledger::StateCount;
+use crate::ledger::LedgerError;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::CardNumbers;
 use crate::queue::{Destination, OutgoingMessage, Properties};
-use crate::worker::supervisor::{self, WorkerStatus};
+use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
 use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 
 mod report;
+mod serve;
 
 use report::{DemoProgress, Proof, ProviderRecord};
 
 const PROVIDER: &str = "demo";
+/// The worker's name in its leases and reports.
+const OWNER: &str = "demo";
 const JOBS: RangeInclusive<u64> = 1..=1_000_000;
 /// Duration of a run with the default number of jobs.
 const RUN_TIME: Duration = Duration::from_secs(13);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Every 50th job is published twice.
 const DUPLICATE_EVERY: u64 = 50;
+/// Longest time for open connections of the page after a stop signal.
+const PAGE_CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Without a finished job for this time, the run ends and the proof reports lost jobs.
 const NO_PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -58,6 +65,9 @@ pub struct Args {
     /// Decides latencies and faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Show the run on the page, and keep it open on the demo's data until ctrl-c.
+    #[arg(long)]
+    serve: bool,
     /// Print the proof as JSON.
     #[arg(long)]
     json: bool,
@@ -93,17 +103,7 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
     let stop_provider = CancellationToken::new();
     let serving = tokio::spawn(fake.serve(listener, stop_provider.clone()));
 
-    let mut limit = LimitRow { name: "limit".to_owned(), ..LimitRow::default() };
-    limit.set_rate(args.limit);
-    let row = ProviderRow {
-        name: PROVIDER.to_owned(),
-        url,
-        mode: args.mode.clone(),
-        timeout_ms: 2_000,
-        idempotency_retention_s: Some(86_400),
-        limits: vec![limit],
-        ..ProviderRow::default()
-    };
+    let row = row(args, url);
     worker.ledger.apply_settings(std::slice::from_ref(&row), false).await?;
     let name = ProviderName::new(PROVIDER).map_err(|problem| CommandError::Failed(problem.to_string()))?;
     worker.queue.declare(std::slice::from_ref(&name)).await?;
@@ -116,7 +116,15 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
         published - jobs,
         args.limit
     ))?;
-    let counts = run_worker(args, &worker, &provider, jobs, console).await?;
+    let demo = DemoWorker::start(&worker);
+    let mut page = if args.serve { Some(Page::open(&config, &worker, &demo, console).await?) } else { None };
+    let watched = await_jobs(Watched { args, backends: &worker, provider: &provider, jobs, demo: &demo }, console);
+    match &mut page {
+        None => watched.await?,
+        Some(page) => page.unless_stopped(watched).await?,
+    }
+    let demo = if page.is_some() { Some(demo) } else { demo.stop().await.map(|()| None)? };
+    let counts = worker.ledger.state_counts().await?;
     let record = ProviderRecord {
         report: provider.report(),
         effects: provider.effects(),
@@ -124,10 +132,28 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
         lost_hold: row.validate(0).map(|provider| provider.hold_max()).unwrap_or_default(),
     };
     let proof = Proof::from_counts(jobs, args.limit, &counts, &record);
+    proof.print(args.json, console)?;
+    if let Some((page, demo)) = page.zip(demo) {
+        page.wait(console).await?;
+        demo.stop().await?;
+    }
     stop_provider.cancel();
     serving.await.map_err(|error| CommandError::Failed(error.to_string()))??;
-    proof.print(args.json, console)?;
     Ok(if proof.holds() { Exit::Success } else { Exit::Failed })
+}
+
+fn row(args: &Args, url: String) -> ProviderRow {
+    let mut limit = LimitRow { name: "limit".to_owned(), ..LimitRow::default() };
+    limit.set_rate(args.limit);
+    ProviderRow {
+        name: PROVIDER.to_owned(),
+        url,
+        mode: args.mode.clone(),
+        timeout_ms: 2_000,
+        idempotency_retention_s: Some(86_400),
+        limits: vec![limit],
+        ..ProviderRow::default()
+    }
 }
 
 /// Everything embedded, in memory, and no ops server.
@@ -160,32 +186,109 @@ async fn publish(worker: &worker::Backends, provider: &ProviderName, jobs: u64) 
     Ok(published.buffer_unordered(64).try_fold(0, |count, ()| async move { Ok(count + 1) }).await?)
 }
 
-/// Runs a worker until every job is finished, and collects the provider's and the ledger's counts.
-async fn run_worker(
-    args: &Args,
-    backends: &worker::Backends,
-    provider: &FakeHandle,
+/// The worker of the demo.
+struct DemoWorker {
+    stop: CancellationToken,
+    running: JoinHandle<Result<DrainReport, LedgerError>>,
+    status: watch::Receiver<WorkerStatus>,
+}
+
+impl DemoWorker {
+    fn start(backends: &worker::Backends) -> Self {
+        let stop = CancellationToken::new();
+        let options = WorkerOptions {
+            owner: OWNER.to_owned(),
+            card_numbers: CardNumbers::Refuse,
+            drain_timeout: Duration::from_secs(30),
+            settings_poll: settings_sync::POLL_INTERVAL,
+            sweep_every: sweeper::SWEEP_INTERVAL,
+            // The demo ends long before that.
+            scrub_after: Duration::from_secs(86_400),
+            scrub_review_after: None,
+        };
+        let (progress, status) = watch::channel(WorkerStatus::default());
+        let running = tokio::spawn(supervisor::run(backends.clone(), options, stop.clone(), progress));
+        Self { stop, running, status }
+    }
+
+    async fn stop(self) -> Result<(), CommandError> {
+        self.stop.cancel();
+        self.running.await.map_err(|error| CommandError::Failed(error.to_string()))??;
+        Ok(())
+    }
+}
+
+/// The page of `--serve`.
+struct Page {
+    signals: Signals,
+    stop: CancellationToken,
+    serving: JoinHandle<Result<(), CommandError>>,
+}
+
+impl Page {
+    async fn open(
+        config: &Config,
+        backends: &worker::Backends,
+        demo: &DemoWorker,
+        console: &mut Console,
+    ) -> Result<Self, CommandError> {
+        let signals = Signals::watch()?;
+        let (listener, stop) = (serve::bind(console).await?, CancellationToken::new());
+        let (config, backends, status) = (config.clone(), backends.clone(), demo.status.clone());
+        let end = stop.clone();
+        let serving = tokio::spawn(async move { serve::run(listener, &config, &backends, status, end).await });
+        Ok(Self { signals, stop, serving })
+    }
+
+    /// A stop signal ends the run before its proof.
+    async fn unless_stopped(
+        &mut self,
+        run: impl Future<Output = Result<(), CommandError>>,
+    ) -> Result<(), CommandError> {
+        tokio::select! {
+            ended = run => ended,
+            signal = self.signals.wait_for_stop() => Err(CommandError::Failed(format!("stopped by {signal}"))),
+        }
+    }
+
+    /// Keeps the page until a stop signal.
+    async fn wait(mut self, console: &mut Console) -> Result<(), CommandError> {
+        console.message("the page stays open: ctrl-c ends it")?;
+        console.flush()?;
+        let ended = tokio::select! {
+            _ = self.signals.wait_for_stop() => None,
+            ended = &mut self.serving => Some(ended),
+        };
+        self.stop.cancel();
+        let ended = match ended {
+            Some(ended) => ended,
+            // A browser that keeps its connection open must not delay the end.
+            None => match timeout(PAGE_CLOSE_MAX, self.serving).await {
+                Ok(ended) => ended,
+                Err(_) => return Ok(()),
+            },
+        };
+        ended.map_err(|error| CommandError::Failed(error.to_string()))?
+    }
+}
+
+/// A run whose progress is shown.
+struct Watched<'a> {
+    args: &'a Args,
+    backends: &'a worker::Backends,
+    provider: &'a FakeHandle,
     jobs: u64,
-    console: &mut Console,
-) -> Result<Vec<StateCount>, CommandError> {
-    let stop = CancellationToken::new();
-    let options = WorkerOptions {
-        owner: "demo".to_owned(),
-        card_numbers: CardNumbers::Refuse,
-        drain_timeout: Duration::from_secs(30),
-        settings_poll: settings_sync::POLL_INTERVAL,
-        sweep_every: sweeper::SWEEP_INTERVAL,
-        // The demo ends long before that.
-        scrub_after: Duration::from_secs(86_400),
-        scrub_review_after: None,
-    };
-    let (progress, _) = watch::channel(WorkerStatus::default());
-    let running = tokio::spawn(supervisor::run(backends.clone(), options, stop.clone(), progress));
+    demo: &'a DemoWorker,
+}
+
+/// Waits until every job is finished, and shows the progress.
+async fn await_jobs(watched: Watched<'_>, console: &mut Console) -> Result<(), CommandError> {
+    let Watched { args, backends, provider, jobs, demo } = watched;
     let mut display = DemoProgress::new(jobs, args.limit, console.draws_progress);
     let mut tick = interval(POLL_INTERVAL);
     let mut finished = 0;
     let mut last_progress = Instant::now();
-    while finished < jobs && last_progress.elapsed() < NO_PROGRESS_TIMEOUT && !running.is_finished() {
+    while finished < jobs && last_progress.elapsed() < NO_PROGRESS_TIMEOUT && !demo.running.is_finished() {
         tick.tick().await;
         let counts = backends.ledger.state_counts().await?;
         let now_finished = report::count_finished(&counts);
@@ -195,7 +298,5 @@ async fn run_worker(
         display.show(finished, &counts, &provider.arrivals_us(), console)?;
     }
     display.end();
-    stop.cancel();
-    running.await.map_err(|error| CommandError::Failed(error.to_string()))??;
-    Ok(backends.ledger.state_counts().await?)
+    Ok(())
 }

@@ -117,7 +117,7 @@ fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit
     } else if overview.providers.is_empty() {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
     } else {
-        console.lines(&text::render_overview(overview, console.shape(), None))?;
+        console.table_text(&text::render_overview(overview, console.shape(), None))?;
         if args.watch {
             console.line("")?;
         }
@@ -132,7 +132,7 @@ fn draw_screen(overview: &Overview, fallback: Option<&str>, console: &mut Consol
     }
     // The last line break takes one more line.
     let left = console.height().map(|height| height.saturating_sub(page.lines().count() + FOOTER.lines().count() + 1));
-    page.push_str(&text::render_overview(overview, console.shape(), left));
+    page.push_str(&console.painted(&text::render_overview(overview, console.shape(), left)));
     page.push_str(FOOTER);
     console.raw(&redraw_sequence(&page))
 }

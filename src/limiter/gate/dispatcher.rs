@@ -115,6 +115,10 @@ impl PermitDispatcher {
                 // A caller that was cancelled needs no answer.
                 let _ = reply.send(self.core.position_of(&job, now));
             }
+            GateMessage::Ping(reply) => {
+                // A caller that no longer waits needs no answer.
+                let _ = reply.send(());
+            }
             GateMessage::Release(release) => self.core.release(release, now),
             // The free slots are read before the next call.
             GateMessage::SlotFreed => {}

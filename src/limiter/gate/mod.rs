@@ -169,6 +169,8 @@ enum GateMessage {
         job: JobId,
         reply: oneshot::Sender<Option<QueuePosition>>,
     },
+    /// Answered as soon as the gate's task handles it.
+    Ping(oneshot::Sender<()>),
     Release(PendingRelease),
     /// A worker slot is free, or enough permits are persisted: the gate may ask for more.
     SlotFreed,
@@ -222,6 +224,15 @@ impl Gate {
         let (reply, answer) = oneshot::channel();
         self.messages.send(GateMessage::Position { job, reply }).ok()?;
         answer.await.ok().flatten()
+    }
+
+    /// Waits until the gate's task has handled a message. Returns at once if the gate has ended.
+    pub async fn ping(&self) {
+        let (reply, answer) = oneshot::channel();
+        if self.messages.send(GateMessage::Ping(reply)).is_ok() {
+            // A gate that ends drops the reply.
+            let _ = answer.await;
+        }
     }
 
     /// Pauses the whole quota, in every process, for a wait that the provider named. `spread` (0 to 1) prolongs it by

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
 use super::{Labels, MetricsWriter, float, seconds};
 use crate::domain::provider::ProviderName;
@@ -85,6 +86,18 @@ fn ledger(writer: &mut MetricsWriter<'_>, input: &OverviewInput, names: BTreeSet
         "reviews_waiting",
         "Jobs in manual review: an operator must decide.",
         each(|account| account.in_state("review")),
+    )?;
+    let age_s = |age: Option<Duration>| age.unwrap_or_default().as_secs_f64();
+    writer.gauge(
+        "oldest_unknown_job_age_seconds",
+        "Time since the first request of the oldest open job of unknown outcome; 0 if there is none.",
+        accounts.iter().map(|account| (vec![("provider", account.provider.clone())], age_s(account.oldest_unknown))),
+    )?;
+    let retentions = input.providers.iter().filter_map(|(name, row)| Some((name, row.idempotency_retention?)));
+    writer.gauge(
+        "key_retention_seconds",
+        "How long the provider remembers idempotency keys, by its row; absent if it does not deduplicate.",
+        retentions.map(|(name, retention)| (vec![("provider", name.to_string())], retention.as_secs_f64())),
     )?;
     writer.gauge(
         "jobs_past_deadline",

@@ -15,6 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tokio::time::Instant;
 
 use crate::domain::provider::ProviderName;
 use crate::fleet::report::BackendStatus;
@@ -38,6 +39,8 @@ pub struct Meter {
     /// 0: never.
     reloaded_at_ms: AtomicU64,
     started_at_ms: u64,
+    /// The last check of the backends, which each heartbeat begins with.
+    backends_checked_at: RwLock<Option<Instant>>,
     unpublished: RwLock<Option<UnpublishedEvents>>,
 }
 
@@ -50,6 +53,7 @@ impl Default for Meter {
             lanes: RwLock::default(),
             reloaded_at_ms: AtomicU64::new(0),
             started_at_ms: decisions::unix_ms(),
+            backends_checked_at: RwLock::default(),
             unpublished: RwLock::default(),
         };
         ["success", "failure"].into_iter().for_each(|result| drop(meter.reloads(result)));
@@ -100,6 +104,7 @@ impl Meter {
 
     /// Records the last check of each backend.
     pub fn record_backends(&self, backends: &BTreeMap<String, BackendStatus>) {
+        *self.backends_checked_at.write() = Some(Instant::now());
         let Families { dependency_up, dependency_rtt_seconds, .. } = self.families.as_ref();
         for (name, status) in backends {
             let labels = vec![("dependency", name.clone())];
@@ -110,6 +115,11 @@ impl Meter {
                 dependency_rtt_seconds.remove(&labels);
             }
         }
+    }
+
+    /// Time since the heartbeat's last check of the backends; `None` before the first.
+    pub fn since_backends_checked(&self) -> Option<Duration> {
+        self.backends_checked_at.read().map(|at| at.elapsed())
     }
 
     /// Sets the count of outcome events that wait to be published, in the whole cluster; `None` while it is unknown.

@@ -376,8 +376,12 @@ async fn every_job_is_accounted_for(kind: Kind) {
         assert_eq!(account.discrepancies(), Vec::<String>::new());
     }
     assert_eq!(fixture.database.reconcile(MINUTE, CheckScope::All).await.unwrap().len(), 2);
-    // The job of a lost worker is due, and overdue once that is long ago.
+    // The job of a lost worker is due, and overdue once that is long ago. Its outcome is unknown since its first request.
+    assert_eq!(fixture.account(CheckScope::All).await.oldest_unknown, None, "its request is in flight");
     fixture.expire_lease(&sending).await;
+    fixture.move_back("sending", "first_sent_at", 5_000).await;
+    let unknown_s = fixture.account(CheckScope::All).await.oldest_unknown.unwrap().as_secs();
+    assert!((5_000..5_000 + 600).contains(&unknown_s), "{unknown_s}");
     fixture.move_back("sending", "lease_until", 1_000).await;
     fixture.move_back("sending", "wake_at", 2_000).await;
     let account = fixture.account(CheckScope::All).await;

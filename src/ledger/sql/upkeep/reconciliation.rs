@@ -37,6 +37,10 @@ const FINISHED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 const SINCE: &str = "CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
      WHEN {readable:created_at} THEN created_at END";
 
+/// The first request of a job whose outcome is unknown. A request without a lease is abandoned.
+const UNKNOWN_SINCE: &str = "CASE WHEN {readable:first_sent_at} AND (state = 'unknown' \
+     OR state = 'sending' AND (lease_until IS NULL OR lease_until <= {now})) THEN first_sent_at END";
+
 const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
      AND outcome_events.state = jobs.state)";
 /// `accepted` is the reason that a response leaves; look-ups and operators leave other reasons. The state is an
@@ -45,8 +49,8 @@ const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason 
      AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
 
 /// The columns that only the row of open jobs fills.
-const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS active, 0 AS in_flight, 0 AS delayed, NULL AS delayed_ms, 0 AS due, \
-     0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable, 0 AS backlog";
+const NOT_OF_OPEN: &str = "NULL AS oldest_ms, NULL AS unknown_ms, 0 AS active, 0 AS in_flight, 0 AS delayed, \
+     NULL AS delayed_ms, 0 AS due, 0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable, 0 AS backlog";
 
 /// Tolerance for a message's return: brokers are late, the row is written before its copy is published, and the queue
 /// is read after the ledger.
@@ -65,14 +69,16 @@ fn reconciliation(states: Vec<String>, finished: &[String]) -> String {
         // First, because PostgreSQL takes the types of the columns from here.
         format!(
             "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
-                 {{aged:min(since)}} AS oldest_ms, {} AS active, {} AS in_flight, \
-                 count(waits_until) AS delayed, \
+                 {{aged:min(since)}} AS oldest_ms, \
+                 CASE WHEN count(unknown_since) > 0 THEN {{aged:min(unknown_since)}} END AS unknown_ms, \
+                 {} AS active, {} AS in_flight, count(waits_until) AS delayed, \
                  {{until:max(CASE WHEN unreadable THEN NULL ELSE waits_until END)}} AS delayed_ms, \
                  {} AS due, {} AS overdue, {} AS messages_min, \
                  CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
                      WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_max, \
                  {} AS unreadable, {} AS backlog \
-             FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, backlog, \
+             FROM (SELECT provider, {SINCE} AS since, {UNKNOWN_SINCE} AS unknown_since, expires_at, lease_until, wake_at, \
+                       state, sweeps, backlog, \
                        NOT ({READABLE}) AS unreadable, \
                        CASE WHEN {FREE} AND NOT backlog AND wake_at > {{now}} THEN wake_at END AS waits_until, \
                        CASE WHEN {FREE} AND NOT unqueued AND NOT backlog THEN {RETURNED_AT} END AS returned_at, \
@@ -217,6 +223,7 @@ fn add_row(account: &mut ProviderReconciliation, row: &SqlRow) -> Result<(), Led
         }
         "open" => {
             (account.past_deadline, account.oldest_open) = (jobs, row.get("oldest")?);
+            account.oldest_unknown = row.get("unknown")?;
             (account.delayed, account.delayed_for) = (row.get("delayed")?, row.get::<Option<Duration>>("delayed")?);
             (account.active, account.due, account.overdue) = (row.get("active")?, row.get("due")?, row.get("overdue")?);
             (account.in_flight, account.backlog) = (row.get("in_flight")?, row.get("backlog")?);
