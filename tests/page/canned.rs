@@ -117,6 +117,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
             found.map_or(Value::Null, |provider| of_provider(&provider))
         }
         (&Method::GET, ["jobs"]) => jobs(server.empty, request.uri().query().unwrap_or_default()),
+        (&Method::GET, ["jobs", "totals"]) => job_totals(server.empty),
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.empty),
@@ -274,7 +275,7 @@ fn of_provider(overview: &Value) -> Value {
 fn job(state: &str) -> Value {
     json!({
         "id": state, "provider": "running", "state": state, "amount": 1_250, "currency": "KWD", "account": HOSTILE,
-        "attempts": 2, "wake_at": NOW, "reason": HOSTILE, "wait_reason": null, "wait_limit": null, "provider_reference": "ch_1", "created_at": EARLIER, "updated_at": EARLIER,
+        "reference": HOSTILE, "attempts": 2, "wake_at": NOW, "reason": HOSTILE, "wait_reason": null, "wait_limit": null, "provider_reference": "ch_1", "created_at": EARLIER, "updated_at": EARLIER,
     })
 }
 
@@ -282,11 +283,19 @@ fn jobs(empty: bool, query: &str) -> Value {
     let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));
     if query.contains("provider=torn") {
         let unreadable = json!([{"id": "torn-1", "problem": "column `wake_at` is no instant"}]);
-        return json!({"jobs": [], "unreadable": unreadable, "next": "torn-1"});
+        return json!({"jobs": [], "unreadable": unreadable, "next": "torn-1", "searched_back_to": null});
     }
     let jobs: Vec<Value> = JOB_STATES.iter().filter(|state| fits(state)).map(|state| job(state)).collect();
     let unreadable = json!([{"id": HOSTILE, "problem": HOSTILE}]);
-    json!({"jobs": if empty { Vec::new() } else { jobs }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null})
+    json!({"jobs": if empty { Vec::new() } else { jobs }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null, "searched_back_to": null})
+}
+
+fn job_totals(empty: bool) -> Value {
+    let sum = |currency: &str, jobs: u64| json!({"currency": currency, "jobs": jobs, "amount": 1_234_567_890_i64});
+    match empty {
+        true => json!({"at_least": false, "jobs": 0, "currencies": []}),
+        false => json!({"at_least": true, "jobs": 100_000, "currencies": [sum("EUR", 99_000), sum("KWD", 1_000)]}),
+    }
 }
 
 fn details(state: &str) -> Value {
@@ -295,7 +304,7 @@ fn details(state: &str) -> Value {
     }
     let mut details = job(state);
     let more = json!({
-        "idempotency_key": "k", "reference": HOSTILE, "cost": 1, "priority": 0, "maybe_charged": true,
+        "idempotency_key": "k", "cost": 1, "priority": 0, "maybe_charged": true,
         "request": {"method": "POST", "url": HOSTILE, "content_type": "a", "body": {"bytes": 1_024, "sha256": "ab"}},
         "requests": [{"number": 1, "began_at": EARLIER, "ended_at": NOW, "outcome": "unknown", "status": 503, "detail": HOSTILE, "counted": false}],
         "events": [{"state": state, "at": NOW, "published_at": null}],

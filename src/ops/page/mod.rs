@@ -99,7 +99,7 @@ static ASSETS: &[Asset] = files! {
         "js/early.js" "js/format.js" "js/histogram.js" "js/history.js" "js/main.js" "js/parts.js" "js/poll.js"
         "js/printable.js" "js/shell.js" "js/theme.js" "js/words.js"
         "js/views/attention.js" "js/views/bulk.js" "js/views/card.js" "js/views/change_limit.js" "js/views/decide.js"
-        "js/views/job.js" "js/views/job_table.js" "js/views/jobs.js" "js/views/overview.js" "js/views/pause.js"
+        "js/views/filter_bar.js" "js/views/job.js" "js/views/job_table.js" "js/views/job_totals.js" "js/views/jobs.js" "js/views/overview.js" "js/views/pause.js"
         "js/views/provider.js" "js/views/row.js" "js/views/timeline.js" "js/views/unrecorded.js"
         "js/views/waiting_accounts.js" "js/views/workers.js"
         "vendor/uplot/uPlot.iife.min.js";
