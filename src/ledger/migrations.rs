@@ -33,6 +33,11 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0003_limiter",
         "0004_operators",
         "0005_workers",
+        "0009_jobs_by_time",
+        "0091_jobs_by_state_and_time",
+        "0092_jobs_by_account_and_time",
+        "0093_jobs_by_reference",
+        "0094_replaced_indexes",
     ])
 });
 
@@ -44,6 +49,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0004_operators",
         "0005_workers",
         "0006_queue",
+        "0009_jobs_by_time",
     ])
 });
 

@@ -20,6 +20,7 @@ pub mod copies;
 pub mod database;
 pub mod decision_input;
 pub mod fleet;
+pub mod job_filter_input;
 mod migrations;
 pub mod operator;
 pub mod provider_row;

@@ -19,6 +19,7 @@ pub mod connections;
 mod dialect;
 pub mod engine;
 mod fleet;
+mod job_search;
 mod jobs;
 mod lease;
 mod outbox;

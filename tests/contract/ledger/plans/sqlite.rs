@@ -13,7 +13,7 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// Tables that may be scanned in full: small ones, and rows that a statement made itself.
-const SMALL: [&str; 33] = [
+const SMALL: [&str; 37] = [
     "json_each",
     "held",
     "names",
@@ -33,6 +33,10 @@ const SMALL: [&str; 33] = [
     "finished_mark",
     "counted",
     "page",
+    "matched",
+    "arm_1",
+    "arm_2",
+    "arm_3",
     "within",
     "own",
     "latest",
