@@ -22,7 +22,7 @@ export function filterBar(wanted, providers, go) {
     h("label", { class: "field" }, h("span", {}, label),
       h("select", { name, value: wanted[name] }, h("option", { value: "" }, "any"), options.map(([value, words]) => h("option", { key: value, value }, words))));
   const instant = (name, label) =>
-    h("label", { class: "field" }, h("span", {}, label), h("input", { type: "datetime-local", name, value: shown(wanted[name]) }));
+    h("label", { class: "field instant" }, h("span", {}, label), h("input", { type: "datetime-local", name, value: shown(wanted[name]) }));
   const states = JOB_STATES.map((state) => [state, jobState(state)[0]]);
   // A link may name several states.
   if (wanted.state.includes(",")) states.push([wanted.state, wanted.state.split(",").map((state) => jobState(state)[0]).join(" or ")]);
