@@ -21,7 +21,7 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 40] = [
+const READ_IN_FULL: [(&str, &str, &str); 42] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_state_and_time", "counts all jobs, for operators and metrics"),
@@ -60,6 +60,12 @@ const READ_IN_FULL: [(&str, &str, &str); 40] = [
     ("jobs are totalled", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("an erasure is counted", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("an account is erased", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    (
+        "a job's queue position is read",
+        "other",
+        "SQLite with statistics, which the program never makes: an operator's query",
+    ),
+    ("a job's queue position is read", "jobs", "the same"),
     ("jobs are listed", "jobs_by_time", "newest first: ends at the page's limit"),
     ("jobs are searched", "jobs_by_time", "newest first: reads a bounded number of jobs"),
     ("jobs are searched", "jobs_by_state_and_time", "the same, merged; min(provider) reads the first entry"),
