@@ -17,6 +17,13 @@ pub fn decimal_amount(minor: i64, currency: &str) -> String {
     }
 }
 
+/// The reverse of [`decimal_amount`]. `None` for other text, a negative amount, and more decimals than the currency has.
+pub fn minor_amount(text: &str, currency: &str) -> Option<i64> {
+    let decimals = Currency::from_code(currency).and_then(Currency::exponent).map_or(0, i64::from);
+    let amount = Decimal::new(text).filter(|amount| !amount.negative)?;
+    Decimal { exponent: amount.exponent.checked_add(decimals)?, ..amount }.to_i64()
+}
+
 /// An amount for people: `EUR 12.99`.
 pub fn display_amount(minor: i64, currency: &str) -> String {
     format!("{currency} {}", decimal_amount(minor, currency))

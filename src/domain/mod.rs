@@ -16,6 +16,7 @@ pub mod explain;
 pub mod fair_order;
 pub mod format;
 pub mod job;
+pub mod job_filter;
 pub mod limit;
 pub mod local_fault;
 pub mod names;

@@ -35,7 +35,12 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0005_workers",
         "0007_cutoff",
         "0008_history",
+        "0009_jobs_by_time",
         "0010_rejected_messages",
+        "0011_jobs_by_state_and_time",
+        "0012_jobs_by_account_and_time",
+        "0013_jobs_by_reference",
+        "0014_replaced_indexes",
     ])
 });
 
@@ -49,6 +54,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0006_queue",
         "0007_cutoff",
         "0008_history",
+        "0009_jobs_by_time",
         "0010_rejected_messages",
     ])
 });

@@ -21,6 +21,7 @@ pub mod database;
 pub mod decision_input;
 pub mod fleet;
 pub mod history;
+pub mod job_filter_input;
 mod migrations;
 pub mod operator;
 pub mod provider_row;

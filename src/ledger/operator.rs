@@ -9,12 +9,8 @@ use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::LedgerError;
-use crate::domain::job::{ContentHash, Identifier, Job, JobId};
-use crate::domain::provider::ProviderName;
-
-/// All states, in the order in which a job passes them.
-pub const STATES: [&str; 9] =
-    ["waiting", "sending", "unknown", "review", "dead", "succeeded", "declined", "expired", "cancelled"];
+use crate::domain::job::{ContentHash, Job, JobId};
+pub use crate::domain::job_filter::{JobFilter, STATES};
 
 /// Most jobs in one list.
 pub const LIST_MAX: u32 = 1_000;
@@ -120,33 +116,45 @@ pub enum ResolutionRefusal {
     Changed,
 }
 
-/// Filter of a list; all given conditions must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JobFilter {
-    /// One of [`STATES`].
-    pub state: Option<&'static str>,
-    pub provider: Option<ProviderName>,
-    pub account: Option<Identifier>,
-    pub id: Option<JobId>,
-}
-
-impl JobFilter {
-    /// Whether all given conditions, the id apart, hold for this job.
-    pub fn matches(&self, job: &JobSummary) -> bool {
-        self.state.is_none_or(|state| state == job.state)
-            && self.provider.as_ref().is_none_or(|provider| provider.as_str() == job.provider)
-            && self.account.as_ref().is_none_or(|account| Some(account.as_str()) == job.account.as_deref())
-    }
-}
-
-/// A page of a list, as `jobs list --json` and the API show it.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+/// A page of a list, newest first, as `jobs list --json` and the API show it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct JobPage {
     pub jobs: Vec<JobSummary>,
     /// Payments of this page that are left out, because a field of their row holds an invalid value.
     pub unreadable: Vec<UnreadableRow>,
     /// The next page begins after this id; `null` on the last.
     pub next: Option<String>,
+    /// The page is not full: the search ended at payments of this time, and the next page goes on from there.
+    pub searched_back_to: Option<DatabaseTime>,
+}
+
+/// Number and sums of the payments that a filter matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct JobTotals {
+    /// There are too many payments to count: these are the totals of the newest ones.
+    pub at_least: bool,
+    pub jobs: u64,
+    /// By currency, in alphabetical order.
+    pub currencies: Vec<CurrencyTotal>,
+}
+
+/// Number and sum of the payments in one currency.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct CurrencyTotal {
+    pub currency: String,
+    pub jobs: u64,
+    /// Minor units.
+    pub amount: i64,
+}
+
+/// Why a list cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum JobSearchError {
+    /// The page is to begin after a payment that does not exist.
+    #[error("`after`: the ledger has no payment `{0}`: use `next` of the page before")]
+    UnknownCursor(JobId),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
 }
 
 /// A row that cannot be read.
@@ -183,6 +191,8 @@ pub struct JobSummary {
     pub amount: i64,
     pub currency: String,
     pub account: Option<String>,
+    /// The object that it concerns, such as an invoice.
+    pub reference: Option<String>,
     pub attempts: u32,
     pub wake_at: DatabaseTime,
     /// Why it waits, or why it ended, as a sentence. For a wait it is made of `wait_reason`, `wait_limit` and free text.
@@ -220,7 +230,6 @@ pub struct JobDetails {
     #[serde(flatten)]
     pub line: JobSummary,
     pub idempotency_key: String,
-    pub reference: Option<String>,
     pub cost: u32,
     pub priority: u32,
     pub not_before: Option<DatabaseTime>,

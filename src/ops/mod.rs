@@ -31,6 +31,7 @@ pub mod api;
 pub mod change;
 mod connections;
 pub mod explain;
+pub mod export;
 pub mod flows;
 mod guard;
 pub mod history;

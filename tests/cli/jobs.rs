@@ -280,13 +280,13 @@ async fn unconfirmed_publish_stops_the_replay() {
     let ran = desk.run(&["dlq", "replay", "--yes", "--rate", "5", "--json"]).await;
     assert_eq!(exit(&ran), Exit::Failed);
     let report = ran.json();
-    assert_eq!((&report["changed"], &report["unpublished"][0]["id"]), (&serde_json::json!(["p1"]), &"p2".into()));
+    assert_eq!((&report["changed"], &report["unpublished"][0]["id"]), (&serde_json::json!(["p4", "p3"]), &"p2".into()));
     assert!(ran.err.contains("p2: waiting in the ledger") && ran.err.contains("stopped"), "{}", ran.err);
     // The ledger changes first: the payment waits, and only its message is missing. Later payments are unchanged.
-    for (id, state) in [("p1", "waiting"), ("p2", "waiting"), ("p3", "dead"), ("p4", "dead")] {
+    for (id, state) in [("p4", "waiting"), ("p3", "waiting"), ("p2", "waiting"), ("p1", "dead")] {
         assert_eq!(desk.state(id).await, state, "{id}");
     }
-    assert_eq!(desk.queued("acme").await.len(), 1);
+    assert_eq!(desk.queued("acme").await.len(), 2);
 }
 
 #[tokio::test]
@@ -366,14 +366,14 @@ async fn lists_are_paged_and_details_complete() {
         json["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
     };
     let page = desk.run(&["jobs", "list", "--limit", "3", "--json"]).await.json();
-    assert_eq!((ids(&page), &page["next"]), (vec!["p1".into(), "p2".into(), "p3".into()], &"p3".into()));
-    let page = desk.run(&["jobs", "list", "--limit", "3", "--after", "p3", "--json"]).await.json();
-    assert_eq!((ids(&page), &page["next"]), (vec!["p4".into()], &Value::Null));
+    assert_eq!((ids(&page), &page["next"]), (vec!["p4".into(), "p3".into(), "p2".into()], &"p2".into()));
+    let page = desk.run(&["jobs", "list", "--limit", "3", "--after", "p2", "--json"]).await.json();
+    assert_eq!((ids(&page), &page["next"]), (vec!["p1".into()], &Value::Null));
     let page = desk.run(&["jobs", "list", "--state", "review", "--provider", "acme", "--json"]).await.json();
     assert_eq!(ids(&page), ["p3"]);
-    assert_eq!(ids(&desk.run(&["dlq", "list", "--json"]).await.json()), ["p1", "p2"]);
+    assert_eq!(ids(&desk.run(&["dlq", "list", "--json"]).await.json()), ["p2", "p1"]);
     let table = desk.run(&["dlq", "list", "--limit", "1"]).await;
-    assert!(table.out.contains("EUR 12.99") && table.err == "next page: `--after p1`\n", "{}{}", table.out, table.err);
+    assert!(table.out.contains("EUR 12.99") && table.err == "next page: `--after p2`\n", "{}{}", table.out, table.err);
 
     assert_eq!(exit(&desk.run(&["dlq", "discard", "p1", "--yes", "--because", "a test"]).await), Exit::Success);
     let waited = "UPDATE jobs SET wait_reason = 'limit', wait_limit = 'per-account', wait_detail = 'as before', \

@@ -147,7 +147,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["overview"]) => overview(server.data),
         (&Method::GET, ["providers", "cold", "history"]) => json!({"step_ms": 60_000, "points": []}),
         (&Method::GET, ["providers", _, "history"]) => history(),
-        (&Method::GET, ["history"]) => recorded(server.empty),
+        (&Method::GET, ["history"]) => recorded(server.data == Data::Empty),
         (&Method::GET, ["providers", name, "flows"]) => flows(name),
         (&Method::GET, ["providers", name]) => {
             let providers = overview(Data::States)["providers"].as_array().unwrap().clone();
@@ -156,6 +156,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         }
         (&Method::GET, ["jobs"]) if server.data == Data::Full => fifty_jobs(request.uri().query().unwrap_or_default()),
         (&Method::GET, ["jobs"]) => jobs(server.data == Data::Empty, request.uri().query().unwrap_or_default()),
+        (&Method::GET, ["jobs", "totals"]) => job_totals(server.data == Data::Empty),
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
@@ -379,7 +380,7 @@ fn of_provider(overview: &Value) -> Value {
 fn job(state: &str) -> Value {
     json!({
         "id": state, "provider": "running", "state": state, "amount": 1_250, "currency": "KWD", "account": HOSTILE,
-        "attempts": 2, "wake_at": NOW, "reason": HOSTILE, "wait_reason": null, "wait_limit": null, "provider_reference": "ch_1", "created_at": EARLIER, "updated_at": EARLIER,
+        "reference": HOSTILE, "attempts": 2, "wake_at": NOW, "reason": HOSTILE, "wait_reason": null, "wait_limit": null, "provider_reference": "ch_1", "created_at": EARLIER, "updated_at": EARLIER,
     })
 }
 
@@ -387,11 +388,19 @@ fn jobs(empty: bool, query: &str) -> Value {
     let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));
     if query.contains("provider=torn") {
         let unreadable = json!([{"id": "torn-1", "problem": "column `wake_at` is no instant"}]);
-        return json!({"jobs": [], "unreadable": unreadable, "next": "torn-1"});
+        return json!({"jobs": [], "unreadable": unreadable, "next": "torn-1", "searched_back_to": null});
     }
     let jobs: Vec<Value> = JOB_STATES.iter().filter(|state| fits(state)).map(|state| job(state)).collect();
     let unreadable = json!([{"id": HOSTILE, "problem": HOSTILE}]);
-    json!({"jobs": if empty { Vec::new() } else { jobs }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null})
+    json!({"jobs": if empty { Vec::new() } else { jobs }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null, "searched_back_to": null})
+}
+
+fn job_totals(empty: bool) -> Value {
+    let sum = |currency: &str, jobs: u64| json!({"currency": currency, "jobs": jobs, "amount": 1_234_567_890_i64});
+    match empty {
+        true => json!({"at_least": false, "jobs": 0, "currencies": []}),
+        false => json!({"at_least": true, "jobs": 100_000, "currencies": [sum("EUR", 99_000), sum("KWD", 1_000)]}),
+    }
 }
 
 /// Payments with the longest ids, accounts and reasons.
@@ -405,7 +414,7 @@ fn fifty_jobs(query: &str) -> Value {
         job["reason"] = json!("the provider answered with a text of its own, which is long ".repeat(4));
         job
     });
-    json!({"jobs": jobs.collect::<Vec<_>>(), "unreadable": [], "next": "more"})
+    json!({"jobs": jobs.collect::<Vec<_>>(), "unreadable": [], "next": "more", "searched_back_to": null})
 }
 
 fn details(state: &str) -> Value {
@@ -414,7 +423,7 @@ fn details(state: &str) -> Value {
     }
     let mut details = job(state);
     let more = json!({
-        "idempotency_key": "k", "reference": HOSTILE, "cost": 1, "priority": 0, "maybe_charged": true,
+        "idempotency_key": "k", "cost": 1, "priority": 0, "maybe_charged": true,
         "request": {"method": "POST", "url": HOSTILE, "content_type": "a", "body": {"bytes": 1_024, "sha256": "ab"}},
         "requests": [{"number": 1, "began_at": EARLIER, "ended_at": NOW, "outcome": "unknown", "status": 503, "detail": HOSTILE, "counted": false}],
         "events": [{"state": state, "at": NOW, "published_at": null}],

@@ -38,10 +38,11 @@ const SPAWNERS: [(&str, &str); 11] = [
 ];
 
 /// Files that write without `Console::line` and its like, which escape hidden characters.
-const WRITERS: [(&str, &str); 4] = [
+const WRITERS: [(&str, &str); 5] = [
     ("src/cli/console.rs", "is where texts are escaped"),
     ("src/cli/fake_provider.rs", "prints its report from a thread, as printable JSON"),
     ("src/cli/status/mod.rs", "controls the terminal, and writes printable lines there"),
+    ("src/cli/jobs/filter.rs", "writes an export, whose texts are escaped where it is made"),
     ("src/cli/generated.rs", "writes the manual or a script, which hold no text from outside"),
 ];
 

@@ -62,7 +62,8 @@ impl IdSource<'_> {
             },
             Self::Ledger { ledger, filter, page, after, has_more: more } => {
                 if page.is_empty() && *more {
-                    let JobPage { jobs, unreadable, next } = ledger.list_jobs(filter, after.as_ref(), LIST_MAX).await?;
+                    let JobPage { jobs, unreadable, next, .. } =
+                        ledger.list_jobs(filter, after.as_ref(), LIST_MAX).await?;
                     *after = next
                         .map(JobId::new)
                         .transpose()

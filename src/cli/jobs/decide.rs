@@ -230,7 +230,7 @@ pub struct DlqArgs {
 
 #[derive(Debug, Subcommand)]
 enum DlqAction {
-    /// List dead payments, page by page in the order of their ids.
+    /// List dead payments, page by page, newest first.
     List(show::PageArgs),
     /// Show one dead payment: its requests, its events, and manual changes.
     Show(show::ShowArgs),
@@ -258,7 +258,7 @@ enum DlqAction {
 /// When a backend fails, or the one payment does not exist. An id that is refused is reported and gives exit code 1.
 pub async fn dlq(args: &DlqArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     match &args.action {
-        DlqAction::List(page) => show::print_page(Some(DEAD), page, cx).await,
+        DlqAction::List(page) => show::print_page(&[DEAD], page, cx).await,
         DlqAction::Show(args) => show::show(args, Some(DEAD), cx).await,
         DlqAction::Replay(args) => replay(args, cx).await,
         DlqAction::Discard { id, because, json, .. } => {
@@ -319,7 +319,7 @@ async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, 
                 cx.console.message("nothing was changed")?;
                 return print_empty_report(args, Exit::Failed, cx.console);
             }
-            let filter = JobFilter { state: Some(DEAD), provider, ..JobFilter::default() };
+            let filter = JobFilter { provider, ..JobFilter::of_state(DEAD) };
             IdSource::Ledger { ledger, filter, page: VecDeque::new(), after: None, has_more: true }
         }
     };

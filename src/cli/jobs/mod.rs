@@ -25,6 +25,7 @@ use crate::worker::settings_sync::LoadedSettings;
 
 pub mod bulk;
 pub mod decide;
+pub mod filter;
 pub mod show;
 
 #[derive(Debug, clap::Args)]
@@ -39,7 +40,7 @@ enum Action {
     Show(show::ShowArgs),
     /// Show why a payment is in its state: the checks it passed, the one it waits for, and the estimated start.
     Explain(ExplainArgs),
-    /// List payments, page by page in the order of their ids (with `--provider` alone: of their idempotency keys).
+    /// List payments, page by page, newest first; with `--totals` their sums, with `--export` all of them as a file.
     List(show::ListArgs),
     /// Resolve a payment in `review`: record its outcome, or send it again.
     Resolve(decide::ResolveArgs),
@@ -68,7 +69,7 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
     match &args.action {
         Action::Show(args) => show::show(args, None, cx).await,
         Action::Explain(args) => explain(args, cx).await,
-        Action::List(args) => show::print_page(args.state, &args.page, cx).await,
+        Action::List(args) => show::print_page(&args.state, &args.page, cx).await,
         Action::Resolve(args) => decide::resolve(args, cx).await,
         Action::Cancel(args) => decide::cancel(args, cx).await,
         Action::Erase(args) => erase(args, cx).await,

@@ -7,38 +7,45 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 
 use crate::amount::display_amount;
 use crate::cli::console::TableShape;
-use crate::cli::jobs::parse_id;
-use crate::cli::provider::{parse_name, unknown_provider};
+use crate::cli::jobs::filter::{FilterArgs, parse_format};
+use crate::cli::jobs::{filter, parse_id};
+use crate::cli::provider::unknown_provider;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::format::count;
-use crate::domain::job::{Identifier, JobId};
+use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, JobFilter, JobPage, JobSummary, STATES, WaitDetails};
+use crate::ops::export::ExportFormat;
 use crate::ops::unix_ms;
 
 /// Filters and the page; without a filter all payments are listed.
 #[derive(Debug, clap::Args)]
 pub struct ListArgs {
-    #[arg(long, value_parser = PossibleValuesParser::new(STATES).map(known_state))]
-    pub state: Option<&'static str>,
+    /// One state, or several, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(STATES).map(known_state))]
+    pub state: Vec<&'static str>,
     #[command(flatten)]
     pub page: PageArgs,
 }
 
-/// The page and its format.
+/// The filter, the page and its format.
 #[derive(Debug, clap::Args)]
 pub struct PageArgs {
-    #[arg(long)]
-    provider: Option<String>,
-    /// Payments of this account.
-    #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
-    account: Option<Identifier>,
+    #[command(flatten)]
+    filter: FilterArgs,
     /// Payments per page, 1 to 1000.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
     /// The page after this id.
     #[arg(long, value_name = "ID", value_parser = parse_id, allow_hyphen_values = true)]
     after: Option<JobId>,
+    /// Print the number of payments and their sum in each currency instead.
+    #[arg(long, conflicts_with = "after")]
+    totals: bool,
+    /// Write all payments that match to stdout, as `csv` or `jsonl` (one JSON object per line).
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format, allow_hyphen_values = true,
+          conflicts_with_all = ["after", "totals", "json"])]
+    export: Option<ExportFormat>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -48,17 +55,22 @@ fn known_state(name: String) -> &'static str {
     STATES.into_iter().find(|state| *state == name).unwrap_or_default()
 }
 
-/// Prints one page.
+/// Prints one page, or what is asked for instead.
 pub async fn print_page(
-    state: Option<&'static str>,
+    states: &[&'static str],
     page: &PageArgs,
     cx: &mut CommandContext<'_>,
 ) -> Result<Exit, CommandError> {
-    let provider = page.provider.as_deref().map(parse_name).transpose()?;
-    let filter = JobFilter { state, provider: provider.clone(), account: page.account.clone(), id: None };
-    let listed = cx.ledger().await?.list_jobs(&filter, page.after.as_ref(), page.limit).await?;
+    let filter = page.filter.validate(states)?;
+    if let Some(format) = page.export {
+        return filter::export(filter, format, cx).await;
+    }
+    if page.totals {
+        return filter::print_totals(&filter, page.json, cx).await;
+    }
+    let listed = list_full_page(&filter, page, cx).await?;
     if listed.jobs.is_empty() && listed.unreadable.is_empty() {
-        check_provider_exists(provider.as_ref(), cx).await?;
+        check_provider_exists(filter.provider.as_ref(), cx).await?;
     }
     for row in &listed.unreadable {
         cx.console.message(&format!("warning: {row}"))?;
@@ -67,7 +79,7 @@ pub async fn print_page(
         cx.console.json(&listed)?;
         return Ok(Exit::Success);
     }
-    let JobPage { jobs, unreadable, next } = listed;
+    let JobPage { jobs, unreadable, next, .. } = listed;
     if jobs.is_empty() && unreadable.is_empty() {
         cx.console.message("no such payments")?;
         return Ok(Exit::Success);
@@ -81,6 +93,21 @@ pub async fn print_page(
         cx.console.message(&format!("next page: `--after {next}`"))?;
     }
     Ok(Exit::Success)
+}
+
+/// Reads until the page is full or all payments were searched. Each statement searches a bounded number of payments.
+async fn list_full_page(filter: &JobFilter, page: &PageArgs, cx: &CommandContext<'_>) -> Result<JobPage, CommandError> {
+    let ledger = cx.ledger().await?;
+    let mut listed = ledger.list_jobs(filter, page.after.as_ref(), page.limit).await?;
+    while let Some(next) = listed.next.clone().filter(|_| listed.searched_back_to.is_some()) {
+        let rows = u32::try_from(listed.jobs.len() + listed.unreadable.len()).unwrap_or(u32::MAX);
+        let after = JobId::new(next).map_err(|why| CommandError::Failed(format!("an id {why}")))?;
+        let more = ledger.list_jobs(filter, Some(&after), page.limit.saturating_sub(rows)).await?;
+        listed.jobs.extend(more.jobs);
+        listed.unreadable.extend(more.unreadable);
+        (listed.next, listed.searched_back_to) = (more.next, more.searched_back_to);
+    }
+    Ok(listed)
 }
 
 /// Checks that a provider without payments exists, so that a typo in its name is reported.
@@ -200,7 +227,7 @@ fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
         ("outcome unknown", (details.maybe_charged && undecided).then(|| "yes: it may have been charged".to_owned())),
         ("amount", Some(display_amount(line.amount, &line.currency))),
         ("account", line.account.clone()),
-        ("reference", details.reference.clone()),
+        ("reference", line.reference.clone()),
         ("idempotency key", Some(details.idempotency_key.clone())),
         ("cost", (details.cost != 1).then(|| details.cost.to_string())),
         ("priority", (details.priority != 0).then(|| details.priority.to_string())),
@@ -292,6 +319,7 @@ mod tests {
             amount: 1,
             currency: "EUR".to_owned(),
             account: None,
+            reference: None,
             attempts: 0,
             wake_at: at,
             reason: None,

@@ -1,122 +1,38 @@
-//! The operators' queries for jobs: lists page by page, the details of one payment, and the arrival times of past jobs.
-//!
-//! Pages are in the order of ids. A state is searched provider by provider, because its index begins with the provider;
-//! an account has an index of its own. The jobs of a provider alone are in the order of their idempotency keys, which
-//! are the ids unless messages name others. An index by provider and id would be written at every step of every
-//! payment.
+//! The operators' queries for single jobs: the details of one payment, and the arrival times of past jobs. Lists are in
+//! `job_search`.
 //!
 //! Details show payload and request body as size and digest, and the URL without the values of its parameters.
 //!
 //! Arrivals, for rehearsals, are read page by page in the order of idempotency keys: no statement blocks the database
-//! for long. There is no index by arrival time, because each would cost every payment. So a page is a number of the
-//! provider's jobs, and jobs of other times are filtered out of it.
+//! for long. A page is a number of the provider's jobs, and jobs of other times are filtered out of it.
 
 use sha2::{Digest as _, Sha256};
 
 use super::backlog::{account_of, class_of};
 use super::dialect::Template;
 use super::engine::args;
-use super::fleet::LANES;
 use super::lease::StoredWait;
-use super::result::{FromRow, ReadRows, SqlRow, from_row, read_each, read_or_log};
+use super::result::{FromRow, SqlRow, from_row, read_or_log};
 use crate::domain::job::JobId;
 use crate::domain::printable::redact_url;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{
-    AttemptSummary, AuditEntry, DatabaseTime, Digest, EventSummary, JobDetails, JobFilter, JobPage, JobSummary,
-    LIST_MAX, PastArrival, RequestSummary, WaitDetails,
+    AttemptSummary, AuditEntry, DatabaseTime, Digest, EventSummary, JobDetails, JobSummary, LIST_MAX, PastArrival,
+    RequestSummary, WaitDetails,
 };
 
 /// The columns of a [`JobSummary`].
 pub const SUMMARY_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
-     jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.wait_reason, jobs.wait_limit, \
+     jobs.reference, jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.wait_reason, jobs.wait_limit, \
      jobs.wait_detail, jobs.provider_reference, \
      {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
-
-static ALL: Template =
-    Template::made(|_| format!("SELECT {SUMMARY_COLUMNS} FROM jobs WHERE jobs.id > $1 ORDER BY jobs.id LIMIT $2"));
-
-static OF_A_PROVIDER: Template = Template::made(|_| {
-    // An id that the ledger does not have is used as a key, as in the other lists.
-    let key = "COALESCE((SELECT last.idempotency_key FROM jobs AS last WHERE last.id = $1), $1)";
-    format!(
-        "SELECT {} FROM ({}) AS page WHERE page.provider = $3 ORDER BY page.provider, page.idempotency_key LIMIT $2",
-        SUMMARY_COLUMNS.replace("jobs.", "page."),
-        cursor_args("$3", key)
-    )
-});
-
-static OF_A_STATE: Template = Template::made(|_| {
-    format!(
-        "{LANES} SELECT {SUMMARY_COLUMNS} FROM lanes \
-         JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
-         WHERE ($3 IS NULL OR lanes.provider = $3) AND jobs.id > $1 \
-         ORDER BY jobs.id LIMIT $2"
-    )
-});
-
-static OF_AN_ACCOUNT: Template = Template::made(|_| {
-    format!(
-        "SELECT {SUMMARY_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $1 \
-         AND ($3 IS NULL OR jobs.provider = $3) AND ($5 IS NULL OR jobs.state = $5) ORDER BY jobs.id LIMIT $2"
-    )
-});
-
-static BY_ID: Template = Template::made(|_| format!("SELECT {SUMMARY_COLUMNS} FROM jobs WHERE jobs.id = $1"));
-
-impl Database {
-    /// Jobs by id, after `after`; at most `at_most`, and never more than [`LIST_MAX`]. If only a provider is given, by
-    /// idempotency key.
-    pub async fn list_jobs(
-        &self,
-        filter: &JobFilter,
-        after: Option<&JobId>,
-        at_most: u32,
-    ) -> Result<JobPage, LedgerError> {
-        if let Some(id) = &filter.id {
-            let mut page = job_page(&self.query(&BY_ID, args![id]).await?, at_most);
-            let is_behind = |id: &str| at_most > 0 && after.is_none_or(|after| id > after.as_str());
-            page.jobs.retain(|line| filter.matches(line) && is_behind(&line.id));
-            page.unreadable.retain(|row| is_behind(&row.id));
-            return Ok(JobPage { next: None, ..page });
-        }
-        let at_most = at_most.min(LIST_MAX);
-        let (provider, account) = (filter.provider.as_ref(), filter.account.as_ref());
-        let after = after.map_or("", JobId::as_str);
-        let mut args = args![after, at_most].to_vec();
-        let sql = match (account, filter.state) {
-            (Some(account), state) => {
-                args.extend(args![provider, account, state]);
-                &OF_AN_ACCOUNT
-            }
-            (None, Some(state)) => {
-                args.extend(args![provider, state]);
-                &OF_A_STATE
-            }
-            (None, None) if provider.is_some() => {
-                args.push(provider.into());
-                &OF_A_PROVIDER
-            }
-            (None, None) => &ALL,
-        };
-        Ok(job_page(&self.query(sql, args).await?, at_most))
-    }
-}
-
-/// If the page has as many jobs as asked for, there may be a next one.
-fn job_page(rows: &[SqlRow], at_most: u32) -> JobPage {
-    let last = rows.last().filter(|_| rows.len() == at_most as usize);
-    let next = last.and_then(|row| row.get("id").ok());
-    let ReadRows { rows: jobs, unreadable } = read_each(rows, "id");
-    JobPage { jobs, unreadable, next }
-}
 
 /// The jobs after this one in the order of providers and keys, as many as a list holds, by the index of both. They may
 /// belong to the next provider. The condition is a comparison of both columns: with `provider = $1`, any index that
 /// begins with the provider would fit. PostgreSQL would then read and sort all the provider's jobs when it expects few.
-pub fn cursor_args(provider: &str, key: &str) -> String {
+fn cursor_args(provider: &str, key: &str) -> String {
     format!(
         "SELECT * FROM jobs WHERE (jobs.provider, jobs.idempotency_key) > ({provider}, {key}) \
          ORDER BY jobs.provider, jobs.idempotency_key LIMIT {LIST_MAX}"
@@ -124,7 +40,8 @@ pub fn cursor_args(provider: &str, key: &str) -> String {
 }
 
 from_row!(row => JobSummary {
-    id, provider, state, amount, currency, account, attempts, wake_at, provider_reference, created_at, updated_at;
+    id, provider, state, amount, currency, account, reference, attempts, wake_at, provider_reference, created_at,
+    updated_at;
     reason: reason(row)?,
     wait_reason: StoredWait::present(row)?.and_then(|wait| wait.wait_reason),
     wait_limit: StoredWait::present(row)?.and_then(|wait| wait.wait_limit),
@@ -152,7 +69,7 @@ static JOB: Template = Template::made(|_| {
         )
         .replace("jobs.wait_detail", "CASE WHEN flows.blocked_reason IS NULL THEN jobs.wait_detail END AS wait_detail");
     format!(
-        "SELECT {columns}, idempotency_key, reference, cost, priority, {{ms:not_before}} AS not_before_ms, \
+        "SELECT {columns}, idempotency_key, cost, priority, {{ms:not_before}} AS not_before_ms, \
              {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
              {{ms:first_sent_at}} AS first_sent_at_ms, {{ms:revived_at}} AS revived_at_ms, payload, \
              {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
@@ -195,7 +112,7 @@ impl Database {
 }
 
 from_row!(row => JobDetails {
-    idempotency_key, reference, cost, priority, not_before, expires_at, maybe_charged, lease_owner, lease_until,
+    idempotency_key, cost, priority, not_before, expires_at, maybe_charged, lease_owner, lease_until,
     first_sent_at, revived_at;
     line: JobSummary::from_row(row)?,
     payload: row.get::<Option<String>>("payload")?.map(|payload| digest(payload.as_bytes())),

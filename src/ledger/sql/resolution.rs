@@ -227,7 +227,7 @@ const CHOSEN: &str = "IN ({texts:$1})";
 const DONE: &str = "EXISTS (SELECT 1 FROM jobs WHERE jobs.id = job_id AND jobs.account IS NULL)";
 
 static CHOOSE: Template = Template::made(|_| {
-    format!("SELECT id FROM jobs WHERE account = $1 AND {FINISHED} AND NOT {UNPUBLISHED} ORDER BY id LIMIT $2")
+    format!("SELECT id FROM jobs WHERE account = $1 AND {FINISHED} AND NOT {UNPUBLISHED} ORDER BY created_at LIMIT $2")
 });
 
 /// The totals of finished jobs do not include the last minutes yet, and find those jobs by `scrubbed_at`.

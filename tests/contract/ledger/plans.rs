@@ -10,6 +10,7 @@ mod backlog;
 mod filling;
 mod history;
 mod postgres;
+mod search;
 mod sqlite;
 mod work;
 
@@ -22,29 +23,25 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 29] = [
+const READ_IN_FULL: [(&str, &str, &str); 44] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
-    ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for operators and metrics"),
+    ("states are counted", "jobs_by_state_and_time", "counts all jobs, for operators and metrics"),
     ("states are counted", "jobs", "the same, of a small table: PostgreSQL's choice"),
-    (
-        "account of the last minutes",
-        "jobs_by_provider_and_state",
-        "min(provider), and counts jobs that may change state",
-    ),
+    ("account of the last minutes", "jobs_by_state_and_time", "min(provider), and counts jobs that may change state"),
     ("account of the last minutes", "jobs_with_a_message_left", "partial: holds jobs claimed without their messages"),
     ("account of the last minutes", "jobs_open_by_sweep", "counts open jobs; partial: holds no others"),
     ("account of the last minutes", "flows_by_wake", "partial: holds the blocked flows"),
     ("account of the last minutes", "flows_pkey", "the flows of a lane, of a small table: PostgreSQL's choice"),
-    ("finished jobs are recounted", "jobs_by_provider_and_state", "counts all jobs, for a hundredth of the time"),
+    ("finished jobs are recounted", "jobs_by_state_and_time", "counts all jobs, for a hundredth of the time"),
     ("finished jobs are recounted", "jobs", "the same, of a small table: PostgreSQL's choice"),
     ("account of everything", ANY, "reads every job by any access; on an operator's request"),
     ("a job's queue position is read", "jobs_open_by_sweep", "counts the open jobs before one; an operator's query"),
-    ("jobs of a state are listed", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
-    ("lanes with open jobs are read", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
-    ("dead jobs are counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
-    ("an erasure is counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
-    ("an account is erased", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
+    ("jobs of a state are listed", "jobs_by_state_and_time", "min(provider): reads the first entry"),
+    ("lanes with open jobs are read", "jobs_by_state_and_time", "min(provider): reads the first entry"),
+    ("dead jobs are counted", "jobs_by_state_and_time", "min(provider): reads the first entry"),
+    ("an erasure is counted", "jobs_by_state_and_time", "min(provider): reads the first entry"),
+    ("an account is erased", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("a job's history is read", "flows", "by the flow of one job, of a small table: PostgreSQL's choice"),
     ("flows are looked at", ANY, "sorts the flows of a lane, and reads no job"),
     (
@@ -63,11 +60,44 @@ const READ_IN_FULL: [(&str, &str, &str); 29] = [
         "sqlite_autoindex_history_samples_1",
         "min(provider): reads the first entry",
     ),
-    ("jobs of a state are listed", "jobs_pkey", "a page by ids, which passes over jobs of other states"),
+    ("lanes with open jobs are read", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("account of the last minutes", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("dead jobs are counted", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("jobs of a state are listed", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("jobs are searched", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("jobs are totalled", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("an erasure is counted", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("an account is erased", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    (
+        "a job's queue position is read",
+        "other",
+        "SQLite with statistics, which the program never makes: an operator's query",
+    ),
+    ("a job's queue position is read", "jobs", "the same"),
+    ("jobs are listed", "jobs_by_time", "newest first: ends at the page's limit"),
+    ("jobs are searched", "jobs_by_time", "newest first: reads a bounded number of jobs"),
+    ("jobs are searched", "jobs_by_state_and_time", "the same, merged; min(provider) reads the first entry"),
+    ("jobs are searched", "jobs_by_account_and_time", "the same, of an account"),
+    ("jobs are totalled", "jobs_by_time", "counts a bounded number of jobs"),
+    ("jobs are totalled", "jobs_by_state_and_time", "the same, merged; min(provider) reads the first entry"),
 ];
 
 /// The index of providers and idempotency keys, by its name in PostgreSQL and in SQLite.
 const BY_PROVIDER: [&str; 2] = ["jobs_one_payment_per_provider_and_key", "sqlite_autoindex_jobs_2"];
+
+/// The indexes that lists of jobs use, whatever their filter.
+const OF_LISTS: [&str; 9] = [
+    "jobs_by_time",
+    "jobs_by_state_and_time",
+    "jobs_by_account_and_time",
+    "jobs_by_reference",
+    "jobs_one_payment_per_charge",
+    "jobs_pkey",
+    "sqlite_autoindex_jobs_1",
+    // The providers.
+    BY_PROVIDER[0],
+    BY_PROVIDER[1],
+];
 
 /// One access to a table, as a plan names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,6 +143,17 @@ fn judge(kind: &str, accesses: &[Access]) {
         let used = accesses.iter().any(|access| access.sought && access.index.as_deref() == Some(index));
         assert!(used, "{kind}: no statement used {index}: {accesses:#?}");
     }
+    for (during, index) in search::LISTS {
+        let used = accesses.iter().any(|access| access.during == during && access.index.as_deref() == Some(index));
+        assert!(used, "{kind}: {during} without {index}: {accesses:#?}");
+    }
+    let sorted = accesses.iter().filter(|access| search::LISTS.iter().any(|(during, _)| *during == access.during));
+    let others: Vec<_> = sorted
+        .filter(|access| {
+            access.table == "jobs" && !access.index.as_deref().is_some_and(|index| OF_LISTS.contains(&index))
+        })
+        .collect();
+    assert!(others.is_empty(), "{kind}: lists by another index: {others:#?}");
     for during in work::OF_A_PROVIDER {
         let read: Vec<_> = accesses.iter().filter(|access| access.during == during).collect();
         let by_provider =

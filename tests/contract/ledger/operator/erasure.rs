@@ -67,7 +67,7 @@ async fn account_is_erased_after_its_jobs_finish(kind: Kind) {
     for id in ["dead", "declined", "paid"] {
         let details = fixture.details(id).await;
         let line = &details.line;
-        assert_eq!((&line.account, &line.provider_reference, &details.reference), (&None, &None, &None), "{id}");
+        assert_eq!((&line.account, &line.provider_reference, &line.reference), (&None, &None, &None), "{id}");
         assert_eq!((line.reason.as_deref(), &details.payload, &details.waited), (Some("erased"), &None, &None), "{id}");
         assert_eq!((line.amount, details.idempotency_key.as_str()), (1_299, id));
         let request = details.request.unwrap();

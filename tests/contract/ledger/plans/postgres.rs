@@ -200,8 +200,9 @@ async fn reconciliation_does_not_read_old_jobs() {
 }
 
 /// Indexes by which the reconciliation finds jobs.
-const OF_AN_ACCOUNT: [&str; 5] = [
-    "jobs_by_provider_and_state",
+const OF_AN_ACCOUNT: [&str; 6] = [
+    "jobs_one_payment_per_provider_and_key",
+    "jobs_by_state_and_time",
     "jobs_open_by_sweep",
     "jobs_finished_by_update",
     "jobs_in_review_by_update",

@@ -62,7 +62,7 @@ pub const IN_HAND: [&str; 8] = [
 ];
 
 /// Queries about one provider, which are answered by an index that begins with the provider.
-pub const OF_A_PROVIDER: [&str; 2] = ["a provider's jobs are listed", "a provider's arrivals are read"];
+pub const OF_A_PROVIDER: [&str; 1] = ["a provider's arrivals are read"];
 
 /// Jobs that are active at the same time.
 const CROWD: u32 = 40;
@@ -76,11 +76,11 @@ pub struct Working<'a, E> {
     pub accesses: Vec<Access>,
 }
 
-fn lane(number: u32) -> String {
+pub fn lane(number: u32) -> String {
     format!("lane-{}", number % LANES)
 }
 
-fn account(number: u32) -> Identifier {
+pub fn account(number: u32) -> Identifier {
     Identifier::new(format!("acct_{}", number % 500)).unwrap()
 }
 
@@ -107,7 +107,7 @@ fn deduplicates() -> RetryPolicy {
 }
 
 impl<E: Explained> Working<'_, E> {
-    pub(super) async fn did(&mut self, during: &'static str) {
+    pub async fn did(&mut self, during: &'static str) {
         self.accesses.extend(self.explained.accesses(self.fixture, during).await);
     }
 
@@ -465,9 +465,9 @@ impl<E: Explained> Working<'_, E> {
             self.did("an account's jobs are listed").await;
             operator.list_jobs(&JobFilter::default(), None, 20).await.unwrap();
             self.did("jobs are listed").await;
-            let in_review = JobFilter { state: Some("review"), ..JobFilter::default() };
-            operator.list_jobs(&in_review, None, 20).await.unwrap();
+            operator.list_jobs(&JobFilter::of_state("review"), None, 20).await.unwrap();
             self.did("jobs of a state are listed").await;
+            self.searches(round).await;
             operator.erasure_counts(&account(round)).await.unwrap();
             self.did("an erasure is counted").await;
             operator.erase_account(&account(round + 50), 20, &by).await.unwrap();

@@ -16,9 +16,10 @@ const COLUMNS = [
   ["Reason", "wide"],
 ];
 
-/** `lead` adds a first column: {title, cell(job)}; `tail` a last one. */
-export function jobTable(caption, jobs, { lead, tail } = {}) {
-  const columns = [...(lead ? [[lead.title, "tight"]] : []), ...COLUMNS, ...(tail ? [[tail.title, "actions"]] : [])];
+/** `lead` adds a first column: {title, cell(job)}; `tail` a last one. `created` shows when, instead of the last change. */
+export function jobTable(caption, jobs, { lead, tail, created } = {}) {
+  const own = created ? COLUMNS.map(([title, kind]) => [title === "Changed" ? "Created" : title, kind]) : COLUMNS;
+  const columns = [...(lead ? [[lead.title, "tight"]] : []), ...own, ...(tail ? [[tail.title, "actions"]] : [])];
   return table(caption, columns, jobs.map((job) => ({
     key: job.id,
     cells: [
@@ -29,7 +30,7 @@ export function jobTable(caption, jobs, { lead, tail } = {}) {
       h("a", { href: providerHref(job.provider) }, job.provider),
       job.account ?? "",
       count(job.attempts),
-      agoWords(job.updated_at),
+      agoWords(created ? job.created_at : job.updated_at),
       job.reason ?? "",
       ...(tail ? [tail.cell(job)] : []),
     ],

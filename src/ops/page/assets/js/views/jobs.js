@@ -1,75 +1,110 @@
-// The view that finds payments by id, state, provider and account.
+// The view that finds payments: a filter, the sums of what matches, and the payments, newest first.
 
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
-import { count } from "../format.js";
+import { count, when } from "../format.js";
 import { empty, loading } from "../parts.js";
-import { JOB_STATES, jobState } from "../words.js";
+import { filterBar, filterHref, filterOf, isFiltered } from "./filter_bar.js";
 import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
+import { totalsLine } from "./job_totals.js";
 import { unrecorded } from "./unrecorded.js";
 
 const PAGE = 50;
-const FIELDS = ["id", "state", "provider", "account"];
+/** Requests for one page while few payments match. Each searches a part of the ledger. */
+const SEARCHES = 8;
+/** The sums, and a page that took several requests, are refreshed less often. */
+const COSTLY_MS = 30_000;
 
 export function jobs(context, fields) {
-  const wanted = Object.fromEntries(FIELDS.map((name) => [name, fields.get(name) ?? ""]));
-  // A provider's payments without another filter come in the order of their idempotency keys.
-  const byKey = wanted.provider !== "" && FIELDS.every((name) => name === "provider" || wanted[name] === "");
+  const wanted = filterOf(fields);
   const pages = new Pages();
   let data = null;
+  let loaded = { after: undefined, at: 0, costly: false };
+  let totals = null;
+  let totalsProblem = null;
+  let totalsAt = 0;
 
   return {
     place: "jobs",
     title: "Jobs",
     async load(signal) {
-      data = await get(path("jobs") + query({ ...wanted, after: pages.after, limit: PAGE }), signal);
+      const { after } = pages;
+      const isFresh = loaded.costly && loaded.after === after && Date.now() - loaded.at < COSTLY_MS;
+      if (!isFresh) data = await found(after, signal);
+      if (Date.now() - totalsAt >= COSTLY_MS) await loadTotals(signal);
     },
     render() {
       return [
         h("h1", { tabindex: "-1" }, "Jobs"),
-        form(),
+        filterBar(wanted, (context.overview?.providers ?? []).map(({ name }) => name), go),
         queued(),
-        data === null
-          ? loading(context)
-          : isEmpty(data)
-            ? empty("No payments found", FIELDS.some((name) => wanted[name]) ? "No payment in the ledger matches all of these filters." : "The ledger is empty. A published payment appears here once a worker has recorded it.")
-            : [unreadableRows(data.unreadable), jobTable(`Payments, in the order of their ${byKey ? "idempotency keys" : "ids"}`, data.jobs), pages.bar(data.next, context.refresh)],
+        data === null ? loading(context) : [totalsLine(wanted, totals, totalsProblem), list()],
       ];
     },
   };
 
+  /** One page; more requests follow while the search has found too few payments and has not ended. */
+  async function found(after, signal) {
+    const ask = (from) => get(path("jobs") + query({ ...wanted, after: from, limit: PAGE }), signal);
+    const page = await ask(after);
+    let searches = 1;
+    while (page.searched_back_to && page.jobs.length === 0 && searches < SEARCHES) {
+      const more = await ask(page.next);
+      page.jobs.push(...more.jobs);
+      page.unreadable.push(...more.unreadable);
+      page.next = more.next;
+      page.searched_back_to = more.searched_back_to;
+      searches += 1;
+    }
+    loaded = { after, at: Date.now(), costly: searches > 1 };
+    return page;
+  }
+
+  async function loadTotals(signal) {
+    totalsAt = Date.now();
+    try {
+      totals = await get(path("jobs", "totals") + query(wanted), signal);
+      totalsProblem = null;
+    } catch (error) {
+      if (signal.aborted) throw error;
+      totalsProblem = error.message;
+    }
+  }
+
+  function list() {
+    const searched = data.searched_back_to
+      ? h("p", { class: "notice searched" }, `Searched back to ${when(data.searched_back_to)}. The next page goes on from there.`)
+      : null;
+    if (isEmpty(data)) {
+      return empty("No payments found", isFiltered(wanted) ? "No payment in the ledger matches all of these filters." : "The ledger is empty. A published payment appears here once a worker has recorded it.");
+    }
+    return [
+      unreadableRows(data.unreadable),
+      data.jobs.length > 0 || !searched ? jobTable("Payments, newest first", data.jobs, { created: true }) : null,
+      searched,
+      pages.bar(data.next, context.refresh),
+    ];
+  }
+
   /** Payments that wait in a queue and are not in the list: ids and accounts are unknown until a worker records them. */
   function queued() {
-    if (wanted.state !== "" && wanted.state !== "waiting") return null;
+    if (wanted.state !== "" && !wanted.state.split(",").includes("waiting")) return null;
     const all = unrecorded(context.overview, wanted.provider);
     const messages = all.reduce((sum, lane) => sum + lane.messages, 0);
     if (messages === 0) return null;
-    const fewer = wanted.id || wanted.account ? "; their ids and accounts are unknown" : "";
+    const fewer = wanted.search || wanted.account ? "; their ids and accounts are unknown" : "";
     const [are, have] = messages === 1 ? ["is", "it"] : ["are", "them"];
     return h("p", { class: "notice queued" }, `${count(messages)} more ${are} in the queue of ${all.map(({ name }) => name).join(", ")}: no worker has recorded ${have} yet${fewer}.`);
   }
 
-  function form() {
-    const providers = (context.overview?.providers ?? []).map(({ name }) => name);
-    if (wanted.provider && !providers.includes(wanted.provider)) providers.push(wanted.provider);
-    const text = (name, label, hint) =>
-      h("label", { class: "field" }, h("span", {}, label), h("input", { type: "text", name, value: wanted[name], placeholder: hint, autocomplete: "off", spellcheck: "false" }));
-    const choice = (name, label, options) =>
-      h("label", { class: "field" }, h("span", {}, label),
-        h("select", { name, value: wanted[name] }, h("option", { value: "" }, "any"), options.map(([value, words]) => h("option", { key: value, value }, words))));
-    return h("form", { class: "filters", role: "search", "aria-label": "Find payments", onsubmit: search },
-      text("id", "Payment id", "whole id"),
-      choice("state", "State", JOB_STATES.map((state) => [state, jobState(state)[0]])),
-      choice("provider", "Provider", providers.map((name) => [name, name])),
-      text("account", "Account", ""),
-      h("button", { type: "submit", class: "primary" }, "Find"));
-  }
-
-  function search(event) {
-    event.preventDefault();
-    const given = Object.fromEntries(FIELDS.map((name) => [name, event.target.elements[name].value.trim()]));
-    const hash = `#/jobs${query(given)}`;
-    if (hash === location.hash) context.refresh();
-    else location.hash = hash;
+  function go(filter) {
+    const hash = filterHref(filter);
+    if (hash !== location.hash) {
+      location.hash = hash;
+      return;
+    }
+    totalsAt = 0;
+    loaded.costly = false;
+    context.refresh();
   }
 }

@@ -1,0 +1,197 @@
+//! The export of payments as CSV or JSON lines, one page after another: the memory that it needs does not depend on
+//! their number.
+//!
+//! A CSV cell that a spreadsheet would run as a formula begins with an apostrophe
+//! (<https://owasp.org/www-community/attacks/CSV_Injection>). Payments that are created meanwhile are left out. A
+//! payment whose row cannot be read has a line with its id, in state `unreadable`.
+
+use std::borrow::Cow;
+
+use serde_json::json;
+
+use crate::amount::decimal_amount;
+use crate::domain::job::JobId;
+use crate::domain::job_filter::{JobFilter, is_finished};
+use crate::domain::names::named_enum;
+use crate::domain::printable::{printable, printable_json};
+use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
+use crate::ledger::operator::{JobSearchError, JobSummary, LIST_MAX, UnreadableRow};
+
+named_enum! {
+    /// The format of an export.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ExportFormat {
+        Csv = "csv",
+        /// One JSON object on each line, as in the list.
+        JsonLines = "jsonl",
+    }
+    /// The name, and the end of a file's name.
+    pub fn name(self);
+}
+
+impl ExportFormat {
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Csv => "text/csv; charset=utf-8; header=present",
+            Self::JsonLines => "application/x-ndjson",
+        }
+    }
+}
+
+const COLUMNS: [&str; 16] = [
+    "id",
+    "provider",
+    "state",
+    "amount",
+    "currency",
+    "account",
+    "reference",
+    "provider_reference",
+    "attempts",
+    "reason",
+    "wait_reason",
+    "wait_limit",
+    "wake_at",
+    "created_at",
+    "updated_at",
+    "finished_at",
+];
+
+/// An export in progress.
+pub struct JobExport {
+    ledger: Database,
+    filter: JobFilter,
+    format: ExportFormat,
+    after: Option<JobId>,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Begins,
+    Continues,
+    Ended,
+}
+
+impl JobExport {
+    pub fn new(ledger: Database, filter: JobFilter, format: ExportFormat) -> Self {
+        Self { ledger, filter, format, after: None, progress: Progress::Begins }
+    }
+
+    /// The next lines; `None` at the end.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub async fn next_part(&mut self) -> Result<Option<String>, JobSearchError> {
+        let mut part = String::new();
+        if self.progress == Progress::Begins && self.format == ExportFormat::Csv {
+            part = csv_line(COLUMNS.map(Cow::Borrowed));
+        }
+        while self.progress != Progress::Ended {
+            let page = self.ledger.list_jobs(&self.filter, self.after.as_ref(), LIST_MAX).await?;
+            part.extend(page.jobs.iter().map(|job| self.line(job)));
+            part.extend(page.unreadable.iter().map(|row| self.unreadable_line(row)));
+            let next = page.next.map(JobId::new).transpose();
+            self.after = next.map_err(|why| LedgerError::Corrupt(format!("an id {why}")))?;
+            self.progress = if self.after.is_some() { Progress::Continues } else { Progress::Ended };
+            if !part.is_empty() {
+                break;
+            }
+        }
+        Ok((!part.is_empty()).then_some(part))
+    }
+
+    fn line(&self, job: &JobSummary) -> String {
+        match self.format {
+            ExportFormat::JsonLines => json_line(&serde_json::to_string(job).unwrap_or_default()),
+            ExportFormat::Csv => csv_line(cells(job)),
+        }
+    }
+
+    fn unreadable_line(&self, row: &UnreadableRow) -> String {
+        match self.format {
+            ExportFormat::JsonLines => {
+                json_line(&json!({"id": row.id, "state": "unreadable", "reason": row.problem}).to_string())
+            }
+            ExportFormat::Csv => csv_line(COLUMNS.map(|column| match column {
+                "id" => Cow::Borrowed(row.id.as_str()),
+                "state" => "unreadable".into(),
+                "reason" => Cow::Borrowed(row.problem.as_str()),
+                _ => "".into(),
+            })),
+        }
+    }
+}
+
+fn json_line(document: &str) -> String {
+    format!("{}\n", printable_json(document))
+}
+
+fn cells(job: &JobSummary) -> [Cow<'_, str>; COLUMNS.len()] {
+    fn text(text: &Option<String>) -> Cow<'_, str> {
+        text.as_deref().unwrap_or_default().into()
+    }
+    let is_finished = is_finished(&job.state);
+    [
+        job.id.as_str().into(),
+        job.provider.as_str().into(),
+        job.state.as_str().into(),
+        decimal_amount(job.amount, &job.currency).into(),
+        job.currency.as_str().into(),
+        text(&job.account),
+        text(&job.reference),
+        text(&job.provider_reference),
+        job.attempts.to_string().into(),
+        text(&job.reason),
+        text(&job.wait_reason),
+        text(&job.wait_limit),
+        if is_finished { "".into() } else { job.wake_at.to_string().into() },
+        job.created_at.to_string().into(),
+        job.updated_at.to_string().into(),
+        if is_finished { job.updated_at.to_string().into() } else { "".into() },
+    ]
+}
+
+/// One line as RFC 4180 has it.
+fn csv_line(cells: [Cow<'_, str>; COLUMNS.len()]) -> String {
+    let cells: Vec<String> = cells.iter().map(|cell| csv_cell(cell)).collect();
+    format!("{}\r\n", cells.join(","))
+}
+
+fn csv_cell(text: &str) -> String {
+    let guard = if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
+    let text = printable(text);
+    if text.contains(['"', ',', '\n', '\r']) {
+        return format!("\"{guard}{}\"", text.replace('"', "\"\""));
+    }
+    format!("{guard}{text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_cell_is_a_formula() {
+        for (text, cell) in [
+            ("", ""),
+            ("pay-1", "pay-1"),
+            ("-pay", "'-pay"),
+            ("=1+1", "'=1+1"),
+            ("+49", "'+49"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("\tx", "'\\tx"),
+            ("\r=1", "'\\r=1"),
+            ("a \"b\", c", "\"a \"\"b\"\", c\""),
+            ("=HYPERLINK(\"x\",\"y\")", "\"'=HYPERLINK(\"\"x\"\",\"\"y\"\")\""),
+            ("two\nlines", "two\\nlines"),
+        ] {
+            assert_eq!(csv_cell(text), cell, "{text:?}");
+        }
+    }
+}
