@@ -108,7 +108,7 @@ async fn a_provider_is_paused_and_resumed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn payment_is_found_with_its_timeline() {
     let browser = Browser::open(&stand().await.origin, "#/jobs").await;
-    browser.fill("input[name=search]", "steady-3").await;
+    browser.fill(".filters input[name=search]", "steady-3").await;
     browser.click(".filters button[type=submit]").await;
     browser.await_true("return document.querySelectorAll('tbody tr').length === 1").await;
     browser.await_text("tbody", "EUR 37.50").await;
