@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::changes::{ActionReason, actor};
-use super::{PAGE_SIZE, provider};
+use super::PAGE_SIZE;
+use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Actor, LIST_MAX};
 use crate::ledger::rejected::{RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal, RejectedSummary};
 use crate::ops::OpsState;
@@ -75,7 +76,9 @@ pub async fn list(
     if !(1..=LIST_MAX).contains(&at_most) {
         return Err(ApiError::bad_request(format!("`limit` must be 1 to {LIST_MAX}, got {at_most}")));
     }
-    let provider = name.as_deref().map(provider).transpose()?;
+    let provider = name
+        .map(|name| ProviderName::new(name).map_err(|why| ApiError::bad_request(format!("`provider`: {why}"))))
+        .transpose()?;
     let filter = RejectedFilter { provider, reason, decided: decided.unwrap_or_default() };
     Ok(JsonResponse(ops.operator_context.ledger.list_rejected(&filter, before, at_most).await?))
 }
