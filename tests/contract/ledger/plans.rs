@@ -9,6 +9,7 @@ use super::*;
 mod backlog;
 mod filling;
 mod postgres;
+mod rejected;
 mod sqlite;
 mod work;
 
@@ -20,7 +21,9 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 27] = [
+const READ_IN_FULL: [(&str, &str, &str); 29] = [
+    ("rejected messages are counted", ANY, "partial: holds the open ones, and ends at 10,001"),
+    ("a rejected message is decided", "settings_person", "SQLite: the one row of a change's author"),
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for operators and metrics"),
@@ -97,7 +100,7 @@ trait Explained {
 fn judge(kind: &str, accesses: &[Access]) {
     let bad: Vec<_> = accesses.iter().filter(|access| access.is_in_full() && access.reason().is_none()).collect();
     assert!(bad.is_empty(), "{kind}: without an index:\n{bad:#?}");
-    for during in work::ON_THE_WAY.into_iter().chain(backlog::ON_THE_WAY) {
+    for during in work::ON_THE_WAY.into_iter().chain(backlog::ON_THE_WAY).chain(rejected::ON_THE_WAY) {
         let sought = accesses.iter().any(|access| access.during == during && access.sought);
         assert!(sought, "{kind}: no index was used for: {during}: {accesses:#?}");
     }
