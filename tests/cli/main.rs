@@ -17,6 +17,7 @@ mod fakes;
 mod flows;
 mod hostile_text;
 mod jobs;
+mod limits;
 mod no_fault_injection;
 mod ops_port;
 mod other_deployment;
