@@ -39,7 +39,7 @@ CREATE INDEX rejected_messages_decided ON rejected_messages (id) WHERE decision 
 
 CREATE TRIGGER rejected_messages_are_decided_once BEFORE UPDATE ON rejected_messages
     WHEN OLD.decided_at IS NOT NULL OR NEW.decision IS NULL OR NEW.id <> OLD.id OR NEW.at <> OLD.at
-        OR NEW.lane <> OLD.lane OR NEW.job_id IS NOT OLD.job_id OR NEW.reason <> OLD.reason OR NEW.detail <> OLD.detail
+        OR NEW.lane <> OLD.lane OR NEW.job_id IS NOT OLD.job_id OR NEW.reason IS NOT OLD.reason OR NEW.detail <> OLD.detail
         OR NEW.body_sha256 <> OLD.body_sha256 OR NEW.body_bytes <> OLD.body_bytes
         OR (NEW.head IS NOT OLD.head AND NEW.head IS NOT NULL)
 BEGIN

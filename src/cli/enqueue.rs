@@ -8,18 +8,18 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use indicatif::{ProgressBar, ProgressStyle};
-use serde::{Deserialize, Serialize};
+use indicatif::ProgressBar;
+use serde::Deserialize;
 use serde_json::error::Category;
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, BufReader};
 
 use super::enqueue_conflicts::{ConflictCheck, LineConflict, conflict_text};
+use super::enqueue_report::{EnqueueReport, progress_bar, record_failed_line};
 use super::input::{self, Input, InputError, InputLine, LineReader};
 use super::provider::{parse_name, unknown_provider};
 use super::{CommandContext, CommandError, Console, Exit};
@@ -248,28 +248,6 @@ impl FileToPublish<'_> {
     }
 }
 
-#[derive(Debug, Default, Serialize)]
-struct EnqueueReport {
-    published: u64,
-    bad: Vec<FailedLine>,
-    /// Published lines that workers reject, because their ids were recorded before with other content.
-    conflicts: Vec<FailedLine>,
-    /// Lines that the broker did not confirm.
-    unconfirmed: Vec<FailedLine>,
-    /// The queue failed, and the remaining lines were not read.
-    #[serde(skip)]
-    stopped: bool,
-    /// The file cannot be read any further.
-    #[serde(skip)]
-    read_error: Option<io::Error>,
-}
-
-#[derive(Debug, Serialize)]
-struct FailedLine {
-    line: u64,
-    reason: String,
-}
-
 /// Publishes a file's lines.
 async fn publish_file(
     order: &FileToPublish<'_>,
@@ -287,7 +265,7 @@ async fn publish_file(
     let published = publishing.run(&mut lines, queue).await;
     bar.finish_and_clear();
     published?;
-    let exit = print_report(&report, order, console)?;
+    let exit = report.print(order.json, console)?;
     report.read_error.map_or(Ok(exit), |error| Err(unreadable(error.into())))
 }
 
@@ -396,18 +374,6 @@ struct PreparedLine {
     message: OutgoingMessage,
 }
 
-fn record_failed_line(
-    list: &mut Vec<FailedLine>,
-    line: u64,
-    reason: String,
-    bar: &ProgressBar,
-    console: &mut Console,
-) -> io::Result<()> {
-    bar.suspend(|| console.message(&format!("line {line}: {reason}")))?;
-    list.push(FailedLine { line, reason });
-    Ok(())
-}
-
 /// The warnings about a line, its lane and its message.
 fn prepare(
     number: u64,
@@ -439,54 +405,4 @@ fn lane_of(body: &[u8], order: &FileToPublish<'_>) -> Result<ProviderName, Strin
         return Err(format!("there is no provider `{lane}` in the database"));
     }
     Ok(lane)
-}
-
-fn print_report(
-    report: &EnqueueReport,
-    order: &FileToPublish<'_>,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    if order.json {
-        console.json(report)?;
-    } else {
-        let conflicts = match report.conflicts.len() {
-            0 => String::new(),
-            conflicts => format!(", {conflicts} in conflict"),
-        };
-        console.line(&format!("{} published, {} invalid{conflicts}", report.published, report.bad.len()))?;
-    }
-    if report.read_error.is_some() {
-        console.message(
-            "stopped because the file cannot be read any further; fix that and run the same file again: published ids are \
-             not charged twice",
-        )?;
-    } else if report.stopped {
-        console.message(
-            "stopped because the queue failed; run the same file again: published ids are not charged twice",
-        )?;
-    } else if !report.unconfirmed.is_empty() {
-        let left = report.unconfirmed.len();
-        console.message(&format!(
-            "{left} not published, because their queues are declared differently; fix that and run the same file again: \
-             published ids are not charged twice"
-        ))?;
-    }
-    let failed = [&report.bad, &report.conflicts, &report.unconfirmed];
-    Ok(if failed.iter().all(|lines| lines.is_empty()) { Exit::Success } else { Exit::Failed })
-}
-
-fn progress_bar(bytes: Option<u64>, drawn: bool) -> ProgressBar {
-    if !drawn {
-        return ProgressBar::hidden();
-    }
-    let (bar, template) = match bytes {
-        Some(bytes) => (ProgressBar::new(bytes), "{wide_bar} {percent} % · {msg} · {eta} left"),
-        None => (ProgressBar::new_spinner(), "{spinner} {msg} · {elapsed}"),
-    };
-    // Redrawn by time, so that a slow broker shows as a moving clock.
-    bar.enable_steady_tick(Duration::from_millis(200));
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }

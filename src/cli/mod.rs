@@ -25,6 +25,7 @@ pub mod console;
 pub mod demo;
 pub mod enqueue;
 mod enqueue_conflicts;
+mod enqueue_report;
 pub mod fake_provider;
 pub mod generated;
 mod hyphen_values;

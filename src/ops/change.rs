@@ -4,12 +4,14 @@
 //! Limits are added and removed by the provider file only.
 
 use clap::ValueEnum;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::domain::job::JobId;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
+use crate::fleet::OverviewInput;
+use crate::fleet::pace::{ClearTimeOverview, MissingSource, clear_time};
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, JobResolution};
 use crate::ledger::provider_row::ProviderRow;
@@ -88,6 +90,24 @@ pub struct RateChange {
     pub rate_after: Rate,
     pub row_before: ProviderRow,
     pub row_after: ProviderRow,
+}
+
+/// The clear time of the backlog before and after the change.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ClearTimeChange {
+    pub from: ClearTimeOverview,
+    pub to: ClearTimeOverview,
+}
+
+impl ClearTimeChange {
+    /// Estimates both from the same data, as the overview does.
+    pub fn new(input: &OverviewInput, change: &RateChange) -> Self {
+        let clears = |row: &ProviderRow| match row.validate(0) {
+            Ok(provider) => clear_time(input, &provider).into(),
+            Err(_) => ClearTimeOverview::Unknown { missing: MissingSource::Row },
+        };
+        Self { from: clears(&change.row_before), to: clears(&change.row_after) }
+    }
 }
 
 /// Why nothing was changed.

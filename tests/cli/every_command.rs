@@ -27,7 +27,7 @@ const NOT_WALKED: [(&str, &str); 7] = [
 const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"];
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 40] = [
+pub const WALK: [(&[&str], Exit); 41] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -42,6 +42,7 @@ pub const WALK: [(&[&str], Exit); 40] = [
     (&["provider", "resume", "acme"], Exit::Success),
     (&["provider", "resume", "nobody"], Exit::Failed),
     (&["limits", "list"], Exit::Success),
+    (&["limits", "set", "acme", "per-second", "200/s", "--dry-run"], Exit::Success),
     (&["limits", "set", "acme", "per-second", "50/s", "--because", "billing day"], Exit::Success),
     (&["limits", "set", "acme", "per-year", "50/1s"], Exit::Failed),
     (&["limits", "history", "acme"], Exit::Success),

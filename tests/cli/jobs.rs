@@ -25,7 +25,7 @@ const LEASE: Duration = Duration::from_secs(60);
 
 pub struct Desk {
     pub dir: tempfile::TempDir,
-    database: Database,
+    pub database: Database,
 }
 
 impl Desk {

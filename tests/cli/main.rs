@@ -18,6 +18,7 @@ mod fakes;
 mod flows;
 mod hostile_text;
 mod jobs;
+mod limits;
 mod lists;
 mod no_fault_injection;
 mod ops_port;

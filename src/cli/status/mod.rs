@@ -22,7 +22,7 @@ use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
 mod finish;
-mod text;
+pub(super) mod text;
 
 /// Refresh interval of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
@@ -175,7 +175,7 @@ async fn queue_depths(cx: &CommandContext<'_>, names: &[ProviderName]) -> (BTree
 }
 
 /// The contents of the database: rows, jobs, and the workers' heartbeats.
-async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewInput, CommandError> {
+pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewInput, CommandError> {
     let ledger = cx.ledger().await?;
     let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
     let at_ms = unix_ms();

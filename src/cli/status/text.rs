@@ -203,7 +203,12 @@ fn waiting_note(provider: &ProviderOverview) -> Option<String> {
 
 /// The clear time: `2 min 5 s`, its lower bound `≥ 34 s`, or why there is none.
 fn clear_time(provider: &ProviderOverview) -> String {
-    match &provider.clears {
+    clear_time_text(&provider.clears)
+}
+
+/// The same of an estimate that is no provider's own.
+pub fn clear_time_text(clears: &ClearTimeOverview) -> String {
+    match clears {
         ClearTimeOverview::ClearsIn { ms } => rounded_duration(*ms),
         ClearTimeOverview::DependsOnAccounts { at_least_ms, .. } => format!("≥ {}", rounded_duration(*at_least_ms)),
         ClearTimeOverview::Never { .. } => "never".to_owned(),

@@ -31,15 +31,19 @@ static REJECT: Template = Template::new(
 const COLUMNS: &str = "id, {ms:at} AS at_ms, lane, job_id, reason, detail, head, body_bytes, body_sha256, decision, \
      {ms:decided_at} AS decided_at_ms, decided_by, os_user, program, because";
 
+/// The column of the reason's code. In this table it holds no text for people.
+const REASON_CODE: &str = "reason";
+
 static ONE: Template = Template::made(|_| format!("SELECT {COLUMNS} FROM rejected_messages WHERE id = $1"));
 
 static OPEN: Template = Template::made(|_| page_text("decision IS NULL"));
 static OPEN_OF_A_LANE: Template =
-    Template::made(|_| page_text("decision IS NULL AND lane = $3 AND ($4 IS NULL OR reason = $4)"));
-static OPEN_OF_A_REASON: Template = Template::made(|_| page_text("decision IS NULL AND reason = $3"));
+    Template::made(|_| page_text(&format!("decision IS NULL AND lane = $3 AND ($4 IS NULL OR {REASON_CODE} = $4)")));
+static OPEN_OF_A_REASON: Template = Template::made(|_| page_text(&format!("decision IS NULL AND {REASON_CODE} = $3")));
 /// Filtered row by row: operators decide, so these are few.
-static DECIDED: Template =
-    Template::made(|_| page_text("decision IS NOT NULL AND ($3 IS NULL OR lane = $3) AND ($4 IS NULL OR reason = $4)"));
+static DECIDED: Template = Template::made(|_| {
+    page_text(&format!("decision IS NOT NULL AND ($3 IS NULL OR lane = $3) AND ($4 IS NULL OR {REASON_CODE} = $4)"))
+});
 
 fn page_text(which: &str) -> String {
     format!("SELECT {COLUMNS} FROM rejected_messages WHERE {which} AND id < $1 ORDER BY id DESC LIMIT $2")

@@ -15,12 +15,11 @@ use utoipa::ToSchema;
 use super::{OperatorContext, PROGRAM, parse_job_id};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::fleet::pace::{ClearTimeOverview, MissingSource, clear_time};
 use crate::ledger::operator::{Actor, JobResolution};
-use crate::ledger::provider_row::{LimitSummary, ProviderRow};
+use crate::ledger::provider_row::LimitSummary;
 use crate::ledger::settings::InvalidRow;
 use crate::ops::OpsState;
-use crate::ops::change::{JobDecision, ResolutionKind, SettingsChangeError, set_paused, set_rate};
+use crate::ops::change::{ClearTimeChange, JobDecision, ResolutionKind, SettingsChangeError, set_paused, set_rate};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::{ApiBody, ApiError, JsonResponse, validate_reason};
 use crate::worker::resend::{ResendError, Resender, provider_names};
@@ -231,13 +230,6 @@ pub struct RateResult {
     clears: ClearTimeChange,
 }
 
-/// The clear time of the backlog before and after the change.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ClearTimeChange {
-    from: ClearTimeOverview,
-    to: ClearTimeOverview,
-}
-
 /// The configured limits of all providers; `/api/v1/limits/{provider}` has their usage.
 #[utoipa::path(
     get,
@@ -336,16 +328,12 @@ pub async fn set_limit(
     let ledger = &ops.operator_context.ledger;
     let input = ops.collector.input().await;
     let change = set_rate(ledger, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
-    let clears = |row: &ProviderRow| match row.validate(0) {
-        Ok(provider) => clear_time(&input, &provider).into(),
-        Err(_) => ClearTimeOverview::Unknown { missing: MissingSource::Row },
-    };
     Ok(JsonResponse(RateResult {
         limit,
         from: change.rate_before.to_string(),
         to: change.rate_after.to_string(),
         changed: !asked.dry_run && change.rate_before != change.rate_after.into(),
-        clears: ClearTimeChange { from: clears(&change.row_before), to: clears(&change.row_after) },
+        clears: ClearTimeChange::new(&input, &change),
     }))
 }
 

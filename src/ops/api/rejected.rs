@@ -10,8 +10,8 @@ use axum::{Extension, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::changes::{ActionReason, actor};
 use super::PAGE_SIZE;
+use super::changes::{ActionReason, actor};
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Actor, LIST_MAX};
 use crate::ledger::rejected::{RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal, RejectedSummary};
@@ -159,4 +159,77 @@ async fn decide(
 /// Parses the number in an address; an invalid one is an unknown message.
 fn parse_id(id: &str) -> Result<i64, ApiError> {
     id.parse().map_err(|_| ApiError::not_found("there is no such rejected message"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use sha2::{Digest as _, Sha256};
+
+    use crate::domain::job::InvalidReason;
+    use crate::domain::provider::ProviderName;
+    use crate::ledger::copies::RejectedMessage;
+    use crate::ops::api::tests::TestApi;
+    use crate::queue::{Destination, OutgoingMessage, Properties};
+
+    /// A rejected message, with its copy in the queue.
+    async fn reject(api: &TestApi, body: &'static str) {
+        let message = RejectedMessage {
+            lane: ProviderName::new("acme").unwrap(),
+            job_id: None,
+            reason: "bad_amount",
+            detail: "amount: must be above 0".to_owned(),
+            body_sha256: Sha256::digest(body).into(),
+            body_bytes: body.len(),
+            head: body.to_owned(),
+        };
+        api.database.reject(&message).await.unwrap();
+        let destination = Destination::Invalid { reason: InvalidReason::BadAmount, detail: message.detail };
+        let properties = Properties::default();
+        api.queue.publish(OutgoingMessage { destination, body: body.into(), properties }).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn rejected_messages_are_listed_and_decided() {
+        let api = TestApi::new().await;
+        for body in ["one", "two", "three"] {
+            reject(&api, body).await;
+        }
+        let ids =
+            |page: &Value| page["messages"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect::<Value>();
+        let (status, page) = api.get("/api/v1/rejected?provider=acme&reason=bad_amount&limit=2").await;
+        assert_eq!((status, ids(&page), &page["next"]), (200, json!([3, 2]), &json!(2)));
+        assert_eq!(ids(&api.get("/api/v1/rejected?before=2").await.1), json!([1]));
+        assert_eq!(ids(&api.get("/api/v1/rejected?reason=secret").await.1), json!([]));
+        assert_eq!(api.get("/api/v1/rejected/1").await.1["head"], "one");
+        let (status, done) = api.post("/api/v1/rejected/1/republish", json!({"because": "ticket 4711"})).await;
+        assert_eq!((status, done), (200, json!({"id": 1, "decision": "republished", "note": null})));
+        assert_eq!(api.queue.depth(&ProviderName::new("acme").unwrap()).await.unwrap(), Some(1));
+        let (status, done) = api.post("/api/v1/rejected/2/discard", json!({})).await;
+        assert_eq!((status, done), (200, json!({"id": 2, "decision": "discarded", "note": null})));
+        let (_, decided) = api.get("/api/v1/rejected?decided=true").await;
+        assert_eq!(ids(&decided), json!([2, 1]));
+        let first = &decided["messages"][1];
+        assert_eq!((&first["os_user"], &first["because"]), (&json!("alice@curl/8.5.0"), &json!("ticket 4711")));
+        for (path, status) in [
+            ("/api/v1/rejected/1/discard", 409),
+            ("/api/v1/rejected/9/discard", 404),
+            ("/api/v1/rejected/pay-1/republish", 404),
+        ] {
+            assert_eq!(api.post(path, json!({})).await.0, status, "{path}");
+        }
+        for (path, status) in [
+            ("/api/v1/rejected/9", 404),
+            ("/api/v1/rejected/pay-1", 404),
+            ("/api/v1/rejected?limit=0", 400),
+            ("/api/v1/rejected?before=x", 400),
+            ("/api/v1/rejected?provider=No", 400),
+            ("/api/v1/rejected?colour=red", 400),
+        ] {
+            assert_eq!(api.get(path).await.0, status, "{path}");
+        }
+        // The overview counts what is open.
+        let (_, overview) = api.get("/api/v1/overview").await;
+        assert_eq!(overview["rejected"], json!({"messages": 1, "is_at_least": false, "providers": {"acme": 1}}));
+    }
 }

@@ -22,7 +22,7 @@ use crate::queue::message::{decode, encode};
 pub struct TestApi {
     pub address: String,
     pub database: Database,
-    queue: Arc<dyn Queue>,
+    pub queue: Arc<dyn Queue>,
     published: PublishedApi,
     stop: CancellationToken,
 }
@@ -60,7 +60,7 @@ impl TestApi {
         self.exchange("get", path, client().get(format!("{}{path}", self.address))).await
     }
 
-    async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+    pub async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let request = client().post(format!("{}{path}", self.address)).json(&body);
         let (status, answer) = self.exchange("post", path, request).await;
         if status < 300 {

@@ -10,6 +10,7 @@ mod backlog;
 mod filling;
 mod history;
 mod postgres;
+mod rejected;
 mod search;
 mod sqlite;
 mod work;
@@ -23,7 +24,9 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 44] = [
+const READ_IN_FULL: [(&str, &str, &str); 46] = [
+    ("rejected messages are counted", ANY, "partial: holds the open ones, and ends at 10,001"),
+    ("a rejected message is decided", "settings_person", "SQLite: the one row of a change's author"),
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_state_and_time", "counts all jobs, for operators and metrics"),
@@ -135,7 +138,9 @@ trait Explained {
 fn judge(kind: &str, accesses: &[Access]) {
     let bad: Vec<_> = accesses.iter().filter(|access| access.is_in_full() && access.reason().is_none()).collect();
     assert!(bad.is_empty(), "{kind}: without an index:\n{bad:#?}");
-    for during in work::ON_THE_WAY.into_iter().chain(backlog::ON_THE_WAY).chain(history::ON_THE_WAY) {
+    for during in
+        work::ON_THE_WAY.into_iter().chain(backlog::ON_THE_WAY).chain(history::ON_THE_WAY).chain(rejected::ON_THE_WAY)
+    {
         let sought = accesses.iter().any(|access| access.during == during && access.sought);
         assert!(sought, "{kind}: no index was used for: {during}: {accesses:#?}");
     }

@@ -10,7 +10,6 @@ use sluicegate::domain::time::Micros;
 use sluicegate::ledger::copies::RejectedMessage;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::operator::{Actor, DatabaseTime, JobFilter, JobResolution};
-use sluicegate::ledger::rejected::{ContentOfId, RejectedDecision, RejectedFilter};
 use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy, ScrubScope, WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 
@@ -19,11 +18,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// Duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 27] = [
-    "rejected messages are listed",
-    "a rejected message is read",
-    "a rejected message is decided",
-    "published ids are compared",
+pub const ON_THE_WAY: [&str; 23] = [
     "a job comes back",
     "a job is refused",
     "leases are renewed",
@@ -65,9 +60,8 @@ pub const IN_HAND: [&str; 8] = [
 pub const OF_A_PROVIDER: [&str; 1] = ["a provider's arrivals are read"];
 
 /// Jobs that are active at the same time.
-const CROWD: u32 = 40;
+pub const CROWD: u32 = 40;
 const MINUTE: Duration = Duration::from_secs(60);
-
 /// The work, on jobs whose ids begin with `run`.
 pub struct Working<'a, E> {
     pub fixture: &'a Fixture,
@@ -111,7 +105,7 @@ impl<E: Explained> Working<'_, E> {
         self.accesses.extend(self.explained.accesses(self.fixture, during).await);
     }
 
-    fn job(&self, what: &str, number: u32) -> Job {
+    pub fn job(&self, what: &str, number: u32) -> Job {
         let id = format!("{}-{what}-{number}", self.run);
         Job { provider: name(&lane(number)), account: Some(account(number)), ..job(&id) }
     }
@@ -291,27 +285,7 @@ impl<E: Explained> Working<'_, E> {
         };
         ledger.reject(&message).await.unwrap();
         self.did("a message is rejected").await;
-        let (acme, reason) = (Some(name(&lane(round))), Some("schema".to_owned()));
-        for (provider, reason) in [(None, None), (acme.clone(), None), (None, reason.clone()), (acme, reason)] {
-            let filter = RejectedFilter { provider, reason, decided: false };
-            assert_eq!(ledger.list_rejected(&filter, None, 10).await.unwrap().messages.len(), 10);
-            self.did("rejected messages are listed").await;
-        }
-        let alice = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
-        let newest = ledger.list_rejected(&RejectedFilter::default(), None, 1).await.unwrap().messages[0].id;
-        ledger.rejected_message(newest).await.unwrap().unwrap();
-        self.did("a rejected message is read").await;
-        assert_eq!(ledger.decide_rejected(newest, RejectedDecision::Discarded, &alice).await.unwrap(), None);
-        self.did("a rejected message is decided").await;
-        let decided = RejectedFilter { decided: true, ..RejectedFilter::default() };
-        assert!(!ledger.list_rejected(&decided, None, 10).await.unwrap().messages.is_empty());
-        self.did("decided messages are listed").await;
-        assert!(!ledger.count_rejected().await.unwrap().is_empty());
-        self.did("rejected messages are counted").await;
-        let published: Vec<ContentOfId> =
-            (0..CROWD).map(|n| ContentOfId { id: self.job("in", n).id, hash: ContentHash([1; 32]) }).collect();
-        ledger.find_conflicts(&published).await.unwrap();
-        self.did("published ids are compared").await;
+        self.rejected(round).await;
         let events = ledger.lease_events(5, MINUTE).await.unwrap();
         assert!(!events.is_empty());
         self.did("outcomes are taken").await;
