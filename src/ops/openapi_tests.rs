@@ -174,6 +174,7 @@ pub fn example_address(path: &str) -> String {
     if path == "/api/v1/history" {
         return format!("{path}?provider=acme");
     }
+    let path = path.replace("rejected/{id}", "rejected/1");
     path.replace("{id}", "pay-1").replace("{name}", "acme").replace("{provider}", "acme").replace("{limit}", "second")
 }
 

@@ -180,6 +180,10 @@ async fn no_route_shows_hidden_characters() {
     let pool = stand.database.sqlite_pool().unwrap();
     sqlx::raw_sql(bolt).execute(&pool).await.unwrap();
     hostile::fill(&pool, hostile::HOSTILE).await;
+    // After the others: what is rejected changes by a decision alone.
+    let rejected = "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes, head) \
+        VALUES (1, 'acme', ?1, 'malformed', ?1, zeroblob(32), 1, ?1)";
+    sqlx::query(rejected).bind(hostile::HOSTILE).execute(&pool).await.unwrap();
     let mut hostile_answers = 0;
     for path in routes().await.iter().filter(|path| !path.starts_with("/assets/") && !path.starts_with("/{")) {
         for address in [example_address(path), path.replace("{name}", "bolt").replace("{id}", "pay-2")] {

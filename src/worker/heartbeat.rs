@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::Backends;
 use super::job::refusal_codes;
 use super::lane_control::LaneControl;
+use super::outage_starts::OutageStarts;
 use super::supervisor::WorkerStatus;
 use crate::domain::format::count;
 use crate::domain::job::JobField;
@@ -252,20 +253,6 @@ async fn ping(kind: &str, question: impl Future<Output = Result<Option<String>, 
     BackendStatus { ok, kind: kind.to_owned(), version, rtt_ms, problem, since_ms: None }
 }
 
-/// Since when each backend has not answered this process.
-#[derive(Debug, Default)]
-struct OutageStarts(BTreeMap<String, i64>);
-
-impl OutageStarts {
-    /// Adds to each backend that does not answer when that began.
-    fn record(&mut self, backends: &mut BTreeMap<String, BackendStatus>, at_ms: i64) {
-        self.0.retain(|name, _| backends.get(name).is_some_and(|backend| !backend.ok));
-        for (name, backend) in backends.iter_mut().filter(|(_, backend)| !backend.ok) {
-            backend.since_ms = Some(*self.0.entry(name.clone()).or_insert(at_ms));
-        }
-    }
-}
-
 /// Requests of one lane until a report.
 #[derive(Clone, Copy, Debug, Default)]
 struct RequestsUntil {
@@ -405,18 +392,6 @@ mod tests {
         ] {
             assert_eq!(changes_soon(&report(ready, by, ends_in_ms)), soon, "{ready} {by:?} {ends_in_ms:?}");
         }
-    }
-
-    #[test]
-    fn outage_begins_with_the_first_ping_that_fails() {
-        let backend = |ok| [("limiter".to_owned(), BackendStatus { ok, ..BackendStatus::default() })].into();
-        let mut outages = OutageStarts::default();
-        let since = [(true, 1), (false, 2), (false, 3), (true, 4), (false, 5)].map(|(ok, at_ms)| {
-            let mut backends: BTreeMap<String, BackendStatus> = backend(ok);
-            outages.record(&mut backends, at_ms);
-            backends["limiter"].since_ms
-        });
-        assert_eq!(since, [None, Some(2), Some(2), None, Some(5)]);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod liveness;
 pub mod log_throttle;
 mod lookups;
 pub mod meter;
+mod outage_starts;
 pub mod outbox;
 pub mod publish;
 pub mod quotas;

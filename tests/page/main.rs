@@ -9,6 +9,7 @@ mod appearance;
 mod audit;
 mod browser;
 mod canned;
+mod canned_jobs;
 mod displayed_estimates;
 mod flows;
 mod headlines;

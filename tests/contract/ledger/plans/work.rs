@@ -412,8 +412,7 @@ impl<E: Explained> Working<'_, E> {
             let last = Identifier::new(first[1].id.clone()).unwrap();
             assert_eq!(operator.list_jobs(&of_provider, Some(&last), 2).await.unwrap().jobs.len(), 1);
             self.did("a provider's jobs are listed").await;
-            let (from, to) =
-                (DatabaseTime(first[0].created_at.0 - 60_000), DatabaseTime(first[0].created_at.0 + 60_000));
+            let [from, to] = [-60_000, 60_000].map(|ms| DatabaseTime(first[0].created_at.0 + ms));
             assert_eq!(operator.arrivals(&small, from, to, 100).await.unwrap().len(), 3);
             // Nothing arrived that early, although each page is full.
             assert_eq!(operator.arrivals(&name("lane-1"), DatabaseTime(1), DatabaseTime(2), 100).await.unwrap(), []);

@@ -1,0 +1,36 @@
+//! Starts of outages: since when each backend has not answered this process, by its pings.
+
+use std::collections::BTreeMap;
+
+use crate::fleet::report::BackendStatus;
+
+/// Since when each backend has not answered this process.
+#[derive(Debug, Default)]
+pub(super) struct OutageStarts(BTreeMap<String, i64>);
+
+impl OutageStarts {
+    /// Adds to each backend that does not answer when that began.
+    pub(super) fn record(&mut self, backends: &mut BTreeMap<String, BackendStatus>, at_ms: i64) {
+        self.0.retain(|name, _| backends.get(name).is_some_and(|backend| !backend.ok));
+        for (name, backend) in backends.iter_mut().filter(|(_, backend)| !backend.ok) {
+            backend.since_ms = Some(*self.0.entry(name.clone()).or_insert(at_ms));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outage_begins_with_the_first_ping_that_fails() {
+        let backend = |ok| [("limiter".to_owned(), BackendStatus { ok, ..BackendStatus::default() })].into();
+        let mut outages = OutageStarts::default();
+        let since = [(true, 1), (false, 2), (false, 3), (true, 4), (false, 5)].map(|(ok, at_ms)| {
+            let mut backends: BTreeMap<String, BackendStatus> = backend(ok);
+            outages.record(&mut backends, at_ms);
+            backends["limiter"].since_ms
+        });
+        assert_eq!(since, [None, Some(2), Some(2), None, Some(5)]);
+    }
+}
