@@ -88,9 +88,8 @@ impl JobFilter {
         let only_open = matches!(self.reason, Some(ReasonFilter::Waits(_)));
         let only_finished = !self.finished.is_unbounded() || matches!(self.reason, Some(ReasonFilter::Ended(_)));
         let fits = |state: &&'static str| {
-            (self.states.is_empty() || self.states.contains(state))
-                && !(only_open && is_finished(state))
-                && !(only_finished && !is_finished(state))
+            let is_wanted = self.states.is_empty() || self.states.contains(state);
+            is_wanted && if is_finished(state) { !only_open } else { !only_finished }
         };
         STATES.into_iter().filter(fits).collect()
     }

@@ -31,8 +31,17 @@ type FileLines = LineReader<Box<dyn AsyncBufRead + Send + Unpin>>;
 
 pub enum IdSource<'a> {
     Argument(Option<JobId>),
-    File { lines: Box<FileLines>, name: String },
-    Ledger { ledger: &'a Database, filter: JobFilter, page: VecDeque<IdEntry>, after: Option<JobId>, has_more: bool },
+    File {
+        lines: Box<FileLines>,
+        name: String,
+    },
+    Ledger {
+        ledger: &'a Database,
+        filter: Box<JobFilter>,
+        page: VecDeque<IdEntry>,
+        after: Option<JobId>,
+        has_more: bool,
+    },
 }
 
 impl IdSource<'_> {

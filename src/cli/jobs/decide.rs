@@ -231,7 +231,7 @@ pub struct DlqArgs {
 #[derive(Debug, Subcommand)]
 enum DlqAction {
     /// List dead payments, page by page, newest first.
-    List(show::PageArgs),
+    List(Box<show::PageArgs>),
     /// Show one dead payment: its requests, its events, and manual changes.
     Show(show::ShowArgs),
     /// Try dead payments again, one or all: same key, same request, attempts reset, within the limits.
@@ -320,7 +320,7 @@ async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, 
                 return print_empty_report(args, Exit::Failed, cx.console);
             }
             let filter = JobFilter { provider, ..JobFilter::of_state(DEAD) };
-            IdSource::Ledger { ledger, filter, page: VecDeque::new(), after: None, has_more: true }
+            IdSource::Ledger { ledger, filter: Box::new(filter), page: VecDeque::new(), after: None, has_more: true }
         }
     };
     let (resolution, actor) = (JobResolution::Replay, actor(args.because.as_deref()));

@@ -41,7 +41,7 @@ enum Action {
     /// Show why a payment is in its state: the checks it passed, the one it waits for, and the estimated start.
     Explain(ExplainArgs),
     /// List payments, page by page, newest first; with `--totals` their sums, with `--export` all of them as a file.
-    List(show::ListArgs),
+    List(Box<show::ListArgs>),
     /// Resolve a payment in `review`: record its outcome, or send it again.
     Resolve(decide::ResolveArgs),
     /// Cancel payments that are `waiting`; a request in flight is not stopped.

@@ -9,6 +9,7 @@ use super::*;
 mod backlog;
 mod filling;
 mod history;
+mod people;
 mod postgres;
 mod rejected;
 mod search;

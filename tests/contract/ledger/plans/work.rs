@@ -9,7 +9,6 @@ use sluicegate::domain::quota_spec::{Lookback, SubjectQuery};
 use sluicegate::domain::time::Micros;
 use sluicegate::ledger::copies::RejectedMessage;
 use sluicegate::ledger::fleet::WorkerReport;
-use sluicegate::ledger::operator::{Actor, DatabaseTime, JobFilter, JobResolution};
 use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy, ScrubScope, WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 
@@ -320,8 +319,8 @@ impl<E: Explained> Working<'_, E> {
 
     async fn upkeep(&mut self) {
         let ledger = self.fixture.database.clone();
-        let which =
-            OverduePolicy { grace: MINUTE, republish_after: MINUTE, republish_interval_max: 60 * MINUTE, at_most: 10 };
+        let republish_interval_max = 60 * MINUTE;
+        let which = OverduePolicy { grace: MINUTE, republish_after: MINUTE, republish_interval_max, at_most: 10 };
         for round in 0..8 {
             let lane = name(&lane(round));
             ledger.lease_duty("sweep", Duration::ZERO).await.unwrap();
@@ -344,8 +343,8 @@ impl<E: Explained> Working<'_, E> {
             self.transition_all(std::slice::from_ref(&hold), &refused).await;
             self.did("a job is put down").await;
             for (changed_ago, by) in [None, Some(MINUTE)].into_iter().zip([WaitCause::Limit, WaitCause::RetryAfter]) {
-                let which =
-                    WakeFilter { changed_ago, cause: by, propagation_time: MINUTE, due_within: MINUTE, at_most: 10 };
+                let [propagation_time, due_within] = [MINUTE; 2];
+                let which = WakeFilter { changed_ago, cause: by, propagation_time, due_within, at_most: 10 };
                 ledger.wake_waiting(&lane, &which).await.unwrap();
                 self.did("jobs that a limit refused are woken").await;
             }
@@ -384,7 +383,12 @@ impl<E: Explained> Working<'_, E> {
             format: 1,
             body: "{}".to_owned(),
         };
-        ledger.write_report(&report).await.unwrap();
+        self.reports(&report).await;
+    }
+
+    async fn reports(&mut self, report: &WorkerReport) {
+        let ledger = self.fixture.database.clone();
+        ledger.write_report(report).await.unwrap();
         ledger.worker_reports().await.unwrap();
         ledger.remove_report(&report.id).await.unwrap();
         self.did("a worker reports").await;
@@ -394,57 +398,5 @@ impl<E: Explained> Working<'_, E> {
     async fn finished_jobs_are_summed_up(&mut self, round: u32) {
         self.fixture.database.update_finished_totals().await.unwrap();
         self.did(if round == 0 { "finished jobs are recounted" } else { "finished jobs are added" }).await;
-    }
-
-    /// A provider with few jobs among all the others: queries about it read no other provider's jobs.
-    async fn a_small_provider(&mut self) {
-        let operator = self.fixture.database.clone();
-        let small = name("small");
-        for number in 0..3 {
-            let key = (number == 1).then(|| Identifier::new(format!("{}-key", self.run)).unwrap());
-            let job = Job { provider: small.clone(), idempotency_key: key, ..self.job("zz", number) };
-            self.fixture.take(&job).await;
-        }
-        self.did("a job is recorded").await;
-        let of_provider = JobFilter { provider: Some(small.clone()), ..JobFilter::default() };
-        for _ in 0..8 {
-            let first = operator.list_jobs(&of_provider, None, 2).await.unwrap().jobs;
-            let last = Identifier::new(first[1].id.clone()).unwrap();
-            assert_eq!(operator.list_jobs(&of_provider, Some(&last), 2).await.unwrap().jobs.len(), 1);
-            self.did("a provider's jobs are listed").await;
-            let [from, to] = [-60_000, 60_000].map(|ms| DatabaseTime(first[0].created_at.0 + ms));
-            assert_eq!(operator.arrivals(&small, from, to, 100).await.unwrap().len(), 3);
-            // Nothing arrived that early, although each page is full.
-            assert_eq!(operator.arrivals(&name("lane-1"), DatabaseTime(1), DatabaseTime(2), 100).await.unwrap(), []);
-            self.did("a provider's arrivals are read").await;
-        }
-    }
-
-    async fn people(&mut self) {
-        self.a_small_provider().await;
-        let operator = self.fixture.database.clone();
-        let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: Some("asked".to_owned()) };
-        for round in 0..8 {
-            let finished = self.job("sent", round * CROWD).id;
-            operator.job_details(&finished).await.unwrap().unwrap();
-            self.did("a job's history is read").await;
-            operator.queue_position(&finished, &[name(&lane(round))]).await.unwrap();
-            self.did("a job's queue position is read").await;
-            let waiting = self.job("parked", round * CROWD).id;
-            operator.resolve_job(&waiting, &JobResolution::Cancel, None, &by).await.unwrap();
-            self.did("a person decides").await;
-            let of_account = JobFilter { account: Some(account(7)), ..JobFilter::default() };
-            operator.list_jobs(&of_account, None, 20).await.unwrap();
-            self.did("an account's jobs are listed").await;
-            operator.list_jobs(&JobFilter::default(), None, 20).await.unwrap();
-            self.did("jobs are listed").await;
-            operator.list_jobs(&JobFilter::of_state("review"), None, 20).await.unwrap();
-            self.did("jobs of a state are listed").await;
-            self.searches(round).await;
-            operator.erasure_counts(&account(round)).await.unwrap();
-            self.did("an erasure is counted").await;
-            operator.erase_account(&account(round + 50), 20, &by).await.unwrap();
-            self.did("an account is erased").await;
-        }
     }
 }
