@@ -8,7 +8,7 @@ CREATE TABLE history_samples (
     step_s bigint NOT NULL CONSTRAINT step_is_10_or_300_seconds CHECK (step_s IN (10, 300)),
     -- End of the sample, a multiple of its length.
     at timestamptz NOT NULL,
-    -- Requests begun, payments finished for good, and 429 responses within the sample.
+    -- Requests that started, payments that succeeded, were declined, expired or were cancelled, and 429 responses within the sample.
     started bigint NOT NULL CONSTRAINT started_is_0_or_more CHECK (started >= 0),
     finished bigint NOT NULL CONSTRAINT finished_is_0_or_more CHECK (finished >= 0),
     throttled bigint NOT NULL CONSTRAINT throttled_is_0_or_more CHECK (throttled >= 0),

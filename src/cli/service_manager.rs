@@ -123,7 +123,7 @@ async fn feed_watchdog(status: &watch::Receiver<WorkerStatus>, timeout: Duration
             Err(stuck) => tracing::error!(
                 %stuck,
                 timeout_s = timeout.as_secs(),
-                "the watchdog is not told that this worker is alive; systemd restarts it after the timeout"
+                "this worker sends no sign of life to the watchdog; systemd restarts it after the timeout"
             ),
         }
     }

@@ -121,7 +121,7 @@ pub struct Provider {
     /// Fields that a message must have to be a job of this provider.
     pub require: BTreeSet<JobField>,
     pub order: JobOrder,
-    /// Until when the payments of a day should be sent. It delays and refuses nothing.
+    /// Until when the payments of a day should be sent. It delays no payment and rejects none.
     pub cutoff: Option<Cutoff>,
     /// When an operator ended the waits that the provider had named, in epoch milliseconds; 0: never.
     pub resumed_at: u64,

@@ -142,7 +142,7 @@ impl HistoryRange {
 pub struct RecordedPoint {
     /// End of the step.
     pub at: String,
-    /// Requests begun within the step.
+    /// Requests that started within the step.
     pub started: Option<u64>,
     pub started_per_s: Option<f64>,
     /// Payments that succeeded, were declined, expired or were cancelled within the step.

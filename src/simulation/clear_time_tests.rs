@@ -54,11 +54,18 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
+/// What is left to send, and the slots that are used already.
+#[derive(Clone, Copy)]
+struct Left<'a> {
+    jobs: u64,
+    used: &'a [UsedCount],
+}
+
 fn conditions<'a>(
     scenario: &Scenario,
     model: &'a Model,
     now_us: u64,
-    (jobs, used): (u64, &'a [UsedCount]),
+    Left { jobs, used }: Left<'a>,
 ) -> ClearTimeInput<'a> {
     ClearTimeInput {
         provider: &model.provider,
@@ -72,8 +79,8 @@ fn conditions<'a>(
     }
 }
 
-fn estimate(scenario: &Scenario, model: &Model, now_us: u64, (jobs, used): (u64, &[UsedCount])) -> Duration {
-    match conditions(scenario, model, now_us, (jobs, used)).clear_time() {
+fn estimate(scenario: &Scenario, model: &Model, now_us: u64, left: Left<'_>) -> Duration {
+    match conditions(scenario, model, now_us, left).clear_time() {
         ClearTime::In(clears_in) => clears_in,
         other => panic!("{other:?}"),
     }
@@ -86,7 +93,7 @@ fn the_estimate_agrees_with_the_simulated_lane() {
         let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
         let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
         let took = figures.clears_in_ms.unwrap();
-        let estimated = estimate(&scenario, &model, START_US, (scenario.jobs, &[])).as_millis();
+        let estimated = estimate(&scenario, &model, START_US, Left { jobs: scenario.jobs, used: &[] }).as_millis();
         let apart = u128::from(took).abs_diff(estimated);
         let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
         assert!(apart * 10 <= u128::from(took), "{name}: {estimated} ms, and it took {took} ms");
@@ -115,7 +122,7 @@ fn estimate_agrees_halfway_through() {
         };
         let used: Vec<UsedCount> = model.provider.limits.iter().map(used).collect();
         let left = scenario.jobs - u64::try_from(sent).unwrap();
-        let estimated = estimate(&scenario, &model, START_US + half_us, (left, &used)).as_millis();
+        let estimated = estimate(&scenario, &model, START_US + half_us, Left { jobs: left, used: &used }).as_millis();
         // The position of the uses in their window is not known: an error of one cycle remains.
         let longest = model.provider.limits.iter().map(|limit| cycle(limit).as_millis()).max().unwrap();
         let left_ms = u128::from(took - half_us / 1_000);
@@ -182,7 +189,7 @@ fn finish_time_is_steady_during_a_drain() {
             let at_us = took_us / SAMPLES * sample;
             let LaneAt { jobs: left, used, spread } = state_at(&scenario, &model, &figures, at_us);
             let left_ms = u128::from((took_us - at_us) / 1_000);
-            let estimated = estimate(&scenario, &model, START_US + at_us, (left, &used)).as_millis();
+            let estimated = estimate(&scenario, &model, START_US + at_us, Left { jobs: left, used: &used }).as_millis();
             let tolerated = (left_ms / 10).max(READOUT_AGE_MS + u128::from(scenario.hold_ms)) + spread.as_millis();
             if left > 0 && left_ms.abs_diff(estimated) > tolerated {
                 let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
@@ -205,7 +212,7 @@ fn forecast_at_a_cutoff_comes_true() {
             let cutoff_ms = took_ms * tenths / 10;
             let answered_us = (cutoff_ms * 1_000).saturating_sub(scenario.hold_ms * 500);
             let came = figures.arrivals_us.partition_point(|arrived_us| *arrived_us <= answered_us);
-            let input = conditions(&scenario, &model, START_US, (scenario.jobs, &[]));
+            let input = conditions(&scenario, &model, START_US, Left { jobs: scenario.jobs, used: &[] });
             let in_time_at = |ms: u64| match input.at_cutoff(EpochMs(input.now.0 + i64::try_from(ms).unwrap())) {
                 CutoffForecast::Missed(missed) => usize::try_from(scenario.jobs - missed.jobs).unwrap(),
                 CutoffForecast::OnTime { .. } => usize::try_from(scenario.jobs).unwrap(),

@@ -141,7 +141,7 @@ impl JobSearch<'_> {
         let order = "ORDER BY created_at DESC, number DESC";
         let arm = |of: &String| format!("SELECT {COLUMNS}, {number} AS number FROM jobs WHERE {of}{bounds}");
         let arms: Vec<String> = match statement.dialect {
-            // PostgreSQL merges arms only if each says its order. SQLite refuses that, and merges them anyway.
+            // PostgreSQL merges arms only if each says its order. SQLite does not accept that, and merges them anyway.
             Dialect::Postgres if arms.len() > 1 => arms.iter().map(|of| format!("({} {order})", arm(of))).collect(),
             _ => arms.iter().map(arm).collect(),
         };

@@ -1,7 +1,7 @@
 //! Rejected messages in SQL: their record, the lists of open and of decided ones, their count, and an operator's decision.
 //!
 //! Each list has an index for its filter, and is read from its newest row on. A trigger writes the instant and the
-//! author of a decision, and refuses a second one.
+//! author of a decision, and rejects a second one.
 
 use std::collections::BTreeMap;
 

@@ -13,11 +13,11 @@ use futures_util::stream::StreamExt as _;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::{DEAD, PAGE_SIZE};
+use super::{DEAD, page_size};
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::job_filter::JobFilter;
 use crate::ledger::job_filter_input::{InvalidFilter, RawJobFilter};
-use crate::ledger::operator::{JobPage, JobSearchError, JobTotals, LIST_MAX};
+use crate::ledger::operator::{JobPage, JobSearchError, JobTotals};
 use crate::ops::OpsState;
 use crate::ops::export::{ExportFormat, JobExport};
 use crate::ops::json::{ApiError, ErrorBody, JsonResponse};
@@ -183,10 +183,7 @@ struct Page {
 
 impl Page {
     fn validate(after: Option<String>, limit: Option<u32>) -> Result<Self, ApiError> {
-        let at_most = limit.unwrap_or(PAGE_SIZE);
-        if !(1..=LIST_MAX).contains(&at_most) {
-            return Err(ApiError::bad_request(format!("`limit` must be 1 to {LIST_MAX}, got {at_most}")));
-        }
+        let at_most = page_size(limit)?;
         let after = after.map(Identifier::new).transpose();
         Ok(Self { after: after.map_err(|why| ApiError::bad_request(format!("`after`: {why}")))?, at_most })
     }

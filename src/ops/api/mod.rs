@@ -14,7 +14,7 @@ use super::OpsState;
 use super::json::{ApiError, ErrorBody, JsonResponse};
 use crate::domain::job::JobId;
 use crate::ledger::database::Database;
-use crate::ledger::operator::{JobDetails, ResolutionRefusal};
+use crate::ledger::operator::{JobDetails, LIST_MAX, ResolutionRefusal};
 use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
@@ -57,6 +57,15 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
         .merge(rejected::routes())
+}
+
+/// Validates how many rows a page is to have.
+fn page_size(limit: Option<u32>) -> Result<u32, ApiError> {
+    let at_most = limit.unwrap_or(PAGE_SIZE);
+    if !(1..=LIST_MAX).contains(&at_most) {
+        return Err(ApiError::bad_request(format!("`limit` must be 1 to {LIST_MAX}, got {at_most}")));
+    }
+    Ok(at_most)
 }
 
 /// Parses the id in an address; an invalid id is an unknown payment.

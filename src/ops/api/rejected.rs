@@ -10,10 +10,10 @@ use axum::{Extension, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::PAGE_SIZE;
 use super::changes::{ActionReason, actor};
+use super::page_size;
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{Actor, LIST_MAX};
+use crate::ledger::operator::Actor;
 use crate::ledger::rejected::{RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal, RejectedSummary};
 use crate::ops::OpsState;
 use crate::ops::guard::ApiCaller;
@@ -72,10 +72,7 @@ pub async fn list(
     which: Result<Query<RejectedQuery>, QueryRejection>,
 ) -> Result<JsonResponse<RejectedPage>, ApiError> {
     let RejectedQuery { provider: name, reason, decided, before, limit } = which?.0;
-    let at_most = limit.unwrap_or(PAGE_SIZE);
-    if !(1..=LIST_MAX).contains(&at_most) {
-        return Err(ApiError::bad_request(format!("`limit` must be 1 to {LIST_MAX}, got {at_most}")));
-    }
+    let at_most = page_size(limit)?;
     let provider = name
         .map(|name| ProviderName::new(name).map_err(|why| ApiError::bad_request(format!("`provider`: {why}"))))
         .transpose()?;

@@ -1,7 +1,7 @@
 //! The search for one message among those that could not be a job, by the digest of its bytes.
 //!
-//! AMQP has no way to look into a queue: each message is taken and kept unacknowledged. The channel's end gives back all of
-//! them, at their place.
+//! AMQP has no way to look into a queue: each message is taken and kept unacknowledged. When the channel is closed, the broker
+//! returns all of them to their places.
 
 use lapin::options::BasicGetOptions;
 use sha2::{Digest as _, Sha256};

@@ -45,7 +45,7 @@ function ofBackend(outage, providers) {
   };
 }
 
-/** Providers in the same state for the same cause, two at least: one is told by its own card. */
+/** Providers in the same state for the same cause, two at least: the card of a single one says it. */
 function ofStates(providers, explained) {
   const groups = new Map();
   for (const { name, state, cause } of providers) {

@@ -21,12 +21,12 @@ const atLimit = ({ waiting, limits }) =>
   (limits ?? []).some(({ enabled, shadow, applies_to: calls, scope, used, remaining }) =>
     enabled !== false && !shadow && calls !== "lookup" && (scope ?? "provider") === "provider" && used > 0 && remaining === 0);
 
-/** The section of a provider by what it is now. `told`: an incident explains its state. */
-export function urgency(provider, told) {
+/** The section of a provider by what it is now. `explained`: an incident explains its state. */
+export function urgency(provider, explained) {
   const { state, review, dead, problems, clears, waiting } = provider;
   const unsent = clears?.kind === "never" || (state === "disabled" && waiting > 0);
   if (review > 0 || dead > 0 || (problems ?? []).length > 0 || unsent) return "attention";
-  if (STOPPED.has(state)) return told ? "stopped" : "attention";
+  if (STOPPED.has(state)) return explained ? "stopped" : "attention";
   if (LIMITED.has(state) || (state === "running" && atLimit(provider))) return "limited";
   return IDLE.has(state) ? "idle" : "running";
 }
@@ -35,16 +35,16 @@ export function urgency(provider, told) {
 export class Sorter {
   #last = new Map();
 
-  /** `told`: names of the providers whose state an incident explains. */
-  sections(providers, told, now) {
+  /** `explained`: names of the providers whose state an incident explains. */
+  sections(providers, explained, now) {
     const found = new Map(NAMES.map((name) => [name, []]));
-    for (const provider of providers) found.get(this.#sectionOf(provider, told.has(provider.name), now)).push(provider);
+    for (const provider of providers) found.get(this.#sectionOf(provider, explained.has(provider.name), now)).push(provider);
     found.get("attention").sort((a, b) => severity(a) - severity(b));
     return SECTIONS.map(([name, title, about]) => ({ name, title, about, providers: found.get(name) }));
   }
 
-  #sectionOf(provider, told, now) {
-    const wanted = urgency(provider, told);
+  #sectionOf(provider, explained, now) {
+    const wanted = urgency(provider, explained);
     const last = this.#last.get(provider.name);
     const calmer = last && NAMES.indexOf(wanted) > NAMES.indexOf(last.section);
     // The end of a fault and an operator's own decision show at once.

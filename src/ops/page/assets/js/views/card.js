@@ -16,8 +16,8 @@ const NEAR = 0.8;
 /** Counts younger than this are shown without their age. */
 const COUNTED_OLD_MS = 5_000;
 
-/** `told`: an incident above the cards has the cause, and the usage of limits is unknown. */
-export function card(provider, points, context, told) {
+/** `explained`: an incident above the cards has the cause, and the usage of limits is unknown. */
+export function card(provider, points, context, explained) {
   const { name } = provider;
   const [, tone] = laneState(provider.state);
   return h(
@@ -30,11 +30,11 @@ export function card(provider, points, context, told) {
       h("span", { class: "actions" }, liftButton(provider, context), pauseButton(provider, context)),
     ),
     h("div", { class: "state" }, chip(laneState(provider.state)), decisions(provider)),
-    told ? null : cause(provider),
+    explained ? null : cause(provider),
     badRow(provider),
     backlog(provider),
     finishLine(provider),
-    told ? null : bars(provider),
+    explained ? null : bars(provider),
     h(
       "figure",
       { class: "chart" },

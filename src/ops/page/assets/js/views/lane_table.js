@@ -20,14 +20,14 @@ const COLUMNS = [
   ["Action", "actions"],
 ];
 
-/** `told`: names of the providers whose cause an incident above has already. */
-export function laneTable(title, providers, context, told) {
+/** `explained`: names of the providers whose cause an incident above has already. */
+export function laneTable(title, providers, context, explained) {
   return table(title, COLUMNS, providers.map((provider) => ({
     key: provider.name,
     kind: `lane-row ${laneState(provider.state)[1]}`,
     cells: [
       h("a", { href: providerHref(provider.name), title: provider.name }, provider.name),
-      [chip(laneState(provider.state)), decisions(provider), refused(provider), told.has(provider.name) ? null : cause(provider)],
+      [chip(laneState(provider.state)), decisions(provider), refused(provider), explained.has(provider.name) ? null : cause(provider)],
       provider.waiting === 0 && !provider.waiting_is_at_least ? "" : waitingWords(provider),
       provider.oldest_waiting_at ? instant(provider.oldest_waiting_at, oldest(provider)) : "",
       provider.waiting === 0 ? "" : clearsAbout(provider.clears),

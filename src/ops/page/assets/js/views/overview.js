@@ -42,7 +42,7 @@ export function overview(context) {
       if (!known) return [heading, loading(context)];
       if (known.providers.length === 0) return [heading, warnings(known), nothing()];
       const found = incidents(known);
-      const told = new Set(found.flatMap(({ lanes }) => lanes));
+      const explained = new Set(found.flatMap(({ lanes }) => lanes));
       return [
         heading,
         h("p", { class: "unseen", "aria-live": "polite" }, state.changed),
@@ -50,7 +50,7 @@ export function overview(context) {
         sums(known),
         warnings(known),
         rejectedLine(known),
-        h("div", { class: "sections" }, sorter.sections(known.providers, told, serverNow()).map((section) => lanes(section, told, known.providers.length))),
+        h("div", { class: "sections" }, sorter.sections(known.providers, explained, serverNow()).map((section) => lanes(section, explained, known.providers.length))),
       ];
     },
   };
@@ -62,12 +62,12 @@ export function overview(context) {
     if (turned.length > 0) state.changed = turned.map((p) => `${p.name}: ${laneState(p.state)[0]}`).join(", ");
   }
 
-  function lanes({ name, title, about: words, providers }, told, all) {
+  function lanes({ name, title, about: words, providers }, explained, all) {
     if (providers.length === 0) return null;
     const dense = all > CARDS_MAX || name === "idle" || name === "stopped";
     const content = dense
-      ? laneTable(title, providers, context, told)
-      : h("div", { class: "cards" }, providers.map((provider) => card(provider, histories.of(provider.name), context, told.has(provider.name))));
+      ? laneTable(title, providers, context, explained)
+      : h("div", { class: "cards" }, providers.map((provider) => card(provider, histories.of(provider.name), context, explained.has(provider.name))));
     const id = `lanes-${name}`;
     if (name === "idle") {
       const names = providers.slice(0, CARDS_MAX).map((provider) => provider.name).join(", ");
