@@ -345,6 +345,9 @@ impl FilePublish<'_> {
 
     async fn record_published(&mut self, number: u64, job: ContentOfId) -> io::Result<()> {
         self.report.published += 1;
+        if self.report.conflicts_unknown {
+            return Ok(());
+        }
         let conflicts = self.check.add(number, job).await;
         self.record_conflicts(conflicts)
     }
@@ -360,9 +363,12 @@ impl FilePublish<'_> {
                 record_failed_line(&mut self.report.conflicts, line, reason, self.bar, self.console)
             }),
             // The lines are published, and workers check them anyway.
-            Err(error) => self.bar.suspend(|| {
-                self.console.message(&format!("warning: published ids were not compared with the ledger: {error}"))
-            }),
+            Err(error) => {
+                self.report.conflicts_unknown = true;
+                self.bar.suspend(|| {
+                    self.console.message(&format!("warning: published ids were not compared with the ledger: {error}"))
+                })
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The check of published jobs against the ledger: an id that was recorded before with other content is a conflict.
 //!
-//! A file's lines are checked after they were published, in batches by the primary key, so that the check delays no line.
+//! A file's lines are checked after they were published, in batches by the primary key, so that it costs one statement for a thousand lines.
 //! A worker that recorded a published line in between recorded the same content. Two lines of one file with one id are a
 //! conflict that only the ledger sees, once it has recorded the first.
 

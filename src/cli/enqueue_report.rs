@@ -14,6 +14,8 @@ pub struct EnqueueReport {
     pub bad: Vec<FailedLine>,
     /// Published lines that workers reject, because their ids were recorded before with other content.
     pub conflicts: Vec<FailedLine>,
+    /// The ledger did not answer: `conflicts` may lack lines.
+    pub conflicts_unknown: bool,
     /// Lines that the broker did not confirm.
     pub unconfirmed: Vec<FailedLine>,
     /// The queue failed, and the remaining lines were not read.

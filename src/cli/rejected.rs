@@ -223,8 +223,8 @@ async fn decide(
     cx: &mut CommandContext<'_>,
 ) -> Result<Exit, CommandError> {
     let ledger = cx.ledger().await?;
-    let numbers = numbers(args, cx).await?;
     let mut report = DecisionReport { decision: decision.name(), ..DecisionReport::default() };
+    let numbers = numbers(args, &mut report.refused, cx).await?;
     let total = numbers.len() as u64;
     let question = format!("Republish {}?", count(total, "rejected message"));
     if asks && args.numbers.is_empty() && total > 0 && !cx.console.confirm(&question)?.unwrap_or(true) {
@@ -274,8 +274,12 @@ fn print(report: &DecisionReport, json: bool, exit: Exit, console: &mut Console)
     Ok(exit)
 }
 
-/// The given numbers, or those of the open messages that match the filter, oldest first.
-async fn numbers(args: &DecideArgs, cx: &mut CommandContext<'_>) -> Result<Vec<i64>, CommandError> {
+/// The given numbers, or those of the open messages that match the filter, oldest first. Unreadable rows are refused.
+async fn numbers(
+    args: &DecideArgs,
+    refused: &mut Vec<RefusedMessage>,
+    cx: &mut CommandContext<'_>,
+) -> Result<Vec<i64>, CommandError> {
     if !args.numbers.is_empty() {
         return Ok(args.numbers.clone());
     }
@@ -284,6 +288,10 @@ async fn numbers(args: &DecideArgs, cx: &mut CommandContext<'_>) -> Result<Vec<i
     loop {
         let page = ledger.list_rejected(&filter, before, LIST_MAX).await?;
         numbers.extend(page.messages.iter().map(|message| message.id));
+        for row in &page.unreadable {
+            cx.console.message(&format!("warning: {row}"))?;
+            refused.push(RefusedMessage { number: row.id.parse().unwrap_or_default(), reason: row.problem.clone() });
+        }
         before = page.next;
         if before.is_none() {
             break;

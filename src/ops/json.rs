@@ -125,9 +125,10 @@ impl From<RejectedError> for ApiError {
     fn from(error: RejectedError) -> Self {
         match error {
             RejectedError::Refused(RejectedRefusal::NoSuchMessage(_)) => Self::not_found(error.to_string()),
-            RejectedError::Refused(_) | RejectedError::NoProvider(_) | RejectedError::NotKept => {
-                Self::conflict(error.to_string())
-            }
+            RejectedError::Refused(_)
+            | RejectedError::NoProvider(_)
+            | RejectedError::NotKept
+            | RejectedError::PublishedThough(_) => Self::conflict(error.to_string()),
             RejectedError::Queue(_) | RejectedError::NotRecorded(_) => Self::unavailable(error),
             RejectedError::Ledger(error) => error.into(),
         }

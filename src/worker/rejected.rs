@@ -42,7 +42,7 @@ impl CopyRemoval {
     }
 }
 
-/// Why nothing was decided.
+/// Why a decision was not made as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum RejectedError {
     #[error(transparent)]
@@ -58,6 +58,9 @@ pub enum RejectedError {
     /// The message is in its lane, and the row is still open.
     #[error("published, but the decision was not recorded: {0}; a repetition publishes the same message once more")]
     NotRecorded(LedgerError),
+    /// The message is in its lane, although another operator decided in the meantime.
+    #[error("published, although another decision came first: {0}")]
+    PublishedThough(RejectedRefusal),
 }
 
 impl RejectedError {
@@ -66,7 +69,7 @@ impl RejectedError {
         match self {
             Self::Queue(error) => !matches!(error, QueueError::Unroutable(_)),
             Self::Ledger(_) | Self::NotRecorded(_) => true,
-            Self::Refused(_) | Self::NoProvider(_) | Self::NotKept => false,
+            Self::Refused(_) | Self::NoProvider(_) | Self::NotKept | Self::PublishedThough(_) => false,
         }
     }
 }
@@ -75,7 +78,8 @@ impl RejectedDecider<'_> {
     /// Applies the decision.
     ///
     /// # Errors
-    /// Why it was refused; only [`RejectedError::NotRecorded`] has published anything.
+    /// Why it was refused. [`RejectedError::NotRecorded`] and [`RejectedError::PublishedThough`] have published the
+    /// message, the others have not.
     pub async fn decide(&self, id: i64, decision: RejectedDecision) -> Result<CopyRemoval, RejectedError> {
         match decision {
             RejectedDecision::Republished => self.republish(id).await,
@@ -94,11 +98,10 @@ impl RejectedDecider<'_> {
         let message = OutgoingMessage { destination: Destination::Lane(lane.clone()), body, properties };
         self.queue.publish(message).await.map_err(RejectedError::Queue)?;
         let recorded = self.ledger.decide_rejected(id, RejectedDecision::Republished, &self.actor).await;
-        // Another operator has decided meanwhile: the message is published all the same.
         let refusal = recorded.map_err(RejectedError::NotRecorded)?;
         let removed =
             receipt.ack().await.map_or_else(|error| CopyRemoval::Kept(error.to_string()), |()| CopyRemoval::Removed);
-        refusal.map_or(Ok(removed), |refusal| Err(refusal.into()))
+        refusal.map_or(Ok(removed), |refusal| Err(RejectedError::PublishedThough(refusal)))
     }
 
     async fn discard(&self, id: i64) -> Result<CopyRemoval, RejectedError> {

@@ -316,6 +316,10 @@ async fn rejected_message_is_found_by_its_bytes(queue: Arc<dyn Queue>) {
     assert!(find(b"not a job", "bad_id").await.is_none(), "another reason");
     assert!(find(b"not a jo", "bad_amount").await.is_none());
     drop(find(b"not a job", "bad_amount").await.unwrap());
+    // Each of two searches at once passes what the other looks for.
+    let (front, back) = tokio::join!(find(b"first", "bad_amount"), find(long.as_bytes(), "bad_amount"));
+    assert!(front.is_some() && back.is_some());
+    drop((front, back));
     let patient = async |body: &[u8]| {
         let deadline = Instant::now() + PATIENCE;
         loop {

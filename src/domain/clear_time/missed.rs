@@ -61,7 +61,10 @@ impl ClearTimeInput<'_> {
             ClearTime::Never { .. }
             | ClearTime::NotWhilePaused
             | ClearTime::NotWhileDisabled
-            | ClearTime::NotWhileBreakerOpen => missed(due.waiting.jobs, false),
+            | ClearTime::NotWhileBreakerOpen => match due.waiting.missing {
+                Some(_) if due.waiting.jobs == 0 => CutoffForecast::Unknown,
+                missing => missed(due.waiting.jobs, missing.is_some()),
+            },
         }
     }
 

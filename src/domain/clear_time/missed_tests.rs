@@ -63,6 +63,14 @@ fn forecast_without_an_estimate_is_unknown() {
     let missing = Some(MissingInput::Queue);
     let unseen = ClearTimeInput { waiting: WaitingJobs { missing, ..input.waiting }, ..input };
     assert_eq!(unseen.at_cutoff(after(&unseen, 60_000)), CutoffForecast::Unknown);
+    // A stopped lane misses it with all jobs that are known, and more may wait in the queue.
+    let stopped = |jobs| {
+        let input = ClearTimeInput { sending: SendingState::Paused, ..conditions(&provider, jobs) };
+        let input = ClearTimeInput { waiting: WaitingJobs { missing, ..input.waiting }, ..input };
+        input.at_cutoff(after(&input, 60_000))
+    };
+    assert_eq!(stopped(0), CutoffForecast::Unknown);
+    assert!(matches!(stopped(7), CutoffForecast::Missed(MissedCutoff { jobs: 7, is_at_least: true, .. })));
     // Ten a second at most: 60 seconds are enough for 300 payments only if their accounts are.
     let input = conditions(&by_account, 300);
     assert_eq!(input.at_cutoff(after(&input, 60_000)), CutoffForecast::Unknown);

@@ -59,6 +59,10 @@ impl OverviewCollector {
         let Some(due) = DueSteps::new(&ledger.history_clock().await?) else { return Ok(()) };
         let names = self.history.lock().providers();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        // A process that has just started knows no provider yet: without samples, the steps would count as idle.
+        if names.is_empty() {
+            return Ok(());
+        }
         let mut counts: HashMap<String, BTreeMap<i64, HistorySample>> = HashMap::new();
         for part in ledger.history_counts(&names, due.from_ms, due.to_ms).await? {
             let steps = counts.entry(part.provider.clone()).or_default();
