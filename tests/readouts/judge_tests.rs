@@ -155,6 +155,20 @@ fn recent_change_may_be_shown_late() {
 }
 
 #[test]
+fn payments_between_queue_and_ledger_may_be_missing() {
+    // A worker drains the queue from second 15 on.
+    let mut history = true_history();
+    for (moved, truth) in (1..).zip(&mut history.truths[15..]) {
+        truth.ledger.as_mut().unwrap().get_mut("acme").unwrap().insert("waiting".to_owned(), moved);
+        truth.ready.as_mut().unwrap().insert("acme".to_owned(), 50 - 2 * moved);
+    }
+    acme(&mut history.samples[16]).waiting = 48;
+    assert_eq!(judge(&history), Vec::new());
+    acme(&mut history.samples[10]).waiting = 48;
+    assert_eq!(judge(&history).len(), 1);
+}
+
+#[test]
 fn finish_times_are_checked_against_actual_ones() {
     // Five payments of fifty finish each second, from second 8 to second 17.
     let mut history = true_history();
