@@ -15,6 +15,7 @@ pub mod expansion;
 pub mod explain;
 pub mod fair_order;
 pub mod format;
+pub mod intake_pace;
 pub mod job;
 pub mod job_filter;
 pub mod limit;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Claimed;
 use super::operator::DatabaseTime;
 use crate::domain::disposition::Resend;
-use crate::domain::explain::Rejected;
+use crate::domain::explain::{AccountHolder, Rejected};
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{ContentHash, FlowClass, Identifier, InvalidMessage, Job};
 use crate::domain::names::named_enum;
@@ -238,6 +238,8 @@ pub struct BacklogPosition {
     /// Other jobs of its account that are expected to be sent before it: active ones of the quota without a request in
     /// flight, and those of more urgent flows.
     pub account_ahead: u64,
+    /// The payment that its account waits for, if the lane keeps the order of accounts.
+    pub account_holder: Option<AccountHolder>,
 }
 
 /// Fields that the job's details leave out and `jobs explain` needs.

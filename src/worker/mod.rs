@@ -78,6 +78,7 @@ pub struct WorkerContext {
     pub local_faults: Arc<log_throttle::LocalFaults>,
     pub log_throttle: Arc<log_throttle::LogThrottle>,
     pub start_timer: Arc<start_timer::StartTimer>,
+    pub intake_turns: Arc<backlog::intake_pace::IntakeTurns>,
     pub flow_lanes: Arc<backlog::dispatcher::FlowLanes>,
     /// Fires when intake ends: jobs that only wait are requeued.
     pub stop: CancellationToken,

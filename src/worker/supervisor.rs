@@ -85,6 +85,7 @@ pub async fn run(
         local_faults: Arc::default(),
         log_throttle: Arc::default(),
         start_timer: Arc::default(),
+        intake_turns: Arc::default(),
         flow_lanes: Arc::default(),
         stop,
         abandon: CancellationToken::new(),

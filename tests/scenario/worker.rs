@@ -5,6 +5,7 @@
 //! not paused. Waits are short, and instants are compared in one direction only.
 
 mod account_faults;
+mod acknowledgements;
 mod backlog;
 mod backlog_of_events;
 mod bench;

@@ -22,6 +22,7 @@ use crate::ledger::settings::SettingsSnapshot;
 use crate::provider::http::HttpProvider;
 use crate::provider::secret_grants::SecretUse;
 
+mod account_rules;
 mod backends;
 mod static_checks;
 

@@ -13,6 +13,7 @@ use rustix::fs::{Access, access};
 use secrecy::ExposeSecret as _;
 
 use crate::cli::check::Finding;
+use crate::cli::check::account_rules::describe_account_rules;
 use crate::config::{CardNumbers, Config, ConfigProblem, DatabaseUrl, FIX_FILE_MODE, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::domain::job::JobField;
@@ -189,6 +190,7 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
             warn(what, "Use sliding_log unless the provider counts that way");
         }
     }
+    findings.extend(describe_account_rules(provider).into_iter().map(|rule| Finding::ok(&subject, rule)));
     let pace = Pace::new(provider, all.iter().copied());
     findings.extend(pace.map(|pace| Finding::ok(subject, format!("pace: {pace}"))));
     findings

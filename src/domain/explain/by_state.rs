@@ -10,7 +10,7 @@ use super::check::{
     until_blocked,
 };
 use super::outlook::{Outlook, delaying_limit, outlook};
-use super::{BacklogPlace, ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal};
+use super::{AccountHolder, BacklogPlace, ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal};
 use crate::domain::disposition::{AttemptHistory, PreSend, SendObstacle, Transition, before_request};
 use crate::domain::format;
 use crate::domain::outcome::ACCOUNT_REFUSED;
@@ -364,6 +364,17 @@ fn refused_by_limiter(facts: &Facts, job: &JobFacts, refused: &PermitRefusal) ->
     })
 }
 
+/// `payment invoice-7 of its account, whose request is in flight`.
+fn holder_text(AccountHolder { id, state }: &AccountHolder) -> String {
+    let what = match state.as_str() {
+        "sending" => "whose request is in flight".to_owned(),
+        "unknown" => "whose outcome is unknown".to_owned(),
+        "review" => format!("which is in manual review (`sluicegate jobs resolve {id}` ends that)"),
+        _ => "which is not decided".to_owned(),
+    };
+    format!("payment {id} of its account, {what}")
+}
+
 /// `the 17th of 230 waiting payments of account shop with priority 0`, and until when they are blocked.
 fn place_text(facts: &Facts, job: &JobFacts, place: &BacklogPlace) -> String {
     let account = match &job.account {
@@ -379,6 +390,10 @@ fn place_text(facts: &Facts, job: &JobFacts, place: &BacklogPlace) -> String {
     let text = match place.waiting_in_flow.max(position) {
         1 => format!("the only waiting payment {account} {class}"),
         waiting => format!("the {} of {waiting} waiting payments {account} {class}", format::ordinal(position)),
+    };
+    let text = match &place.account_holder {
+        Some(holder) => format!("{text}, held by {}", holder_text(holder)),
+        None => text,
     };
     match &place.block {
         // A rule has no end: the block is one of several in a row.

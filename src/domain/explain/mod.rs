@@ -313,9 +313,18 @@ pub struct BacklogPlace {
     pub waiting_in_flow: u64,
     /// Other jobs of its account that are expected to be sent before it: active ones, and more urgent ones.
     pub account_ahead: u64,
+    /// The payment that its account waits for, if the lane keeps the order of accounts.
+    pub account_holder: Option<AccountHolder>,
     pub block: Option<FlowBlock>,
     /// Recent usage of its account by the ledger; `None`: not known.
     pub account_usage: Option<RecentUsage>,
+}
+
+/// A payment that the next one of its account waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountHolder {
+    pub id: String,
+    pub state: String,
 }
 
 /// A block of a flow.

@@ -146,6 +146,8 @@ pub fn refused_limit(refused: Option<&PermitRefusal>) -> Option<(&str, &PermitRe
 /// Why no start is known while the provider tests an account.
 const TESTED_FIRST: &str =
     "when the block ends, one payment of the account is sent, and its response decides about the others";
+/// Why no start is known where the lane keeps the order of accounts.
+const IN_ORDER: &str = "the payment of its account before it must be decided first";
 const NO_USAGE: &str = "the ledger did not report the recent requests";
 const CLOSED: &str = "the limits, as they are now, never allow it";
 /// Why no start is known where a limit of requests in flight decides.
@@ -171,6 +173,9 @@ fn start_in_backlog(
         Some(WaitReason::Misconfigured | WaitReason::RejectedStreak) => return Err(TESTED_FIRST),
         Some(WaitReason::AccountBlocked) => return Err("a rule of the provider blocks the account"),
         _ => {}
+    }
+    if place.account_holder.is_some() {
+        return Err(IN_ORDER);
     }
     let (Some(spec), Some(_)) = (&facts.row.spec, &facts.limiter.recent_usage) else { return Err(NO_USAGE) };
     let by_provider = by_provider.ok_or(CLOSED)?;

@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use super::file_text::{TableLines, words};
 use super::{AccountRow, LimitRow, ProviderRow};
+use crate::domain::job::Identifier;
 
 /// Below this similarity, no name is suggested.
 const SIMILAR: f64 = 0.8;
@@ -55,18 +56,36 @@ pub fn read_provider_file(text: &str) -> ParsedProviderFile {
         let at = text_of_key(&table, "name")
             .map_or_else(|| format!("provider number {}", index + 1), |name| format!("provider `{name}`"));
         let mut place = TableContext::new(at, lines.below("provider", index));
+        let resets = weight_resets(&table);
         let row = provider(table, &mut place);
         if !row.name.is_empty() && !names.insert(row.name.clone()) {
             place.problem("name", "is listed twice");
         }
         problems.append(&mut place.problems);
-        if let Err(bad) = row.validate(0) {
+        let effective = without_accounts(&row, &resets);
+        if let Err(bad) = effective.validate(0) {
             let own = bad.problems.iter().filter(|problem| !place.is_suspect(problem));
             problems.extend(own.map(|problem| place.locate_problem(&row, problem)));
         }
-        rows.push(row);
+        rows.push(effective);
     }
     ParsedProviderFile { rows, problems }
+}
+
+/// The accounts of a provider's table whose tables say `weight = 1` and nothing else. The database has no row for such an
+/// account, so applying the file deletes the row of its former weight.
+fn weight_resets(provider: &Table) -> BTreeSet<String> {
+    let tables = provider.get("account").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_table);
+    let resets = |table: &&Table| table.len() == 2 && table.get("weight").and_then(Value::as_integer) == Some(1);
+    let name = |table| text_of_key(table, "account").filter(|name| Identifier::new((*name).to_owned()).is_ok());
+    tables.filter(resets).filter_map(name).map(str::to_owned).collect()
+}
+
+/// The row without the tables that only set back the weights of these accounts.
+fn without_accounts(row: &ProviderRow, resets: &BTreeSet<String>) -> ProviderRow {
+    let mut row = row.clone();
+    row.accounts.retain(|account| !(resets.contains(&account.account) && account.is_empty()));
+    row
 }
 
 /// Context of one table while it is read.
@@ -373,6 +392,22 @@ rule = "exemt"
         }
         let missing = problems.iter().any(|problem| problem.contains("url is missing"));
         assert!(!missing, "the misspelt key is blamed once: {problems:#?}");
+    }
+
+    /// The former weight goes with its row. A table without rule and weight is a mistake, as before.
+    #[test]
+    fn weight_of_one_sets_an_account_back() {
+        let account = |keys: &str| format!("{GOOD}[[provider.account]]\naccount = \"shop\"\n{keys}");
+        let accounts = |keys: &str| parse_provider_file(&account(keys)).map(|rows| rows[0].accounts.clone());
+        assert_eq!(accounts("weight = 1\n"), Ok(Vec::new()));
+        assert_eq!(accounts("weight = 2\n").unwrap()[0].weight, 2);
+        assert_eq!(accounts("weight = 1\nrule = \"blocked\"\n").unwrap()[0].rule.as_deref(), Some("blocked"));
+        let problems = accounts("").unwrap_err();
+        assert!(problems.len() == 1 && problems[0].contains("has no rule, and its weight is 1"), "{problems:?}");
+        let beside =
+            parse_provider_file(&format!("{}[[provider.account]]\naccount = \"b\"\n", account("weight = 1\n")));
+        let beside = beside.unwrap_err();
+        assert!(beside.len() == 1 && beside[0].contains("provider `stripe`: account `b`: has no rule"), "{beside:?}");
     }
 
     #[test]

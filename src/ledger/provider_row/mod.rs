@@ -211,6 +211,13 @@ pub struct AccountRow {
     pub weight: i64,
 }
 
+impl AccountRow {
+    /// Whether the row changes nothing for its account.
+    pub fn is_empty(&self) -> bool {
+        *self == Self { account: self.account.clone(), ..Self::default() }
+    }
+}
+
 impl Default for AccountRow {
     fn default() -> Self {
         Self {

@@ -11,7 +11,7 @@ use super::engine::args;
 use super::result::{FromRow, from_row, read_or_log};
 use super::texts;
 use super::upkeep::OPEN;
-use crate::domain::explain::Rejected;
+use crate::domain::explain::{AccountHolder, Rejected};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
@@ -92,6 +92,7 @@ impl Database {
         let backlog = place.map(|place| BacklogPosition {
             before_in_flow: place.before_in_flow,
             account_ahead: place.urgent_of_account.saturating_add(active_of_account),
+            account_holder: place.account_holder,
             flow: place.flow,
         });
         Ok(LedgerQueuePosition {
@@ -121,6 +122,7 @@ pub struct JobPlace {
     pub urgent_of_account: u64,
     /// Those of its own flow, and those of flows that are not blocked, as if each had cost 1.
     pub claimed_before: u64,
+    pub account_holder: Option<AccountHolder>,
 }
 
 static PLACE: Template = Template::made(|_| {
@@ -153,6 +155,14 @@ static JOBS_BEFORE: Template = Template::made(|_| {
     )
 });
 
+/// The condition of a claim in order, for one account.
+static ACCOUNT_HOLDER: Template = Template::new(
+    "SELECT id, state FROM jobs WHERE provider = $1 AND account = $2 AND in_order AND NOT backlog \
+         AND state IN ('waiting', 'sending', 'unknown', 'review') ORDER BY seq LIMIT 1",
+);
+
+from_row!(row => AccountHolder { id, state });
+
 impl Database {
     /// `None` when the job is not in the backlog.
     pub async fn backlog_place(&self, job: &JobId) -> Result<Option<JobPlace>, LedgerError> {
@@ -162,12 +172,14 @@ impl Database {
         let cost = before.saturating_mul(TAG_PER_COST.into()) / row.get::<i64>("weight")?.max(1);
         let (provider, class, account): (String, i64, String) =
             (row.get("provider")?, row.get("class")?, row.get("account")?);
+        let holder = self.query_one(&ACCOUNT_HOLDER, args![&provider, &account]).await?;
         let others = self.query_row(&JOBS_BEFORE, args![provider, class, account, tag.saturating_add(cost)]).await?;
         Ok(Some(JobPlace {
             flow: FlowStatus::from_row(&row)?,
             before_in_flow,
             urgent_of_account: row.get("urgent_of_account")?,
             claimed_before: others.get::<u64>("jobs")?.saturating_add(before_in_flow),
+            account_holder: holder.as_ref().map(AccountHolder::from_row).transpose()?,
         }))
     }
 }

@@ -98,7 +98,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         before = JobsAhead { jobs, cost: jobs, ..before };
     }
     let backlog = match &position.backlog {
-        Some(place) => Some(backlog_place(sources, place, row.spec.as_deref(), position.mean_request_time).await),
+        Some(place) => Some(backlog_place(sources, place, &row, position.mean_request_time).await),
         None => None,
     };
     let now = EpochMs(position.now.0);
@@ -233,10 +233,11 @@ async fn recent_usage(
 async fn backlog_place(
     sources: &FactSources<'_>,
     place: &BacklogPosition,
-    spec: Option<&QuotaSpec>,
+    row: &RowFacts,
     hold: Option<Duration>,
 ) -> BacklogPlace {
-    let account = place.flow.account.as_ref();
+    let (account, spec) = (place.flow.account.as_ref(), row.spec.as_deref());
+    let keeps_order = row.provider.as_ref().is_some_and(|row| row.keeps_order_of(account));
     let account_usage = match (spec, account) {
         (Some(spec), Some(account)) => account_usage(sources, spec, account, hold).await,
         _ => None,
@@ -247,6 +248,7 @@ async fn backlog_place(
         before_in_flow: place.before_in_flow,
         waiting_in_flow: place.flow.waiting,
         account_ahead: place.account_ahead,
+        account_holder: place.account_holder.clone().filter(|_| keeps_order),
         block,
         account_usage,
     }

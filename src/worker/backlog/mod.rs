@@ -35,6 +35,7 @@ use crate::telemetry::spans;
 pub(crate) mod claimed_ahead;
 pub(crate) mod core;
 pub(super) mod dispatcher;
+pub(super) mod intake_pace;
 pub(crate) mod permit_waits;
 
 /// What this process knows of a lane's backlog.
@@ -115,6 +116,10 @@ pub(super) async fn record_if_it_must_wait(
     let must_wait = || has_order || lane.backlog.core.lock().knows(&flow) || is_limited(lane) || is_paused();
     if decoded.job.not_before.is_some() || !must_wait() {
         return None;
+    }
+    tokio::select! {
+        () = lane.worker.intake_turns.wait() => {}
+        () = lane.stop.cancelled() => {}
     }
     let ledger = &lane.worker.backends.ledger;
     let recorded = retry_while_unavailable("record a job in the backlog", &lane.stop, || {

@@ -124,6 +124,10 @@ impl JobRun<'_> {
         };
         lane.control.record_on_time();
         let started = lane.meter.request_started(lateness, is_ahead);
+        // A start in the past says nothing: it was late before it could be recorded.
+        if is_ahead {
+            lane.worker.intake_turns.record_start(lateness);
+        }
         let in_flight = InFlightRequest { permit, began };
         match call {
             ProviderCall::Charge(request) => {

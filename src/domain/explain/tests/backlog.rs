@@ -20,6 +20,7 @@ fn in_backlog() -> Facts {
         before_in_flow: 16,
         waiting_in_flow: 230,
         account_ahead: 0,
+        account_holder: None,
         block: None,
         account_usage: Some(past(&[(4_000, 10)], 0)),
     });
@@ -223,6 +224,27 @@ fn start_is_the_latest_of_lane_account_and_block() {
                 assert!(at.start_unknown.unwrap_or_default().starts_with(why), "{nth}: {at:?}");
             }
         }
+    }
+}
+
+/// With `order = "account"`, the payment that holds the account is named, and what an operator can do about it.
+#[test]
+fn payment_that_holds_an_ordered_account_is_named() {
+    for (state, words) in [
+        ("sending", "held by payment first-7 of its account, whose request is in flight"),
+        ("unknown", "held by payment first-7 of its account, whose outcome is unknown"),
+        ("waiting", "held by payment first-7 of its account, which is not decided"),
+        ("review", "which is in manual review (`sluicegate jobs resolve first-7` ends that)"),
+    ] {
+        let mut facts = in_backlog();
+        place(&mut facts).account_holder = Some(AccountHolder { id: "first-7".to_owned(), state: state.to_owned() });
+        let explained = explain(&facts);
+        assert!(explained.summary.ends_with(words), "{}", explained.summary);
+        let at = explained.blocked_at.unwrap();
+        assert_eq!(
+            (at.starts_in, at.start_unknown),
+            (None, Some("the payment of its account before it must be decided first"))
+        );
     }
 }
 

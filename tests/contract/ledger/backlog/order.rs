@@ -51,6 +51,12 @@ async fn undecided_job_holds_its_account(kind: Kind) {
     for id in ["a1", "a2", "a3", "a4"] {
         fixture.record(&of("acct_1", id)).await;
     }
+    let holder_of = async |id: &str| {
+        let position = fixture.database.queue_position(&job(id).id, &[name("stripe")]).await.unwrap();
+        position.backlog.unwrap().account_holder.map(|holder| (holder.id, holder.state))
+    };
+    let held_by = |id: &str, state: &str| Some((id.to_owned(), state.to_owned()));
+    assert_eq!(holder_of("a4").await, None);
     let (wait, reason) = (Duration::ZERO, || WaitReason::Retry.into());
     for (id, outcome, undecided) in [
         ("a1", "not_sent", JobState::Waiting { wait, reason: reason() }),
@@ -64,6 +70,8 @@ async fn undecided_job_holds_its_account(kind: Kind) {
         let end = AttemptEnd { number: 1, outcome, status: None, detail: "no answer".to_owned(), counts: true };
         assert_eq!(fixture.database.finish_attempt(lease, &end, &undecided).await.unwrap(), FencedWrite::Applied);
         assert_eq!(claim(&fixture).await, [], "{undecided:?}");
+        let state = if outcome == "unknown" { "unknown" } else { "waiting" };
+        assert_eq!(holder_of("a4").await, held_by(id, state));
         let again = fixture.take(&of("acct_1", id)).await;
         assert_eq!(claim(&fixture).await, [], "it is on its way again");
         fixture.becomes(&again.lease, &ended(FinalState::Declined)).await;
@@ -72,6 +80,7 @@ async fn undecided_job_holds_its_account(kind: Kind) {
     assert_eq!(ids(&claimed), ["a3"]);
     fixture.becomes(&claimed[0].claimed.lease, &ended(FinalState::Review)).await;
     assert_eq!(claim(&fixture).await, [], "a job in review is undecided");
+    assert_eq!(holder_of("a4").await, held_by("a3", "review"));
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
     let decided = fixture.database.resolve_job(&job("a3").id, &JobResolution::Declined, None, &by).await;
     decided.unwrap();
