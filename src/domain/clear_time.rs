@@ -3,9 +3,7 @@
 //! It is an estimate, not a promise: it assumes that no new job arrives. Invariant: a larger backlog never clears
 //! sooner, and a higher limit never clears it later (held by `estimates_are_monotone`).
 //!
-//! Each limit lets a number of jobs out per cycle. A longer limit matters only where the shorter ones let out a whole
-//! cycle of it before that cycle ends. So limits are taken from the shortest to the longest. Each is a function from a
-//! number of jobs to seconds, built on the one before it.
+//! Each limit lets a number of jobs out per cycle; `combined` says what several of them let out together.
 
 use std::time::Duration;
 
@@ -13,9 +11,16 @@ use super::limit::{Algorithm, AppliesTo, Limit, Scope};
 use super::provider::{Pacing, Provider, SlotRelease};
 use super::time::EpochMs;
 
+mod combined;
 mod missed;
+mod slot_returns;
 
+use self::combined::CombinedPace;
 pub use self::missed::{CutoffForecast, MissedCutoff};
+use self::slot_returns::ReturnCurve;
+
+/// Length of a step of [`ClearTimeInput::sent_before`].
+pub const SENT_STEP: Duration = Duration::from_secs(10);
 
 /// Clear time of a backlog, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,11 +93,12 @@ pub struct WaitingJobs {
 pub struct UsedCount {
     pub limit: String,
     pub count: u64,
-    /// When the used slots are free again; `None`: evenly over the next cycle of the limit.
+    /// When the first and the last of the used slots are free again; `None`: within the next cycle of the limit.
     pub returns: Option<SlotReturns>,
 }
 
-/// Used slots are free again evenly from the first one to the last one, counted from now.
+/// Used slots are free again from the first one to the last one, counted from now: as they were used if that is known,
+/// else evenly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotReturns {
     pub first_in: Duration,
@@ -108,6 +114,9 @@ pub struct ClearTimeInput<'a> {
     pub waiting: WaitingJobs,
     /// A limit that is not named counts as unused.
     pub used_counts: &'a [UsedCount],
+    /// Requests that all providers of the quota sent in each [`SENT_STEP`] until now, the last step first. It ends where
+    /// they are not known.
+    pub sent_before: &'a [f64],
     /// From a request's start to its response.
     pub hold: Duration,
     /// Live workers that run the lane.
@@ -142,8 +151,8 @@ impl ClearTimeInput<'_> {
         if self.hold.is_zero() && self.provider.in_flight_max().is_some() {
             return ClearTime::Unknown(MissingInput::ResponseTime);
         }
-        let Some(sent_in) = send_time(self, jobs) else { return ClearTime::Never { limit: None } };
-        let clears_in = starts_in.saturating_add(sent_in).max(last_due_in);
+        let Some(pace) = SendPace::new(self) else { return ClearTime::Never { limit: None } };
+        let clears_in = starts_in.saturating_add(pace.sent_in(jobs)).max(last_due_in);
         let limits = limits_by_account(self.provider);
         if limits.is_empty() {
             return ClearTime::In(clears_in);
@@ -165,15 +174,27 @@ pub fn limits_by_account(provider: &Provider) -> Vec<String> {
     holding.filter(|limit| limit.scope != Scope::Provider).map(|limit| limit.name.clone()).collect()
 }
 
-/// Time until `jobs` are sent and the last is answered; `None`: nothing is sent.
-fn send_time(input: &ClearTimeInput<'_>, jobs: u64) -> Option<Duration> {
-    let per_second = steady_rate(input)?;
-    let holding = input.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
-    let mut rules: Vec<LimitPace> = holding.map(|limit| LimitPace::new(input, limit)).collect();
-    rules.extend(even_pacing(input.provider));
-    rules.sort_by(|a, b| a.cycle.total_cmp(&b.cycle));
-    let sent_in = CombinedPace { limits: &rules, per_second }.seconds(jobs);
-    Some(duration(sent_in + input.hold.as_secs_f64()))
+/// How fast a backlog is sent, by the limits and the lanes. It does not depend on the number of jobs.
+struct SendPace {
+    combined: CombinedPace,
+    /// Seconds from the last start to its response.
+    hold: f64,
+}
+
+impl SendPace {
+    /// `None`: nothing is sent.
+    fn new(input: &ClearTimeInput<'_>) -> Option<Self> {
+        let per_second = steady_rate(input)?;
+        let holding = input.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
+        let mut limits: Vec<LimitPace> = holding.map(|limit| LimitPace::new(input, limit)).collect();
+        limits.extend(even_pacing(input.provider));
+        Some(Self { combined: CombinedPace::new(limits, per_second), hold: input.hold.as_secs_f64() })
+    }
+
+    /// Time until `jobs` are sent and the last is answered.
+    fn sent_in(&self, jobs: u64) -> Duration {
+        duration(self.combined.seconds(jobs) + self.hold)
+    }
 }
 
 /// Time that a backlog takes at this rate; `None`: it never ends.
@@ -200,6 +221,7 @@ fn even_pacing(provider: &Provider) -> Option<LimitPace> {
 }
 
 /// Pace of one limit.
+#[derive(Clone, Debug)]
 struct LimitPace {
     /// Jobs per cycle, at least 1.
     per_cycle: u64,
@@ -208,11 +230,12 @@ struct LimitPace {
     kind: PaceKind,
 }
 
+#[derive(Clone, Debug)]
 enum PaceKind {
     /// All that are free go at once, then one after the other.
     Spaced { at_once: u64 },
-    /// All that are free go at once. Used slots are free again within a cycle: from the first to the last, in seconds.
-    Sliding { free: u64, first_in: f64, last_in: f64 },
+    /// All that are free go at once. Used slots are free again within a cycle.
+    Sliding { free: u64, returns: ReturnCurve },
     /// All of a window at once, when it begins. The first one begins in `ends_in` seconds.
     Aligned { free: u64, ends_in: f64 },
 }
@@ -245,7 +268,10 @@ impl LimitPace {
                 let last_in = returns.map_or(cycle, |returns| returns.last_in.min(cycle));
                 let first_in = returns.map_or(Duration::ZERO, |returns| returns.first_in.min(last_in));
                 let [first_in, last_in] = [first_in, last_in].map(|wait| wait.as_secs_f64());
-                PaceKind::Sliding { free: free.min(per_cycle), first_in, last_in }
+                let cycle = cycle.as_secs_f64();
+                let returns = ReturnCurve::of_sent(input.sent_before, cycle, first_in, last_in);
+                let returns = returns.unwrap_or_else(|| ReturnCurve::even(first_in, last_in));
+                PaceKind::Sliding { free: free.min(per_cycle), returns }
             }
         };
         Self { per_cycle, cycle: cycle.as_secs_f64(), kind }
@@ -254,13 +280,13 @@ impl LimitPace {
     /// Seconds until the `n`th job has a permit by this limit alone.
     fn permit_time(&self, n: u64) -> f64 {
         let (cycles, place) = self.cycle_of(n).unwrap_or_default();
-        match self.kind {
-            PaceKind::Spaced { at_once } => float(n.saturating_sub(at_once)) / float(self.per_cycle) * self.cycle,
+        match &self.kind {
+            PaceKind::Spaced { at_once } => float(n.saturating_sub(*at_once)) / float(self.per_cycle) * self.cycle,
             // Whole cycles, then a last one: first the slots that are free now, then those that are used now.
-            PaceKind::Sliding { free, .. } if place <= free => cycles,
-            PaceKind::Sliding { free, first_in, last_in } => {
+            PaceKind::Sliding { free, .. } if place <= *free => cycles,
+            PaceKind::Sliding { free, returns } => {
                 let used = (self.per_cycle - free).max(1);
-                cycles + first_in + float(place - free) / float(used) * (last_in - first_in)
+                cycles + returns.time_of(float(place - free) / float(used))
             }
             PaceKind::Aligned { .. } => cycles,
         }
@@ -279,29 +305,6 @@ impl LimitPace {
                 Some((ends_in + float(behind / self.per_cycle) * self.cycle, behind % self.per_cycle + 1))
             }
             PaceKind::Aligned { .. } => Some((0.0, n)),
-        }
-    }
-}
-
-/// Pace of several limits together, and of the lanes without any limit.
-struct CombinedPace<'a> {
-    /// Sorted by the length of their cycles.
-    limits: &'a [LimitPace],
-    per_second: f64,
-}
-
-impl CombinedPace<'_> {
-    /// Seconds until the `n`th job is sent.
-    fn seconds(&self, n: u64) -> f64 {
-        let Some((rule, shorter)) = self.limits.split_last() else {
-            return float(n.saturating_sub(1)) / self.per_second;
-        };
-        let shorter = CombinedPace { limits: shorter, per_second: self.per_second };
-        let alone = rule.permit_time(n).max(shorter.seconds(n));
-        let decides = shorter.seconds(rule.per_cycle.saturating_add(1)) < rule.cycle;
-        match rule.cycle_of(n).filter(|_| decides) {
-            Some((cycles, place)) => alone.max(cycles + shorter.seconds(place)),
-            None => alone,
         }
     }
 }

@@ -63,6 +63,9 @@ pub struct OverviewInput {
     /// Requests per second over the last minutes in which jobs waited, by provider, if those are enough for an
     /// estimate.
     pub recent_per_s: BTreeMap<String, f64>,
+    /// Requests in each [`crate::domain::clear_time::SENT_STEP`] until now, the last step first, by provider. It ends where
+    /// they are not known.
+    pub sent_before: BTreeMap<String, Vec<f64>>,
     /// Messages ready in a lane's queue when the jobs were counted; a queue that did not answer is left out.
     pub depths: BTreeMap<String, u64>,
     /// Payments that no worker has recorded, by the snapshots until now.

@@ -268,15 +268,26 @@ pub(super) fn estimate<T>(
         let returns = used.retry_after.map(|first_in| SlotReturns { first_in, last_in: used.reset_after });
         Some(UsedCount { limit: limit.name.clone(), count: used.used, returns })
     };
+    let sent_before = sent_before(evidence, provider);
     estimate(&ClearTimeInput {
         provider,
         now: EpochMs(evidence.at_ms),
         sending,
         waiting: waiting(evidence, provider, &counted, sending_for),
         used_counts: &provider.limits.iter().filter_map(usage).collect::<Vec<_>>(),
+        sent_before: &sent_before,
         hold: counted.hold(provider),
         lanes: counted.lanes,
         recent_rate: evidence.recent_per_s.get(name).copied(),
+    })
+}
+
+/// Requests of the provider and of those that share its limits.
+fn sent_before(evidence: &OverviewInput, provider: &Provider) -> Vec<f64> {
+    let sent = |name: &str| evidence.sent_before.get(name).map_or(&[][..], Vec::as_slice);
+    let others = evidence.others_of_quota(provider).map(|other| sent(other.name.as_str()));
+    others.fold(sent(provider.name.as_str()).to_vec(), |sum, other| {
+        sum.iter().zip(other).map(|(first, second)| first + second).collect()
     })
 }
 

@@ -73,6 +73,7 @@ fn conditions<'a>(
         sending: SendingState::StartsIn(Duration::ZERO),
         waiting: WaitingJobs { jobs, ..WaitingJobs::default() },
         used_counts: used,
+        sent_before: &[],
         hold: Duration::from_millis(scenario.hold_ms),
         lanes: scenario.lanes,
         recent_rate: None,

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{ClearTime, ClearTimeInput, WaitingJobs, float};
+use super::{ClearTime, ClearTimeInput, SendPace, SendingState, WaitingJobs, float};
 use crate::domain::time::EpochMs;
 
 /// State of a backlog at the next cut-off, if everything stays as it is.
@@ -76,15 +76,12 @@ impl ClearTimeInput<'_> {
 
     /// Jobs of the backlog that are not cleared within this time, by the limits.
     fn late_jobs(&self, left: Duration) -> u64 {
-        let is_in_time = |jobs: u64| {
-            let fewer = Self { waiting: WaitingJobs { jobs, ..self.waiting }, ..*self };
-            match fewer.clear_time() {
-                ClearTime::In(clears_in) | ClearTime::DependsOnAccounts { at_least: clears_in, .. } => {
-                    clears_in <= left
-                }
-                _ => false,
-            }
+        // Read once: only the number of jobs differs from step to step of the search.
+        let (SendingState::StartsIn(starts_in), Some(pace)) = (self.sending, SendPace::new(self)) else {
+            return self.waiting.jobs;
         };
+        let is_in_time =
+            |jobs: u64| self.waiting.last_due_in <= left && starts_in.saturating_add(pace.sent_in(jobs)) <= left;
         let (mut in_time, mut late) = (0, self.waiting.jobs);
         // `in_time` jobs are cleared within the time, and `late` jobs are not.
         while late - in_time > 1 {
@@ -107,7 +104,7 @@ impl ClearTimeInput<'_> {
     /// Jobs per second that clear the backlog in the time that is left for starts.
     fn rate_needed(&self, left: Duration) -> Option<f64> {
         let starts_in = match self.sending {
-            super::SendingState::StartsIn(starts_in) => starts_in,
+            SendingState::StartsIn(starts_in) => starts_in,
             _ => Duration::ZERO,
         };
         let for_starts = left.checked_sub(starts_in)?.checked_sub(self.hold)?.as_secs_f64();

@@ -30,6 +30,7 @@ pub fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
         sending: SendingState::StartsIn(Duration::ZERO),
         waiting: WaitingJobs { jobs, ..WaitingJobs::default() },
         used_counts: &[],
+        sent_before: &[],
         hold: Duration::ZERO,
         lanes: 1,
         recent_rate: None,
@@ -146,6 +147,22 @@ fn used_slots_return_as_they_were_used() {
     }
 }
 
+/// 20 a second have used half of a minute's slots in fifteen seconds, and none returns before the minute is over.
+#[test]
+fn long_window_returns_as_the_short_one_has_used_it() {
+    let both = provider(vec![limit("second", 20, 1_000), limit("minute", 600, 60_000)], fast);
+    let returns = Some(SlotReturns { first_in: Duration::ZERO, last_in: Duration::from_secs(60) });
+    let used = [UsedCount { limit: "minute".to_owned(), count: 300, returns }];
+    let sent_before = [200.0, 100.0, 0.0, 0.0, 0.0, 0.0];
+    let clears_s = |jobs, sent_before| {
+        clears_in_ms(&ClearTimeInput { used_counts: &used, sent_before, ..conditions(&both, jobs) }) / 1_000
+    };
+    assert_eq!(clears_s(300, &sent_before), 14);
+    assert!((49..=54).contains(&clears_s(450, &sent_before)), "{}", clears_s(450, &sent_before));
+    assert!((108..=112).contains(&clears_s(1_050, &sent_before)), "{}", clears_s(1_050, &sent_before));
+    assert_eq!(clears_s(450, &[]), 30, "without reports of that, evenly");
+}
+
 #[test]
 fn clear_time_respects_egress_rate_and_worker_slots() {
     // 1,500 at once by the limit, 5 a second by the egress rate.
@@ -259,6 +276,7 @@ proptest! {
         row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64,
         raised in 1..3_000_i64, hold_ms in 0..3_000_u64, lanes in 1..4_u32,
         returns in prop::option::of((0..100_000_u64, 0..100_000_u64)),
+        sent_before in prop::collection::vec(prop_oneof![Just(0.0), 0.0..500.0_f64], 0..20),
     ) {
         let returns = returns.map(|(first_ms, more_ms)| SlotReturns {
             first_in: Duration::from_millis(first_ms),
@@ -267,7 +285,8 @@ proptest! {
         let used = [UsedCount { limit: "l0".to_owned(), count: used, returns }];
         let hold = Duration::from_millis(hold_ms);
         let clears_in_of = |provider: &Provider, jobs| {
-            let input = ClearTimeInput { used_counts: &used, hold, lanes, ..conditions(provider, jobs) };
+            let (used_counts, sent_before) = (&used[..], &sent_before[..]);
+            let input = ClearTimeInput { used_counts, sent_before, hold, lanes, ..conditions(provider, jobs) };
             match input.clear_time() {
                 ClearTime::In(clears_in) => clears_in,
                 ClearTime::Never { .. } => Duration::MAX,

@@ -279,6 +279,7 @@ impl OverviewCollector {
             reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
             recent_per_s: self.history.lock().recent_per_s(),
+            sent_before: self.history.lock().sent_before(at_ms),
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),

@@ -19,6 +19,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
 use super::json::{ApiError, ErrorBody, JsonResponse};
+use crate::domain::clear_time::SENT_STEP;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_down;
 use crate::fleet::report::{LaneState, WaitHistogram};
@@ -331,6 +332,11 @@ impl OverviewHistory {
         self.providers.iter().filter_map(lately).collect()
     }
 
+    /// Requests of each provider in each [`SENT_STEP`] until now, the last step first. It ends where they are not known.
+    pub fn sent_before(&self, now_ms: i64) -> BTreeMap<String, Vec<f64>> {
+        self.providers.iter().map(|(name, ring)| (name.clone(), sent_before(ring, now_ms))).collect()
+    }
+
     /// The providers that have points.
     fn providers(&self) -> Vec<String> {
         self.providers.keys().cloned().collect()
@@ -369,6 +375,22 @@ fn lately_per_s(ring: &ProviderHistory) -> Option<f64> {
     let rates = busy.filter_map(|point| point.rate_per_s);
     let (sum, points) = rates.fold((0.0, 0_u32), |(sum, points), rate_per_s| (sum + rate_per_s, points + 1));
     (points as usize >= RECENT_POINTS_MIN).then(|| sum / f64::from(points))
+}
+
+/// A point's rate is the mean of the [`SENT_STEP`] before it.
+fn sent_before(ring: &ProviderHistory, now_ms: i64) -> Vec<f64> {
+    let step_ms = i64::try_from(SENT_STEP.as_millis()).unwrap_or(i64::MAX);
+    let mut points = ring.points.iter().rev();
+    let mut sent = Vec::new();
+    // The last point is up to a snapshot's age old.
+    let mut end_ms = now_ms;
+    loop {
+        let at_ms = |point: &HistoryPoint| point.at.parse().map_or(0, |at: jiff::Timestamp| at.as_millisecond());
+        let Some(point) = points.find(|point| at_ms(point) <= end_ms) else { return sent };
+        let Some(rate_per_s) = point.rate_per_s.filter(|_| end_ms - at_ms(point) < step_ms / 2) else { return sent };
+        sent.push(rate_per_s * SENT_STEP.as_secs_f64());
+        end_ms -= step_ms;
+    }
 }
 
 #[cfg(test)]

@@ -186,6 +186,22 @@ fn history_is_bounded_and_counts_new_throttles() {
     assert_eq!((history.last_points("acme", 9_999).len(), history.last_points("bolt", 9).len()), (POINTS_MAX, 0));
 }
 
+/// A point each two seconds for half a minute, and before that a gap.
+#[test]
+fn sent_requests_are_read_back_until_a_gap() {
+    let mut history = OverviewHistory::default();
+    let mut enter = |at_s: i64, rate_per_s| {
+        let mut overview = overview_with_throttled(0, &["acme"]);
+        overview.at = DatabaseTime(at_s * 1_000).to_string();
+        overview.providers[0].rate_per_s = rate_per_s;
+        history.record(&overview);
+    };
+    enter(10, Some(9.0));
+    (16..=46).step_by(2).for_each(|at_s| enter(at_s, Some(if at_s > 34 { 2.0 } else { 1.0 })));
+    assert_eq!(history.sent_before(47_000)["acme"], [20.0, 20.0, 10.0, 10.0]);
+    assert!(history.sent_before(60_000)["acme"].is_empty(), "the last point is too old");
+}
+
 #[test]
 fn recent_rate_needs_one_minute_of_backlog() {
     let mut history = OverviewHistory::default();
