@@ -44,12 +44,15 @@ pub struct Console {
     has_document: bool,
     /// Whether progress may be drawn on stderr.
     pub draws_progress: bool,
+    /// The command line, the program's name first.
+    pub(super) command_line: Vec<String>,
 }
 
 impl Console {
     pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: TableShape) -> Self {
         let colours = Colours::default();
-        Self { out, err, shape, colours, input: None, has_document: false, draws_progress: false }
+        let command_line = vec!["sluicegate".to_owned()];
+        Self { out, err, shape, colours, input: None, has_document: false, draws_progress: false, command_line }
     }
 
     /// Reads answers from here, as from a terminal.
@@ -71,7 +74,9 @@ impl Console {
         let input = is_asked.then(|| Box::new(io::BufReader::new(io::stdin())) as Box<dyn BufRead + Send>);
         let draws_progress = io::stderr().is_terminal();
         let colours = Colours::of_terminals(io::stdout().is_terminal(), draws_progress);
-        Self { out, err: Box::new(io::stderr()), shape, colours, input, has_document: false, draws_progress }
+        let command_line = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        let err = Box::new(io::stderr());
+        Self { out, err, shape, colours, input, has_document: false, draws_progress, command_line }
     }
 
     /// Where raw data goes (scripts, manual pages).

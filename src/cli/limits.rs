@@ -273,6 +273,9 @@ pub struct HistoryArgs {
     /// Changes to show, 1 to 1000.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
+    /// The changes with numbers below this one.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
+    before: Option<i64>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -284,18 +287,25 @@ pub struct HistoryArgs {
 /// When the database fails, or the provider has no row and no history.
 pub async fn history(args: &HistoryArgs, ledger: &Database, console: &mut Console) -> Result<Exit, CommandError> {
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
-    let changes = ledger.settings_audit(provider.as_ref(), args.limit).await?;
+    let page = ledger.settings_audit_page(provider.as_ref(), args.before, args.limit).await?;
+    let is_empty = page.changes.is_empty() && page.next.is_none();
     // A deleted provider has a history.
-    if let (Some(name), true) = (&args.provider, changes.is_empty()) {
+    if let (Some(name), None, true) = (&args.provider, args.before, is_empty) {
         return Err(unknown_provider(name));
     }
     if args.json {
-        console.json(&serde_json::json!({ "changes": changes }))?;
-    } else if changes.is_empty() {
-        console.message("no changes recorded")?;
-    } else {
+        console.json(&page)?;
+        return Ok(Exit::Success);
+    }
+    if is_empty {
+        console.message(if args.before.is_some() { "no more changes" } else { "no changes recorded" })?;
+    }
+    if !page.changes.is_empty() {
         let header = ["at", "provider", "what", "who", "program", "because"];
-        console.table(&header, &changes.iter().map(change_cells).collect::<Vec<_>>())?;
+        console.table(&header, &page.changes.iter().map(change_cells).collect::<Vec<_>>())?;
+    }
+    if let Some(next) = page.next {
+        console.next_page("--before", &next.to_string())?;
     }
     Ok(Exit::Success)
 }

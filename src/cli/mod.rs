@@ -33,6 +33,7 @@ pub mod init;
 mod input;
 pub mod jobs;
 pub mod limits;
+mod next_page;
 mod ops_client;
 mod os;
 pub mod provider;

@@ -141,9 +141,9 @@ async fn list(args: &ListArgs, cx: &mut CommandContext<'_>) -> Result<Exit, Comm
         cx.console.json(&page)?;
         return Ok(Exit::Success);
     }
-    let RejectedPage { messages, next, .. } = page;
-    if messages.is_empty() {
-        cx.console.message("no rejected messages")?;
+    let RejectedPage { messages, unreadable, next } = page;
+    if messages.is_empty() && unreadable.is_empty() {
+        cx.console.message(if args.before.is_some() { "no more rejected messages" } else { "no rejected messages" })?;
         return Ok(Exit::Success);
     }
     let cells = messages.iter().map(|message| {
@@ -157,9 +157,11 @@ async fn list(args: &ListArgs, cx: &mut CommandContext<'_>) -> Result<Exit, Comm
         ]
     });
     let last = if args.decided { "decision" } else { "what is wrong" };
-    cx.console.table(&["number", "at", "provider", "reason", "id", last], &cells.collect::<Vec<_>>())?;
+    if !messages.is_empty() {
+        cx.console.table(&["number", "at", "provider", "reason", "id", last], &cells.collect::<Vec<_>>())?;
+    }
     if let Some(next) = next {
-        cx.console.message(&format!("next page: `--before {next}`"))?;
+        cx.console.next_page("--before", &next.to_string())?;
     }
     Ok(Exit::Success)
 }

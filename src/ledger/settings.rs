@@ -113,6 +113,14 @@ pub struct AuditedChange {
     pub new: Option<Map<String, Value>>,
 }
 
+/// A page of changes, newest first.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AuditPage {
+    pub changes: Vec<AuditedChange>,
+    /// The number before which the next page begins; `null` at the end.
+    pub next: Option<i64>,
+}
+
 impl AuditedChange {
     /// `alice@host (app) paused it at 2027-01-15T08:00:00.000Z (why)`, if the change paused its provider.
     pub fn describe_pause(&self) -> Option<String> {

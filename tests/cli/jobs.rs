@@ -127,7 +127,8 @@ impl Desk {
         let cli = Cli::try_parse_from(always.iter().chain(sets).chain(line)).unwrap();
         let config = config::load(None, [], &cli.set).unwrap();
         let (out, err) = (Page::default(), Page::default());
-        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), shape);
+        let words = ["sluicegate"].iter().chain(line).map(|word| (*word).to_owned());
+        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), shape).with_command_line(words);
         if let Some(typed) = typed {
             console = console.with_input(Box::new(typed.as_bytes()));
         }
@@ -373,7 +374,8 @@ async fn lists_are_paged_and_details_complete() {
     assert_eq!(ids(&page), ["p3"]);
     assert_eq!(ids(&desk.run(&["dlq", "list", "--json"]).await.json()), ["p2", "p1"]);
     let table = desk.run(&["dlq", "list", "--limit", "1"]).await;
-    assert!(table.out.contains("EUR 12.99") && table.err == "next page: `--after p2`\n", "{}{}", table.out, table.err);
+    let next = "next page: sluicegate dlq list --limit 1 --after p2\n";
+    assert!(table.out.contains("EUR 12.99") && table.err == next, "{}{}", table.out, table.err);
 
     assert_eq!(exit(&desk.run(&["dlq", "discard", "p1", "--yes", "--because", "a test"]).await), Exit::Success);
     let waited = "UPDATE jobs SET wait_reason = 'limit', wait_limit = 'per-account', wait_detail = 'as before', \

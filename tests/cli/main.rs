@@ -20,6 +20,7 @@ mod hostile_text;
 mod jobs;
 mod limits;
 mod lists;
+mod next_page;
 mod no_fault_injection;
 mod ops_port;
 mod other_deployment;

@@ -1,7 +1,7 @@
 //! The commands that show payments: `jobs list` and `dlq list` page by page, `jobs show` and `dlq show` one payment.
 //!
-//! Each page is bounded. If there are more payments, a message names the id for the next page. Payload and request body
-//! are not shown. Size and digest are enough to compare them with the expected ones.
+//! Each page is bounded. If there are more payments, a message has the command for the next page. Payload and request
+//! body are not shown. Size and digest are enough to compare them with the expected ones.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 
@@ -81,7 +81,7 @@ pub async fn print_page(
     }
     let JobPage { jobs, unreadable, next, .. } = listed;
     if jobs.is_empty() && unreadable.is_empty() {
-        cx.console.message("no such payments")?;
+        cx.console.message(if page.after.is_some() { "no more payments" } else { "no such payments" })?;
         return Ok(Exit::Success);
     }
     let header = ["id", "provider", "state", "amount", "attempts", "wake at", "reason"];
@@ -90,7 +90,7 @@ pub async fn print_page(
         cx.console.table(&header, &jobs.iter().map(|job| job_cells(job, now, shape)).collect::<Vec<_>>())?;
     }
     if let Some(next) = next {
-        cx.console.message(&format!("next page: `--after {next}`"))?;
+        cx.console.next_page("--after", &next)?;
     }
     Ok(Exit::Success)
 }

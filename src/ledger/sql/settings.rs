@@ -22,7 +22,9 @@ use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::{AccountRow, LimitRow, MISSING, Object, ProviderRow};
-use crate::ledger::settings::{AuditRow, AuditedChange, InvalidRow, RawRate, SettingsChange, SettingsSnapshot};
+use crate::ledger::settings::{
+    AuditPage, AuditRow, AuditedChange, InvalidRow, RawRate, SettingsChange, SettingsSnapshot,
+};
 
 /// How often a read or an apply restarts because settings changed meanwhile.
 const TRIES_MAX: u32 = 10;
@@ -344,10 +346,10 @@ static COMPLETE_JOB_AUDIT: Template = Template::new(
 );
 
 static READ_AUDIT: Template = Template::new(
-    "SELECT {ms:at} AS at_ms, who, os_user, program, because, table_name, row_key, \
+    "SELECT id, {ms:at} AS at_ms, who, os_user, program, because, table_name, row_key, \
          {text:old_row} AS old_row, {text:new_row} AS new_row FROM settings_audit \
-     WHERE $1 IS NULL OR (table_name <> 'settings_version' \
-         AND (row_key = $1 OR substr(row_key, 1, length($1) + 1) = $1 || '/')) \
+     WHERE id < $3 AND ($1 IS NULL OR (table_name <> 'settings_version' \
+         AND (row_key = $1 OR substr(row_key, 1, length($1) + 1) = $1 || '/'))) \
      ORDER BY id DESC LIMIT $2",
 );
 
@@ -381,8 +383,20 @@ impl Database {
         provider: Option<&ProviderName>,
         at_most: u32,
     ) -> Result<Vec<AuditedChange>, LedgerError> {
-        let rows = self.query(&READ_AUDIT, args![provider, at_most]).await?;
-        Ok(read_or_log(&rows, "settings_audit", "row_key"))
+        Ok(self.settings_audit_page(provider, None, at_most).await?.changes)
+    }
+
+    /// The same, of the changes with a number below `before`.
+    pub async fn settings_audit_page(
+        &self,
+        provider: Option<&ProviderName>,
+        before: Option<i64>,
+        at_most: u32,
+    ) -> Result<AuditPage, LedgerError> {
+        let rows = self.query(&READ_AUDIT, args![provider, at_most, before.unwrap_or(i64::MAX)]).await?;
+        let last = rows.last().filter(|_| rows.len() == at_most as usize);
+        let next = last.and_then(|row| row.get("id").ok());
+        Ok(AuditPage { changes: read_or_log(&rows, "settings_audit", "row_key"), next })
     }
 }
 
