@@ -22,7 +22,7 @@ use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::ops::api::OperatorContext;
 use crate::ops::openapi::Deployment;
-use crate::ops::{self, OpsState, OverviewCollector, OverviewSources};
+use crate::ops::{self, OpsState, OverviewCollector, OverviewSources, People};
 use crate::worker::heartbeat::{BackendKinds, HeartbeatReporter, WorkerIdentity};
 use crate::worker::retry::{RetryEnded, retry_while_unavailable};
 use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
@@ -64,7 +64,7 @@ pub async fn run(cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let identity = identity(cx.config, &options.owner);
     let reports_end = CancellationToken::new();
     if cx.config.ops.listen.is_some() {
-        let state = ops_state(cx.config, &backends, opened, &progress_rx, &identity);
+        let state = ops_state(cx.config, &backends, opened, &progress_rx, &identity)?;
         let (collector, collector_end) = (state.collector.clone(), reports_end.clone());
         tokio::spawn(async move { collector.run(collector_end).await });
         startup_gate.open(state);
@@ -112,7 +112,7 @@ pub(super) fn ops_state(
     deployment: Deployment,
     progress: &watch::Receiver<WorkerStatus>,
     identity: &WorkerIdentity,
-) -> OpsState {
+) -> Result<OpsState, CommandError> {
     let worker::Backends { queue, ledger, limiter, .. } = backends.clone();
     let sources = OverviewSources {
         worker_status: progress.clone(),
@@ -123,15 +123,23 @@ pub(super) fn ops_state(
         version: identity.version.clone(),
     };
     let collector = Arc::new(OverviewCollector::new(sources));
-    OpsState {
+    Ok(OpsState {
         deployment,
         collector,
         worker_status: progress.clone(),
         limiter,
         token: config.ops.token.clone(),
+        people: Arc::new(people(config)?),
         wrong_tokens: Arc::default(),
         operator_context: OperatorContext { ledger, queue, card_numbers: config.worker.card_numbers },
-    }
+    })
+}
+
+/// Reads the passwords of `ops.users`.
+pub(super) fn people(config: &Config) -> Result<People, CommandError> {
+    let variable = |name: &str| std::env::var(name).ok();
+    People::load(&config.ops.people, variable)
+        .map_err(|problems| CommandError::Configuration(format!("ops.users: {}", problems.join("; "))))
 }
 
 /// The identity of this process in its heartbeats.

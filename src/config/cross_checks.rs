@@ -52,8 +52,11 @@ pub fn check_all(parts: &ParsedKeys<'_>, problems: &mut KeyValidator<'_>) {
 fn check_ops(ops: &OpsConfig, problems: &mut KeyValidator<'_>) {
     let Some(listen) = ops.listen.filter(|listen| !listen.ip().is_loopback()) else { return };
     let Some(token) = &ops.token else {
-        let what = format!("{listen} is reachable from other machines, and ops.token is not set");
-        problems.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
+        // A user needs a password, and a proxy is trusted by its address: neither leaves the server open.
+        if ops.people.users.is_empty() && ops.people.proxy.is_none() {
+            let what = format!("{listen} is reachable from other machines, and ops.token is not set");
+            problems.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
+        }
         return;
     };
     let chars = token.expose_secret().chars().count();

@@ -12,6 +12,7 @@ use crate::domain::sensitive::secret::path_if_safe;
 pub mod address;
 mod cross_checks;
 mod layers;
+pub mod people;
 mod validated;
 
 pub use address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};

@@ -14,6 +14,7 @@ use toml::Value;
 
 use crate::config::address::{DatabaseUrl, LimiterUrl, QueueUrl, ValueProblem};
 use crate::config::layers::LayeredValue;
+use crate::config::people::{self, PeopleConfig};
 use crate::config::{ConfigProblem, Purpose, cross_checks};
 use crate::domain::sensitive::secret::{path_if_safe, quote_if_safe};
 use crate::provider::secret_grants::SecretGrants;
@@ -77,6 +78,7 @@ pub struct OpsConfig {
     /// `None`: no ops server.
     pub listen: Option<SocketAddr>,
     pub token: Option<SecretString>,
+    pub people: PeopleConfig,
 }
 
 #[derive(Clone, Debug)]
@@ -125,11 +127,11 @@ impl<'a> KeyValidator<'a> {
         value
     }
 
-    fn text(&mut self, key: &'static str) -> &'a str {
+    pub fn text(&mut self, key: &'static str) -> &'a str {
         self.value(key, Value::as_str).unwrap_or_default()
     }
 
-    fn texts(&mut self, key: &'static str) -> Vec<String> {
+    pub fn texts(&mut self, key: &'static str) -> Vec<String> {
         let items = self.value(key, Value::as_array).map(Vec::as_slice).unwrap_or_default();
         items.iter().filter_map(Value::as_str).map(str::to_owned).collect()
     }
@@ -156,7 +158,7 @@ impl<'a> KeyValidator<'a> {
         fits.then(|| text.to_owned())
     }
 
-    fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
+    pub fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
         let text = self.text(key);
         let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
@@ -232,6 +234,7 @@ pub fn validate(purpose: Purpose, keys: &mut KeyValidator<'_>) -> Option<Config>
 }
 
 fn validate_ops(keys: &mut KeyValidator<'_>) -> Option<OpsConfig> {
+    let people = people::validate(keys);
     let (address, token) = (keys.text("ops.listen"), keys.text("ops.token"));
     let listen = match address.replacen("localhost:", "127.0.0.1:", 1).as_str() {
         "none" => Some(None),
@@ -250,7 +253,7 @@ fn validate_ops(keys: &mut KeyValidator<'_>) -> Option<OpsConfig> {
         keys.add("ops.token", what, "Use the output of `openssl rand -hex 24`");
         return None;
     }
-    Some(OpsConfig { listen: listen?, token: (!token.is_empty()).then(|| SecretString::from(token)) })
+    Some(OpsConfig { listen: listen?, token: (!token.is_empty()).then(|| SecretString::from(token)), people: people? })
 }
 
 /// The problem of a placeholder: every reader of the example knows it.

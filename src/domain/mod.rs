@@ -25,6 +25,7 @@ pub mod outcome;
 pub mod pace;
 pub mod permit_protocol;
 pub mod persist_window;
+pub mod person;
 pub mod printable;
 pub mod provider;
 pub mod quota;

@@ -57,7 +57,7 @@ impl Listener for BoundedListener {
                 tracing::debug!(%client, "closed a new connection to the ops server: no connection is idle");
                 continue;
             };
-            return (BoundedConnection::new(stream, place, client, self), address);
+            return (BoundedConnection::new(stream, place, address.ip(), self), address);
         }
     }
 
@@ -70,6 +70,7 @@ impl Listener for BoundedListener {
 #[derive(Clone, Debug)]
 pub struct ClientInfo {
     pub address: ClientAddress,
+    pub ip: IpAddr,
     connection: u64,
     admission: Arc<ConnectionAdmission>,
 }
@@ -100,16 +101,11 @@ pub struct BoundedConnection {
 }
 
 impl BoundedConnection {
-    fn new(
-        stream: TcpStream,
-        admitted: AdmittedConnection,
-        address: ClientAddress,
-        listener: &BoundedListener,
-    ) -> Self {
+    fn new(stream: TcpStream, admitted: AdmittedConnection, ip: IpAddr, listener: &BoundedListener) -> Self {
         let (response_timeout, places) = (listener.response_timeout, Arc::clone(&listener.admission));
         Self {
             stream,
-            client: ClientInfo { address, connection: admitted.id, admission: places },
+            client: ClientInfo { address: ip.into(), ip, connection: admitted.id, admission: places },
             close_signal: Box::pin(admitted.close_signal.clone().cancelled_owned()),
             admitted,
             deadline: Box::pin(sleep(response_timeout)),

@@ -1,26 +1,31 @@
-//! The access control of the ops server: the token, or without one only programs on this machine.
+//! The access control of the ops server: who sends a request, and whether that role may.
 //!
-//! Programs send the token as Bearer, browsers as the password of HTTP Basic, with any user name. Requests of other
-//! sites' pages are refused, also those by DNS rebinding. Each refusal closes its connection.
+//! Programs send the token as Bearer, browsers as the password of HTTP Basic, with any user name. People may have a
+//! password of their own, or an authenticating proxy names them. Without all that, only programs on this machine are
+//! served. Requests of other sites' pages are refused, also those by DNS rebinding. Each refusal closes its connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use secrecy::ExposeSecret;
 use serde_json::json;
-use subtle::ConstantTimeEq;
 
 use super::connections::{AdmissionError, ClientInfo, RequestKind};
 use super::json::JsonResponse;
-use super::{LIVEZ, OpsState, READYZ};
-use tokens::TokenCheck;
+use super::{LIVEZ, OpsState, READYZ, roles};
+use identity::Credentials;
+pub use identity::People;
 pub use tokens::{ApiCaller, AuthenticationFailures, WrongTokens};
 
+mod identity;
+#[cfg(test)]
+mod people_tests;
+mod proxy;
 mod tokens;
+mod users;
 
 /// Longest time for a response.
 const HANDLER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -64,7 +69,7 @@ pub async fn admit_request(ConnectInfo(client): ConnectInfo<ClientInfo>, request
     ([(header::RETRY_AFTER, "1")], refusal_response(StatusCode::SERVICE_UNAVAILABLE, problem)).into_response()
 }
 
-/// For all routes but the probes: needs the token, or without one a host name of this machine.
+/// For all routes but the probes: needs an identity, with the role that the route needs.
 pub async fn authorise(
     State(state): State<OpsState>,
     ConnectInfo(client): ConnectInfo<ClientInfo>,
@@ -72,38 +77,56 @@ pub async fn authorise(
     next: Next,
 ) -> Response {
     let given = tokens::read_credentials(request.headers());
-    let caller = ApiCaller::from_headers(request.headers(), &given);
-    request.extensions_mut().insert(caller);
-    let Some(token) = &state.token else {
-        // Without a token the server listens on loopback only. A page whose name resolves to it (DNS rebinding) sends
-        // its own name as host.
-        if request.headers().get(header::HOST).is_none_or(|host| !is_loopback_host(host.as_bytes())) {
-            return refusal_response(StatusCode::MISDIRECTED_REQUEST, "call this server by localhost or its address");
-        }
-        return next.run(request).await;
+    let (token, wrong_tokens) = (state.token.as_ref(), state.wrong_tokens.as_ref());
+    let asked = Credentials { headers: request.headers(), given: &given, client: &client, token, wrong_tokens };
+    let identity = match state.people.identify(&asked).await {
+        Ok(identity) => identity,
+        Err(refusal) => return refusal.response(&request),
     };
-    // A request without a token is no guess: browsers start with one.
-    if !given.secret.is_empty() {
-        // For equal lengths the comparison takes the same time wherever the two differ.
-        let is_right = || bool::from(given.secret.as_slice().ct_eq(token.expose_secret().as_bytes()));
-        match state.wrong_tokens.check(client.address, is_right) {
-            TokenCheck::Valid => return next.run(request).await,
-            TokenCheck::TooSoon { retry_after } => return too_soon_response(retry_after),
-            TokenCheck::Wrong => {}
-        }
+    let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let needed = roles::needed_role(request.method(), path);
+    if identity.role < needed {
+        return identity::role_refusal(&identity, needed, &request).response(&request);
     }
-    let way = if asks_for_password(&request) { "Basic realm=\"sluicegate\"" } else { "Bearer" };
-    let refusal =
-        refusal_response(StatusCode::UNAUTHORIZED, "ops.token is needed: as Bearer, or as the password of HTTP Basic");
-    ([(header::WWW_AUTHENTICATE, way)], refusal).into_response()
+    let caller = ApiCaller::new(request.headers(), &given, identity, state.people.are_configured());
+    request.extensions_mut().insert(caller);
+    next.run(request).await
 }
 
-/// The response to a token that was not compared.
-fn too_soon_response(retry_after: Duration) -> Response {
-    let seconds = retry_after.as_millis().div_ceil(1_000);
-    let problem = format!("too many wrong tokens came from your address: try again in {seconds} s");
-    ([(header::RETRY_AFTER, seconds.to_string())], refusal_response(StatusCode::TOO_MANY_REQUESTS, &problem))
-        .into_response()
+/// Why a request is not served.
+#[derive(Debug)]
+pub struct Refusal {
+    status: StatusCode,
+    words: String,
+    retry_after: Option<Duration>,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, words: impl Into<String>) -> Self {
+        Self { status, words: words.into(), retry_after: None }
+    }
+
+    /// The token or password was not compared.
+    fn too_soon(retry_after: Duration) -> Self {
+        let seconds = retry_after.as_millis().div_ceil(1_000);
+        let words = format!("too many wrong tokens or passwords came from your address: try again in {seconds} s");
+        Self { retry_after: Some(retry_after), ..Self::new(StatusCode::TOO_MANY_REQUESTS, words) }
+    }
+
+    fn response(&self, request: &Request) -> Response {
+        let mut response = refusal_response(self.status, &self.words);
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after.map(|wait| wait.as_millis().div_ceil(1_000).to_string())
+            && let Ok(seconds) = HeaderValue::from_str(&seconds)
+        {
+            headers.insert(header::RETRY_AFTER, seconds);
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let way = if asks_for_password(request) { "Basic realm=\"sluicegate\"" } else { "Bearer" };
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(way));
+        }
+        response
+    }
 }
 
 /// Whether a browser should ask its user for the password: for the page, and for an address that the user entered. The

@@ -1,7 +1,7 @@
 //! The ops server of a worker process: probes, metrics, the API and the web page.
 //!
-//! It listens on loopback unless configured otherwise, and needs a token elsewhere. A GET changes nothing. Clients that
-//! are too slow or send too much are disconnected.
+//! It listens on loopback unless configured otherwise, and needs a token, a user or a proxy elsewhere. A GET changes
+//! nothing. Clients that are too slow or send too much are disconnected.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +20,7 @@ use tower::ServiceExt as _;
 
 pub use self::change::SettingsChangeError;
 use self::connections::{BoundedListener, ClientInfo};
-pub use self::guard::WrongTokens;
+pub use self::guard::{People, WrongTokens};
 pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
 pub use self::peek::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
 use crate::domain::printable::printable;
@@ -45,6 +45,7 @@ mod page;
 mod peek;
 #[cfg(test)]
 mod port_tests;
+mod roles;
 
 const LIVEZ: &str = "/livez";
 const READYZ: &str = "/readyz";
@@ -57,6 +58,7 @@ pub struct OpsState {
     pub worker_status: watch::Receiver<WorkerStatus>,
     pub limiter: Arc<dyn Limiter>,
     pub token: Option<SecretString>,
+    pub people: Arc<People>,
     pub wrong_tokens: Arc<WrongTokens>,
     pub collector: Arc<OverviewCollector>,
     pub operator_context: api::OperatorContext,
@@ -116,6 +118,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/history", get(history::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(openapi::deployment))
+        .route("/api/v1/whoami", get(roles::whoami))
         .route("/api/v1/openapi.json", get(openapi::show))
         .merge(api::routes())
         .merge(page::router())
@@ -166,6 +169,7 @@ mod tests {
             worker_status: progress,
             limiter,
             token: token.map(SecretString::from),
+            people: Arc::default(),
             wrong_tokens: Arc::default(),
             operator_context,
         };

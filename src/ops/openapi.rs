@@ -55,6 +55,7 @@ use crate::ledger::fleet::DeploymentId;
         super::history::show,
         super::flows::show,
         super::overview::workers,
+        super::roles::whoami,
         deployment,
         show,
     ),
@@ -72,15 +73,16 @@ impl Modify for TokenSecurity {
             components.add_security_scheme(name, SecurityScheme::Http(Http::new(scheme)));
         }
         let none: [&str; 0] = [];
-        // Either of them; none without `ops.token`.
+        // Either of them; none without `ops.token` and users, or behind an authenticating proxy.
         let any = ["bearer", "basic"].map(|name| SecurityRequirement::new(name, none));
         description.security = Some(any.into_iter().chain([SecurityRequirement::default()]).collect());
     }
 }
 
 /// The errors of every change: its body, what its path names, and a refusal.
-const CHANGE_ERRORS: [(&str, &str); 3] = [
+const CHANGE_ERRORS: [(&str, &str); 4] = [
     ("400", "A field is invalid"),
+    ("403", "The caller's role does not suffice; the text names the one that is needed"),
     ("404", "What the path names does not exist"),
     ("409", "Refused; nothing was changed"),
 ];

@@ -14,6 +14,8 @@ use secrecy::ExposeSecret as _;
 
 use crate::cli::check::Finding;
 use crate::cli::check::account_rules::describe_account_rules;
+use crate::cli::run::people;
+use crate::config::people::ProxyConfig;
 use crate::config::{CardNumbers, Config, ConfigProblem, DatabaseUrl, FIX_FILE_MODE, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::domain::job::JobField;
@@ -32,6 +34,9 @@ const DELIVERY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1_800);
 
 /// Fewest different characters of an `ops.token` that other machines can guess at.
 const TOKEN_DISTINCT_CHARACTERS_MIN: usize = 8;
+
+/// The fix of a user's password or hash that cannot be used.
+const FIX_PASSWORDS: &str = "Fix the files or variables of ops.users: `run` does not start with them";
 
 /// The fix of an invalid row, and its effect on workers.
 pub const FIX_INVALID_ROW: &str =
@@ -64,6 +69,12 @@ pub fn check_configuration(config: &Config) -> Vec<Finding> {
     if let Some(what) = token_problem(config) {
         warn("ops.token", &what, "Use the output of `openssl rand -hex 24`");
     }
+    if config.ops.listen.is_some_and(|listen| !listen.ip().is_loopback())
+        && config.ops.people.proxy.as_ref().is_some_and(ProxyConfig::trusts_a_wide_range)
+    {
+        let what = "any program in a range of more than 65536 addresses can be any person";
+        warn("ops.proxy_trusted", what, "Name the proxy's own addresses");
+    }
     if config.ops.listen.is_none() {
         warn("ops.listen", "no health, metrics, API or web page", "Set ops.listen to IP:PORT");
     }
@@ -73,6 +84,9 @@ pub fn check_configuration(config: &Config) -> Vec<Finding> {
     }
     for ConfigProblem { key, origin, message: what, fix } in &config.exposed_secrets {
         warn(key, &format!("{what} ({origin})"), fix);
+    }
+    if let Err(problem) = people(config) {
+        findings.push(Finding::error("configuration ops.users".to_owned(), problem.to_string(), FIX_PASSWORDS));
     }
     if findings.is_empty() {
         findings.push(Finding::ok("configuration", "valid, no risky settings"));

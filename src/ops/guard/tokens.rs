@@ -1,7 +1,7 @@
 //! The callers of the ops server: their user name, program and token, and the rate limit of wrong tokens.
 //!
-//! A name is not verified: a client with the token may give any name. It distinguishes honest operators in the audit.
-//! Wrong tokens are limited by client address. A token that comes too soon is not compared, so its response reveals
+//! The name that a client with the token gives is not verified. It distinguishes honest operators in the audit as long
+//! as no people are configured. Wrong tokens and passwords are limited by client address. A token that comes too soon is not compared, so its response reveals
 //! nothing. Behind a proxy all clients are one address.
 
 use std::collections::HashMap;
@@ -13,6 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::domain::person::Identity;
 use crate::domain::printable::printable;
 use crate::domain::time::millis_down;
 use crate::ops::connections::ClientAddress;
@@ -33,7 +34,7 @@ const ADDRESSES_MAX: usize = 4_096;
 /// Content of the header `Authorization`.
 #[derive(Default)]
 pub struct RequestCredentials {
-    user: Option<String>,
+    pub user: Option<String>,
     /// The given token.
     pub secret: Vec<u8>,
 }
@@ -58,25 +59,37 @@ pub fn read_credentials(headers: &HeaderMap) -> RequestCredentials {
 /// The caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiCaller {
-    user: Option<String>,
+    identity: Identity,
+    /// The name that was typed, where names are not verified.
+    typed: Option<String>,
+    /// Whether the audit names role and path.
+    is_qualified: bool,
     /// `page`, or the first word of the program's `User-Agent`.
     client: String,
 }
 
 impl ApiCaller {
-    pub fn from_headers(headers: &HeaderMap, given: &RequestCredentials) -> Self {
+    /// `is_qualified`: the audit names role and path, because people are told apart.
+    pub fn new(headers: &HeaderMap, given: &RequestCredentials, identity: Identity, is_qualified: bool) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         // Browsers mark requests of our own page, and no page can set that header itself. Over plain http only the
         // origin is sent; a change with a foreign origin was refused before.
         let ours = text("sec-fetch-site").map_or_else(|| text("origin").is_some(), |site| site == "same-origin");
         let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(audit_name);
         let client = if ours { "page".to_owned() } else { program.unwrap_or_else(|| "api".to_owned()) };
-        Self { user: given.user.clone(), client }
+        Self { identity, typed: given.user.clone(), is_qualified, client }
     }
 
-    /// `user@client`, or only the client.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The caller as the audit names it: `user@client`, or only the client; if people are told apart,
+    /// `alice@page (operator, user)`.
     pub fn name(&self) -> String {
-        match &self.user {
+        let Identity { name, role, path } = &self.identity;
+        match &self.typed {
+            _ if self.is_qualified => format!("{name}@{} ({role}, {path})", self.client),
             Some(user) => format!("{user}@{}", self.client),
             None => self.client.clone(),
         }
@@ -149,10 +162,15 @@ impl WrongTokens {
             let delay_ms = millis_down(delay);
             tracing::warn!(
                 client = %address, wrong_token, too_soon, delay_ms,
-                "wrong ops.token: tokens of this address are not compared until the delay is over"
+                "wrong ops.token or password: those of this address are not compared until the delay is over"
             );
         }
         check
+    }
+
+    /// Whether a token of this address would not be compared now.
+    pub fn must_wait(&self, address: ClientAddress) -> bool {
+        !self.state.lock().retry_after(address, Instant::now()).is_zero()
     }
 
     /// The failures so far.
@@ -162,17 +180,25 @@ impl WrongTokens {
 }
 
 impl WrongTokenState {
+    /// The recent failures of an address.
+    fn known(&self, address: ClientAddress, now: Instant) -> Option<AddressFailures> {
+        let known = self.addresses.get(&address).copied();
+        known.filter(|guesses| now.duration_since(guesses.last_at) < FAILURES_EXPIRE_AFTER)
+    }
+
+    fn retry_after(&self, address: ClientAddress, now: Instant) -> Duration {
+        self.known(address, now).map_or(Duration::ZERO, |guesses| {
+            (guesses.last_at + delay_after(guesses.wrong)).saturating_duration_since(now)
+        })
+    }
+
     fn check(
         &mut self,
         address: ClientAddress,
         now: Instant,
         compare: impl FnOnce() -> bool,
     ) -> (TokenCheck, Option<FailureLogLine>) {
-        let known = self.addresses.get(&address).copied();
-        let known = known.filter(|guesses| now.duration_since(guesses.last_at) < FAILURES_EXPIRE_AFTER);
-        let retry_after = known.map_or(Duration::ZERO, |guesses| {
-            (guesses.last_at + delay_after(guesses.wrong)).saturating_duration_since(now)
-        });
+        let (known, retry_after) = (self.known(address, now), self.retry_after(address, now));
         let must_wait = !retry_after.is_zero();
         if !must_wait && compare() {
             return (TokenCheck::Valid, None);
@@ -212,6 +238,7 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
+    use crate::domain::person::{IdentityPath, Role};
 
     fn headers(all: &[(&'static str, &str)]) -> HeaderMap {
         all.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
@@ -239,7 +266,13 @@ mod tests {
     fn audit_distinguishes_page_and_programs() {
         let name = |all: &[(&'static str, &str)]| {
             let headers = headers(all);
-            ApiCaller::from_headers(&headers, &read_credentials(&headers)).name()
+            let identity = Identity { name: "token".to_owned(), role: Role::Admin, path: IdentityPath::Token };
+            let caller = |is_qualified| {
+                ApiCaller::new(&headers, &read_credentials(&headers), identity.clone(), is_qualified).name()
+            };
+            let qualified = caller(true);
+            assert!(qualified.starts_with("token@") && qualified.ends_with(" (admin, token)"), "{qualified}");
+            caller(false)
         };
         let alice = ("authorization", "Basic YWxpY2U6bGV0Om1lLWlu");
         assert_eq!(name(&[("sec-fetch-site", "same-origin"), ("user-agent", "Mozilla/5.0 (X11)")]), "page");

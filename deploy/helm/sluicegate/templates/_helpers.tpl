@@ -131,6 +131,9 @@ sluicegate.toml: |
   # For the probes and Prometheus, which connect from outside the pod. All paths but the probes need the
   # token, of at least 32 characters.
   listen = "0.0.0.0:{{ .Values.ops.port }}"
+  {{- with .Values.ops.more }}
+  {{- . | trim | nindent 2 }}
+  {{- end }}
 
   [worker]
   # Above the longest timeout_ms + send_budget_ms of any provider: 30.5 s in config/providers. A stop takes at most this

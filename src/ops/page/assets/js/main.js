@@ -4,6 +4,7 @@ import { get, link, path } from "./api.js";
 import { announce } from "./announce.js";
 import { heard } from "./clock.js";
 import { h, patch } from "./dom.js";
+import { askPerson } from "./person.js";
 import { Poll } from "./poll.js";
 import { printable } from "./printable.js";
 import { drawShell } from "./shell.js";
@@ -102,7 +103,7 @@ async function tick(view) {
   const failures = [];
   try {
     // A failed call does not stop the other.
-    for (const ask of [overviewIsDue ? () => askOverview(context, signal) : null, () => page.load(signal)]) {
+    for (const ask of [overviewIsDue ? () => askOverview(context, signal) : null, () => page.load(signal), () => askPerson(signal)]) {
       try {
         await ask?.();
       } catch (error) {

@@ -5,6 +5,7 @@ import { h, patch } from "./dom.js";
 import { clock, count, duration } from "./format.js";
 import { incidents } from "./incidents.js";
 import { inUtc, switchZone, zoneName } from "./instants.js";
+import { personChip } from "./person.js";
 import { cycle, theme } from "./theme.js";
 
 const header = document.getElementById("header");
@@ -38,6 +39,7 @@ export function drawShell(place, overview) {
       }),
       h("kbd", { "aria-hidden": "true" }, "/")),
     pulse(overview),
+    personChip(),
     zoneButton(),
     h("button", { type: "button", class: "quiet theme", onclick: cycle, "aria-label": `Theme: ${theme()}. Change it.`, title: `Theme: ${theme()}` },
       h("span", { class: `theme-mark ${theme()}`, "aria-hidden": "true" }), h("span", { class: "theme-word" }, theme())),

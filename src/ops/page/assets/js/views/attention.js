@@ -4,6 +4,7 @@ import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
 import { count, plural } from "../format.js";
 import { button, empty, loading } from "../parts.js";
+import { needs } from "../person.js";
 import { askBulk } from "./bulk.js";
 import { discard, replay, resolve } from "./decide.js";
 import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
@@ -55,8 +56,8 @@ export function attention(context, fields) {
     if (data === null) return loading(context);
     if (isEmpty(data) && pages.seen.length === 1) return empty(nothing, calm);
     const single = state === "review"
-      ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}` }) }
-      : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}` }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}` })] };
+      ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}`, ...needs("operator") }) }
+      : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}`, ...needs("operator") }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}`, ...needs("operator") })] };
     return [state === "dead" ? bulkBar() : null, unreadableRows(data.unreadable), jobTable(state === "dead" ? "Payments with exhausted retries" : "Payments to review", data.jobs, { lead: state === "dead" ? picker() : null, tail: single }), pages.bar(data.next, context.refresh)];
   }
 
@@ -88,8 +89,8 @@ export function attention(context, fields) {
       button(allHere ? "Pick none" : "Pick this page", pick),
       h("span", { class: "muted", "aria-live": "polite" }, `${count(chosen.size)} picked`),
       h("span", { class: "push" }),
-      button("Replay picked", () => askBulk("replay", some(), finished), "", { disabled: chosen.size === 0 }),
-      button("Discard picked", () => askBulk("discard", some(), finished), "", { disabled: chosen.size === 0 }),
-      button("Replay all", () => askBulk("replay", all(), finished), "primary", { disabled: total("dead") === 0 && here.length === 0 }));
+      button("Replay picked", () => askBulk("replay", some(), finished), "", { disabled: chosen.size === 0, ...needs("operator") }),
+      button("Discard picked", () => askBulk("discard", some(), finished), "", { disabled: chosen.size === 0, ...needs("operator") }),
+      button("Replay all", () => askBulk("replay", all(), finished), "primary", { disabled: total("dead") === 0 && here.length === 0, ...needs("operator") }));
   }
 }

@@ -8,6 +8,7 @@ import { count, duration, money, plural, sentence } from "../format.js";
 import { serverNow } from "../clock.js";
 import { inZone, instant } from "../instants.js";
 import { button, chip, loading, prose, providerHref, section } from "../parts.js";
+import { needs } from "../person.js";
 import { jobState, spelled } from "../words.js";
 import { askProvider } from "./ask_provider.js";
 import { cancel, discard, replay, resolve } from "./decide.js";
@@ -58,7 +59,7 @@ export function job(context, id) {
   }
 
   function head() {
-    const act = (label, decide, kind) => button(label, () => decide(details, context), kind);
+    const act = (label, decide, kind) => button(label, () => decide(details, context), kind, needs("operator"));
     return h("div", { class: "view-head" },
       h("h1", { tabindex: "-1", class: "id" }, id),
       copyButton(id, "payment id"),

@@ -8,12 +8,14 @@ import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
 import { count, plural, rate } from "../format.js";
 import { button, change } from "../parts.js";
+import { needs } from "../person.js";
 
 export function pauseButton(provider, context, kind = "quiet") {
   const { name, paused } = provider;
   const label = paused ? "Resume" : "Pause";
   return button(label, () => (paused ? resume(provider, context) : pause(provider, context)), kind, {
     "aria-label": `${label} ${name}`,
+    ...needs("operator"),
   });
 }
 
@@ -21,7 +23,7 @@ export function pauseButton(provider, context, kind = "quiet") {
 export function liftButton(provider, context, kind = "quiet") {
   const { name, paused, state } = provider;
   if (paused || state !== "paused_by_provider") return null;
-  return button("Lift the wait", () => lift(provider, context), kind, { "aria-label": `Lift the wait of ${name}` });
+  return button("Lift the wait", () => lift(provider, context), kind, { "aria-label": `Lift the wait of ${name}`, ...needs("operator") });
 }
 
 function lift(provider, context) {

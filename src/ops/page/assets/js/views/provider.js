@@ -7,6 +7,7 @@ import { h } from "../dom.js";
 import { count, duration, rate } from "../format.js";
 import { inZone, instant } from "../instants.js";
 import { button, chip, empty, figure, figures, limitBar, loading, section, table, unasked } from "../parts.js";
+import { needs } from "../person.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
 import { cause, counted, depends, numbers, whatCounts, zeros } from "./card.js";
@@ -66,7 +67,7 @@ export function provider(context, name) {
           limitBar(limit, { unasked: unasked(known) }),
           h("p", { class: "limit-kind" },
             [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow limit: counts, never delays" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
-          button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}` })))));
+          button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}`, ...needs("admin") })))));
   }
 }
 

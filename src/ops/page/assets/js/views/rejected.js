@@ -6,6 +6,7 @@ import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
 import { agoWords, count, plural } from "../format.js";
 import { button, change, empty, loading, providerHref, table } from "../parts.js";
+import { needs } from "../person.js";
 import { Pages } from "./job_table.js";
 
 const PAGE = 50;
@@ -57,10 +58,10 @@ export function rejected(context, fields) {
   }
 
   function actions(message) {
-    const named = { "aria-label": `Republish message ${message.id}` };
+    const named = { "aria-label": `Republish message ${message.id}`, ...needs("operator") };
     return [
       button("Republish", () => decide(message, "republish"), "", named),
-      button("Discard", () => decide(message, "discard"), "quiet", { "aria-label": `Discard message ${message.id}` }),
+      button("Discard", () => decide(message, "discard"), "quiet", { "aria-label": `Discard message ${message.id}`, ...needs("operator") }),
     ];
   }
 
