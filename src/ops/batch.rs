@@ -3,7 +3,9 @@
 //! A preview changes nothing. A confirmation repeats the selection and names the digest of its preview. If the same
 //! selection has another digest now, nothing is written. Workers apply the batch, see `worker::decision_batches`.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,6 +13,7 @@ use uuid::Uuid;
 
 use crate::domain::job::JobId;
 use crate::domain::job_filter::JobFilter;
+use crate::domain::provider::ProviderName;
 use crate::fleet::workers::visible_workers;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
@@ -142,7 +145,7 @@ pub async fn prepare_batch(
     let ids = selection.ids(ledger, decision).await?;
     let needs_lane = decision.resolution().needs_resend();
     let providers = if needs_lane { provider_names(ledger).await? } else { Vec::new() };
-    let has_lane: HashSet<&str> = providers.iter().map(|name| name.as_str()).collect();
+    let has_lane: HashSet<&str> = providers.iter().map(ProviderName::as_str).collect();
     let checked = ledger.check_jobs(decision, &ids).await?;
     let mut found: HashMap<JobId, _> = checked.into_iter().map(|job| (job.member.id.clone(), job)).collect();
     let (mut members, mut sums, mut refused) = (Vec::new(), BTreeMap::new(), Refused::default());
@@ -174,7 +177,7 @@ pub async fn prepare_batch(
 }
 
 fn missing_lane(provider: String) -> Result<ResendError, LedgerError> {
-    let name = crate::domain::provider::ProviderName::new(provider);
+    let name = ProviderName::new(provider);
     name.map(ResendError::NoProvider).map_err(|why| LedgerError::Corrupt(why.to_string()))
 }
 
@@ -201,7 +204,7 @@ impl Refused {
     /// Most frequent first.
     fn counts(self) -> Vec<RefusalCount> {
         let mut counts: Vec<RefusalCount> = self.0.into_values().collect();
-        counts.sort_by_key(|count| std::cmp::Reverse(count.jobs));
+        counts.sort_by_key(|count| Reverse(count.jobs));
         counts
     }
 }
@@ -257,7 +260,7 @@ pub async fn stop_batch(ledger: &Database, id: &str, by: &Actor) -> Result<Batch
 
 /// Whether some worker reports, so that batches are applied.
 pub async fn has_worker(ledger: &Database) -> Result<bool, LedgerError> {
-    let workers = visible_workers(ledger.worker_reports().await?, std::time::Duration::ZERO, None);
+    let workers = visible_workers(ledger.worker_reports().await?, Duration::ZERO, None);
     Ok(workers.iter().any(|worker| worker.is_live()))
 }
 

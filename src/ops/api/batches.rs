@@ -18,9 +18,7 @@ use crate::ledger::decision_batches::{
     BatchDecision, BatchJobPage, BatchPage, BatchRate, BatchSummary, DEFAULT_RATE, OutcomeFilter,
 };
 use crate::ops::OpsState;
-use crate::ops::batch::{
-    BatchError, BatchPreview, Confirmation, Selection, find_batch, prepare_batch, stop_batch,
-};
+use crate::ops::batch::{BatchError, BatchPreview, Confirmation, Selection, find_batch, prepare_batch, stop_batch};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::{ApiBody, ApiError, ErrorBody, JsonResponse, LargeBody};
 

@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 
 use super::tests::TestApi;
-use crate::ledger::decision_batches::TurnAt;
 use crate::ledger::database::Database;
+use crate::ledger::decision_batches::TurnAt;
 
 const WORKER: &str = "worker-a";
 
@@ -74,8 +74,14 @@ async fn batch_is_confirmed_applied_and_reported() {
     assert_eq!(stand.post("/api/v1/jobs/r2/resolve", resolve).await.0, 200);
     apply_next(&stand.database).await;
     let (status, ended) = stand.get(&path).await;
-    assert_eq!((status, &ended["state"], &ended["applied"], &ended["remaining"]), (200, &json!("finished"), &json!(1), &json!(0)));
-    assert_eq!((&ended["refused"][0]["refusal"], &ended["refused"][0]["example"]), (&json!("wrong_state"), &json!("r2")));
+    assert_eq!(
+        (status, &ended["state"], &ended["applied"], &ended["remaining"]),
+        (200, &json!("finished"), &json!(1), &json!(0))
+    );
+    assert_eq!(
+        (&ended["refused"][0]["refusal"], &ended["refused"][0]["example"]),
+        (&json!("wrong_state"), &json!("r2"))
+    );
     let (_, jobs) = stand.get(&format!("{path}/jobs")).await;
     let outcomes: Vec<_> = jobs["jobs"].as_array().unwrap().iter().map(|job| (&job["id"], &job["outcome"])).collect();
     assert_eq!(outcomes, [(&json!("r1"), &json!("applied")), (&json!("r2"), &json!("refused"))]);
@@ -163,7 +169,11 @@ async fn ten_thousand_ids_fit_a_request() {
 #[tokio::test]
 async fn resend_requires_the_id_again() {
     let stand = stand().await;
-    for body in [json!({"as": "resend"}), json!({"as": "resend", "confirm_id": "r2"}), json!({"as": "declined", "confirm_id": "r2"})] {
+    for body in [
+        json!({"as": "resend"}),
+        json!({"as": "resend", "confirm_id": "r2"}),
+        json!({"as": "declined", "confirm_id": "r2"}),
+    ] {
         let (status, answer) = stand.post("/api/v1/jobs/r1/resolve", body).await;
         assert!(status == 400 && answer["error"].as_str().unwrap().starts_with("`confirm_id` must be"), "{answer}");
     }
