@@ -5,8 +5,8 @@
 
 use clap::Subcommand;
 
-use crate::cli::jobs::bulk_decision::{print_refusals, print_sums};
 use crate::cli::jobs::actor;
+use crate::cli::jobs::bulk_decision::{print_refusals, print_sums};
 use crate::cli::{CommandContext, CommandError, Exit};
 use crate::ledger::decision_batches::{BatchPage, BatchSummary};
 use crate::ledger::operator::LIST_MAX;
@@ -57,9 +57,7 @@ enum Action {
 pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let ledger = cx.ledger().await?;
     match &args.action {
-        Action::List { after, limit, json } => {
-            list(ledger.list_batches(after.as_deref(), *limit).await?, *json, cx)
-        }
+        Action::List { after, limit, json } => list(ledger.list_batches(after.as_deref(), *limit).await?, *json, cx),
         Action::Show { id, json } => {
             let batch = find_batch(&ledger, id).await?;
             if batch.state == "running" && !has_worker(&ledger).await? {

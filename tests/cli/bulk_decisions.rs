@@ -76,7 +76,9 @@ async fn every_decision_has_a_filter_and_a_file() {
         let dry = desk.run(&[line, &["--dry-run", "--json"]].concat()).await;
         assert_eq!((exit(&dry), &dry.json()["jobs"]), (Exit::Success, &jobs.into()), "{line:?}");
     }
-    for (filter, words) in [("colour=red", "unknown field `colour`"), ("state=lost", "`state`: must be"), ("id=a&id=b", "given twice")] {
+    for (filter, words) in
+        [("colour=red", "unknown field `colour`"), ("state=lost", "`state`: must be"), ("id=a&id=b", "given twice")]
+    {
         let ran = desk.run(&["jobs", "cancel", "--filter", filter, "--dry-run"]).await;
         let (error, code) = ran.failure();
         assert!(code == Exit::Usage && error.contains("--filter: ") && error.contains(words), "{filter}: {error}");

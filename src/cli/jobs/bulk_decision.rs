@@ -108,7 +108,8 @@ pub async fn decide_in_bulk(
         print_preview(&prepared.preview, json, cx.console)?;
         let digest = &prepared.preview.digest;
         let what = if args.dry_run { "dry run: nothing was changed" } else { "nothing was changed" };
-        cx.console.message(&format!("{what}; to do it, use `--confirm {digest} --because TEXT` in place of --dry-run"))?;
+        cx.console
+            .message(&format!("{what}; to do it, use `--confirm {digest} --because TEXT` in place of --dry-run"))?;
         return Ok(if args.dry_run { Exit::Success } else { Exit::Failed });
     };
     let jobs = Some(prepared.preview.jobs);
@@ -152,9 +153,8 @@ pub fn print_sums(sums: &[CurrencyTotal], console: &mut Console) -> Result<(), C
 
 /// Prints refusals by their reasons.
 pub fn print_refusals(title: &str, refusals: &[RefusalCount], console: &mut Console) -> Result<(), CommandError> {
-    let row = |refusal: &RefusalCount| {
-        vec![group_thousands(refusal.jobs), refusal.example.clone(), refusal.text.clone()]
-    };
+    let row =
+        |refusal: &RefusalCount| vec![group_thousands(refusal.jobs), refusal.example.clone(), refusal.text.clone()];
     if !refusals.is_empty() {
         console.table(&[title, "such as", "why"], &refusals.iter().map(row).collect::<Vec<_>>())?;
     }

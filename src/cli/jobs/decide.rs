@@ -129,7 +129,7 @@ pub struct CancelArgs {
 /// # Errors
 /// When the database fails or the file cannot be read.
 pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    if is_in_bulk(&args.ids, &args.bulk) || args.bulk.dry_run {
+    if is_in_bulk(&args.ids, &args.bulk) || args.bulk.dry_run || args.bulk.confirm.is_some() {
         let (args, because) = (args, args.because.as_deref());
         let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
         return decide_in_bulk(bulk, selection(&args.ids).await?, cx).await;
