@@ -47,8 +47,7 @@ async fn in_review(bench: &Bench, ids: &[String]) {
         };
         let begun = ledger.begin_attempt(&claimed.lease, &request).await.unwrap();
         let BeginResult::Attempt(number) = begun else { panic!("{begun:?}") };
-        let end =
-            AttemptEnd { number, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
+        let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
         let next = JobState::Final { state: FinalState::Review, reason: "no answer".to_owned(), reference: None };
         assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &next).await.unwrap(), FencedWrite::Applied);
     }

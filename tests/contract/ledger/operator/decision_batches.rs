@@ -3,8 +3,8 @@
 
 use futures_util::future::join_all;
 use sluicegate::ledger::decision_batches::{
-    BatchDecision, BatchMember, BatchRate, BatchStart, BatchTurn, CheckedJob, LeasedBatch, NewBatch, OutcomeFilter, TurnAt,
-    TurnResult,
+    BatchDecision, BatchMember, BatchRate, BatchStart, BatchTurn, CheckedJob, LeasedBatch, NewBatch, OutcomeFilter,
+    TurnAt, TurnResult,
 };
 use sluicegate::ledger::operator::CurrencyTotal;
 
@@ -77,7 +77,7 @@ impl Fixture {
         self.database.next_turns(&batch.id, 1).await.unwrap().remove(0)
     }
 
-    async fn apply(&self, batch: &LeasedBatch, turn: &BatchTurn, worker: &str) -> TurnResult {
+    async fn apply_turn_by(&self, batch: &LeasedBatch, turn: &BatchTurn, worker: &str) -> TurnResult {
         self.database.apply_turn(&TurnAt { batch, turn, worker }, turn.member.seen_fence).await.unwrap()
     }
 
@@ -131,6 +131,8 @@ async fn crash_neither_skips_nor_repeats_a_payment(kind: Kind) {
         let ids = ["a", "b", "c"].map(|text| format!("{text}-{}", decision.name()));
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         fixture.payments(&ids, state).await;
+        let copies = format!("SELECT copy FROM jobs WHERE id = '{}'", ids[2]);
+        let copies_before: i64 = fixture.one(&copies).await.parse().unwrap();
         fixture.begun(number, decision, &ids).await;
         // Lost before the change.
         let lost = fixture.leased(A).await;
@@ -139,25 +141,25 @@ async fn crash_neither_skips_nor_repeats_a_payment(kind: Kind) {
         // Lost after the change, before it could publish a message or read on.
         let batch = fixture.leased(B).await;
         assert_eq!(fixture.next_turn(&batch).await, turn);
-        assert_eq!(fixture.apply(&batch, &turn, B).await, TurnResult::Applied);
+        assert_eq!(fixture.apply_turn_by(&batch, &turn, B).await, TurnResult::Applied);
         let changed = fixture.picture(turn.member.id.as_str()).await;
         fixture.expire_batch_leases().await;
         let batch = fixture.leased(A).await;
         // A response that was lost, and a worker that comes back.
         for worker in [A, B] {
-            let again = fixture.apply(&batch, &turn, worker).await;
+            let again = fixture.apply_turn_by(&batch, &turn, worker).await;
             assert!(again != TurnResult::Applied, "{worker} {again:?}");
         }
         assert_eq!(fixture.picture(turn.member.id.as_str()).await, changed);
         while let Some(turn) = fixture.database.next_turns(&batch.id, 1).await.unwrap().pop() {
-            assert_eq!(fixture.apply(&batch, &turn, A).await, TurnResult::Applied);
+            assert_eq!(fixture.apply_turn_by(&batch, &turn, A).await, TurnResult::Applied);
         }
         for text in &ids {
             assert_eq!(fixture.state(text).await, decision.resolution().resulting_state());
             assert_eq!(fixture.decisions(text).await, "1", "{text}");
-            let copies = fixture.one(&format!("SELECT copy FROM jobs WHERE id = '{text}'")).await;
-            let sent_again = if decision.resolution().needs_resend() { "1" } else { "0" };
-            assert_eq!(copies, sent_again, "{text}: copies of its message");
+            let copies: i64 = fixture.one(&format!("SELECT copy FROM jobs WHERE id = '{text}'")).await.parse().unwrap();
+            let sent_again = i64::from(decision.resolution().needs_resend());
+            assert_eq!(copies - copies_before, sent_again, "{text}: copies of its message");
         }
         let ended = fixture.database.batch(&batch.id).await.unwrap().unwrap();
         assert_eq!((ended.state.as_str(), ended.applied, ended.remaining), ("finished", 3, 0));
@@ -183,15 +185,15 @@ async fn two_workers_decide_each_payment_once(kind: Kind) {
                 let stolen = format!("UPDATE decision_batches SET worker = '{worker}'");
                 fixture.sql(&stolen).await.unwrap();
             }
-            fixture.apply(batch, turn, worker).await
+            fixture.apply_turn_by(batch, turn, worker).await
         })
     });
     let results = join_all(work).await;
     let applied = results.iter().filter(|result| **result == TurnResult::Applied).count();
     let counts = "SELECT count(*) || ' ' || count(DISTINCT job_id) FROM job_audit";
     assert_eq!(fixture.one(counts).await, format!("{applied} {applied}"));
-    let resent = "SELECT count(*) || ' ' || coalesce(max(copy), 0) FROM jobs WHERE state = 'waiting'";
-    assert_eq!(fixture.one(resent).await, format!("{applied} 1"));
+    let resent = "SELECT count(*) || ' ' || (max(copy) - min(copy)) FROM jobs WHERE state = 'waiting'";
+    assert_eq!(fixture.one(resent).await, format!("{applied} 0"), "each message is published once");
     let now = fixture.database.batch(&batch.id).await.unwrap().unwrap();
     assert_eq!((now.applied, now.refused.len()), (applied as u64, 0));
     assert!(applied > 0);
@@ -205,17 +207,16 @@ async fn worker_without_the_lease_changes_nothing(kind: Kind) {
     let turn = fixture.next_turn(&batch).await;
     assert_eq!(fixture.database.lease_batches(B).await.unwrap(), [], "the lease is another worker's");
     let before = fixture.picture("a").await;
-    assert_eq!(fixture.apply(&batch, &turn, B).await, TurnResult::Lost);
+    assert_eq!(fixture.apply_turn_by(&batch, &turn, B).await, TurnResult::Lost);
     assert_eq!(fixture.picture("a").await, before);
     fixture.database.release_batches(A).await.unwrap();
-    let slow = NewBatch { rate: BatchRate::parse("1/1h").unwrap(), ..fixture.begun(2, BatchDecision::Declined, &["a", "b"]).await };
-    assert!(slow.members.len() == 2);
+    fixture.begun(2, BatchDecision::Declined, &["a", "b"]).await;
     // The rate holds over a change of workers.
     fixture.sql("UPDATE decision_batches SET rate = '1/1h'").await.unwrap();
     let mut both = fixture.database.lease_batches(B).await.unwrap();
     both.sort_by(|a, b| a.id.cmp(&b.id));
     assert_eq!((both.len(), both[0].wait), (2, Duration::ZERO));
-    assert_eq!(fixture.apply(&both[0], &turn, B).await, TurnResult::Applied);
+    assert_eq!(fixture.apply_turn_by(&both[0], &turn, B).await, TurnResult::Applied);
     fixture.expire_batch_leases().await;
     let again = fixture.database.lease_batches(A).await.unwrap();
     let first = again.iter().find(|leased| leased.id == both[0].id).unwrap();
@@ -228,11 +229,11 @@ async fn stop_holds_from_its_commit_on(kind: Kind) {
     let begun = fixture.begun(1, BatchDecision::Replay, &["a", "b"]).await;
     let batch = fixture.leased(A).await;
     let turns = fixture.database.next_turns(&batch.id, 9).await.unwrap();
-    assert_eq!(fixture.apply(&batch, &turns[0], A).await, TurnResult::Applied);
+    assert_eq!(fixture.apply_turn_by(&batch, &turns[0], A).await, TurnResult::Applied);
     assert!(fixture.database.stop_batch(&begun.id, "bob@desk").await.unwrap());
     assert!(!fixture.database.stop_batch(&begun.id, "eve@desk").await.unwrap());
     let before = fixture.picture("b").await;
-    assert_eq!(fixture.apply(&batch, &turns[1], A).await, TurnResult::Lost);
+    assert_eq!(fixture.apply_turn_by(&batch, &turns[1], A).await, TurnResult::Lost);
     assert_eq!(fixture.picture("b").await, before);
     assert_eq!(fixture.database.lease_batches(A).await.unwrap(), []);
     let stopped = fixture.database.batch(&begun.id).await.unwrap().unwrap();
@@ -255,7 +256,7 @@ async fn changed_payment_is_refused_at_its_turn(kind: Kind) {
     let batch = fixture.leased(A).await;
     let mut results = Vec::new();
     for turn in fixture.database.next_turns(&batch.id, 9).await.unwrap() {
-        results.push(fixture.apply(&batch, &turn, A).await);
+        results.push(fixture.apply_turn_by(&batch, &turn, A).await);
     }
     assert_eq!(results, [TurnResult::Refused("wrong_state"), TurnResult::Refused("changed"), TurnResult::Applied]);
     assert_eq!((fixture.state("a").await.as_str(), fixture.state("b").await.as_str()), ("declined", "review"));
@@ -263,7 +264,10 @@ async fn changed_payment_is_refused_at_its_turn(kind: Kind) {
     let refused: Vec<_> = ended.refused.iter().map(|refusal| (refusal.refusal.as_str(), refusal.jobs)).collect();
     assert_eq!((ended.state.as_str(), refused), ("finished", vec![("changed", 1), ("wrong_state", 1)]));
     let jobs = fixture.database.batch_jobs(&begun.id, Some(OutcomeFilter::Refused), 0, 1).await.unwrap();
-    assert_eq!((jobs.jobs[0].id.as_str(), jobs.jobs[0].refusal.as_deref(), jobs.next), ("a", Some("wrong_state"), Some(1)));
+    assert_eq!(
+        (jobs.jobs[0].id.as_str(), jobs.jobs[0].refusal.as_deref(), jobs.next),
+        ("a", Some("wrong_state"), Some(1))
+    );
 }
 
 async fn checks_name_every_refusal(kind: Kind) {
@@ -271,7 +275,10 @@ async fn checks_name_every_refusal(kind: Kind) {
     for situation in ["review-unknown", "review-rejected", "succeeded", "sending", "waiting-in-hand"] {
         fixture.bring(situation).await;
     }
-    fixture.sql("UPDATE jobs SET provider_reference = 'ch_1' WHERE id IN ('succeeded', 'review-unknown')").await.unwrap();
+    fixture
+        .sql("UPDATE jobs SET provider_reference = 'ch_1' WHERE id IN ('succeeded', 'review-unknown')")
+        .await
+        .unwrap();
     let ids = ["review-unknown", "review-rejected", "succeeded", "sending", "waiting-in-hand", "nobody"];
     let codes = async |decision| {
         let checked = fixture.checked(decision, &ids).await;
@@ -316,7 +323,11 @@ async fn filter_selects_only_its_payments(kind: Kind) {
 
 async fn ten_thousand_payments_are_one_batch(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let bytes = if kind == Kind::Postgres { format!("'\\x{}'::bytea", "01".repeat(32)) } else { format!("x'{}'", "01".repeat(32)) };
+    let bytes = if kind == Kind::Postgres {
+        format!("'\\x{}'::bytea", "01".repeat(32))
+    } else {
+        format!("x'{}'", "01".repeat(32))
+    };
     let now = if kind == Kind::Postgres { "now()" } else { "1795000000000" };
     fixture
         .sql(&format!(
@@ -336,7 +347,7 @@ async fn ten_thousand_payments_are_one_batch(kind: Kind) {
     assert_eq!((now.jobs, now.remaining, now.sums), (10_000, 10_000, batch.sums.clone()));
     let leased = fixture.leased(A).await;
     for turn in fixture.database.next_turns(&leased.id, 20).await.unwrap() {
-        assert_eq!(fixture.apply(&leased, &turn, A).await, TurnResult::Applied);
+        assert_eq!(fixture.apply_turn_by(&leased, &turn, A).await, TurnResult::Applied);
     }
     assert_eq!(fixture.database.batch(&batch.id).await.unwrap().unwrap().remaining, 9_980);
 }
@@ -348,7 +359,7 @@ async fn old_batches_are_forgotten(kind: Kind) {
     let batch = fixture.leased(A).await;
     fixture.decide("a", &JobResolution::Replay).await.unwrap();
     for turn in fixture.database.next_turns(&batch.id, 9).await.unwrap() {
-        fixture.apply(&batch, &turn, A).await;
+        fixture.apply_turn_by(&batch, &turn, A).await;
     }
     let running = fixture.begun(2, BatchDecision::Discard, &["c"]).await;
     assert_eq!(fixture.database.forget_batches(60 * SECOND, 9).await.unwrap(), 0);

@@ -46,7 +46,8 @@ impl<E: Explained> Working<'_, E> {
         self.did("a payment of a batch is decided").await;
         ledger.batch(&id).await.unwrap().unwrap();
         assert!(!ledger.list_batches(None, 10).await.unwrap().batches.is_empty());
-        for outcome in [None, Some(OutcomeFilter::Pending), Some(OutcomeFilter::Refused), Some(OutcomeFilter::Applied)] {
+        for outcome in [None, Some(OutcomeFilter::Pending), Some(OutcomeFilter::Refused), Some(OutcomeFilter::Applied)]
+        {
             assert!(!ledger.batch_jobs(&id, outcome, 0, 10).await.unwrap().jobs.is_empty());
         }
         assert!(ledger.stop_batch(&id, "alice@desk").await.unwrap());
