@@ -173,13 +173,18 @@ impl Console {
 
     /// Asks on stderr whether to continue; only `y` or `yes` confirms. `None`: there is no terminal to ask at.
     pub fn confirm(&mut self, question: &str) -> io::Result<Option<bool>> {
+        let answer = self.ask(&format!("{question} [y/N]"))?;
+        Ok(answer.map(|answer| answer.eq_ignore_ascii_case("y") || answer.eq_ignore_ascii_case("yes")))
+    }
+
+    /// Asks on stderr for a text. `None`: there is no terminal to ask at.
+    pub fn ask(&mut self, question: &str) -> io::Result<Option<String>> {
         let Some(answers) = &mut self.input else { return Ok(None) };
-        write!(self.err, "{} [y/N] ", printable(question))?;
+        write!(self.err, "{} ", printable(question))?;
         self.err.flush()?;
         let mut answer = String::new();
         answers.read_line(&mut answer)?;
-        let answer = answer.trim();
-        Ok(Some(answer.eq_ignore_ascii_case("y") || answer.eq_ignore_ascii_case("yes")))
+        Ok(Some(answer.trim().to_owned()))
     }
 
     /// Writes what is still buffered.

@@ -175,6 +175,8 @@ mod tests {
             vec!["jobs", "list", "--account", "-x", "--after", ID, "--json"],
             vec!["dlq", "show", ID],
             vec!["dlq", "discard", ID, "--yes"],
+            vec!["jobs", "resolve", ID, "--as", "resend", "--confirm", ID],
+            vec!["batches", "show", ID],
             vec!["dlq", "replay", "--because", "-", ID],
             vec!["limits", "peek", "acme", "--account", "--acct"],
             vec!["limits", "set", "acme", "second", "5/1s", "--because", "-50 %"],

@@ -19,6 +19,7 @@ use crate::limiter::Limiter;
 use crate::queue::{Queue, QueueError};
 use crate::worker::retry::Transient;
 
+pub mod batches;
 pub mod check;
 mod colour;
 pub mod console;
@@ -172,6 +173,8 @@ pub enum Command {
     Dlq(Box<jobs::decide::DlqArgs>),
     /// Messages that could not be a payment: list, show, republish, discard.
     Rejected(Box<rejected::Args>),
+    /// List, show and stop decisions about many payments.
+    Batches(batches::Args),
     /// Run a strict provider for rehearsals: it counts every window, deduplicates, and can inject faults by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
@@ -385,6 +388,7 @@ async fn dispatch(command: &Command, cx: &mut CommandContext<'_>) -> Result<Exit
         Command::Jobs(args) => jobs::run(args, cx).await,
         Command::Dlq(args) => jobs::decide::dlq(args, cx).await,
         Command::Rejected(args) => rejected::run(args, cx).await,
+        Command::Batches(args) => batches::run(args, cx).await,
         Command::Simulate(args) => simulate::run(args, cx).await,
         Command::Completions(args) => generated::completions(args, cx.console),
         Command::Man(args) => generated::man(args, cx.console),

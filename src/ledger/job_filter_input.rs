@@ -6,6 +6,8 @@
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use serde::Deserialize;
+use utoipa::ToSchema;
 
 use crate::amount::minor_amount;
 use crate::domain::job::Identifier;
@@ -16,7 +18,8 @@ use crate::domain::provider::ProviderName;
 const TEXT_CHARS_MAX: usize = 255;
 
 /// A filter as it was written; an absent field is no condition.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct RawJobFilter {
     /// States, separated by commas.
     pub state: Option<String>,
@@ -55,6 +58,20 @@ impl InvalidFilter {
 }
 
 impl RawJobFilter {
+    /// Reads the query of an address of the list, like `provider=acme&state=review`.
+    ///
+    /// # Errors
+    /// When a field is unknown or given twice.
+    pub fn from_query(text: &str) -> Result<Self, String> {
+        let mut fields = serde_json::Map::new();
+        for (name, value) in url::form_urlencoded::parse(text.trim_start_matches('?').as_bytes()) {
+            if fields.insert(name.to_string(), value.into()).is_some() {
+                return Err(format!("`{name}` is given twice: write it once"));
+            }
+        }
+        serde_json::from_value(fields.into()).map_err(|error| error.to_string())
+    }
+
     /// # Errors
     /// The first invalid field.
     pub fn validate(self) -> Result<JobFilter, InvalidFilter> {
@@ -203,6 +220,19 @@ mod tests {
         assert_eq!(filter, Ok(expected));
         assert_eq!(parse(&[]), Ok(JobFilter::default()));
         assert_eq!(parse(&[("reason", "throttled")]).unwrap().reason, Some(ReasonFilter::Waits("throttled")));
+    }
+
+    #[test]
+    fn query_of_an_address_is_a_filter() {
+        let raw = RawJobFilter::from_query("?state=dead,review&search=inv%207&provider=acme").unwrap();
+        let expected = [Some("dead,review"), Some("inv 7"), Some("acme"), None];
+        assert_eq!([raw.state, raw.search, raw.provider, raw.account], expected.map(|text| text.map(str::to_owned)));
+        assert_eq!(RawJobFilter::from_query(""), Ok(RawJobFilter::default()));
+        for (text, words) in
+            [("state=dead&state=review", "`state` is given twice"), ("colour=red", "unknown field `colour`")]
+        {
+            assert!(RawJobFilter::from_query(text).unwrap_err().contains(words), "{text}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::provider::FrozenRequest;
 pub mod backlog;
 pub mod copies;
 pub mod database;
+pub mod decision_batches;
 pub mod decision_input;
 pub mod fleet;
 pub mod history;

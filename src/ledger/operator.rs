@@ -5,7 +5,7 @@
 //! returned, only their size and digest.
 
 use jiff::Timestamp;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::LedgerError;
@@ -116,6 +116,23 @@ pub enum ResolutionRefusal {
     Changed,
 }
 
+impl ResolutionRefusal {
+    /// The code, for reports about many payments.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoSuchJob => "no_such_job",
+            Self::WrongState { .. } => "wrong_state",
+            Self::AttemptInProgress => "attempt_in_progress",
+            Self::Expired => "expired",
+            Self::Scrubbed => "request_emptied",
+            Self::ReferenceTaken { .. } => "reference_taken",
+            Self::OtherProvider { .. } => "other_provider",
+            Self::KeyTaken => "key_taken",
+            Self::Changed => "changed",
+        }
+    }
+}
+
 /// A page of a list, newest first, as `jobs list --json` and the API show it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct JobPage {
@@ -139,7 +156,7 @@ pub struct JobTotals {
 }
 
 /// Number and sum of the payments in one currency.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CurrencyTotal {
     pub currency: String,
     pub jobs: u64,

@@ -20,6 +20,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use self::admission::{AdmissionBounds, AdmittedConnection, ConnectionAdmission};
 pub use self::admission::{AdmissionError, RequestInProgress, RequestKind};
+use super::json::LARGE_BYTES_MAX;
 
 mod admission;
 
@@ -30,7 +31,7 @@ const BOUNDS: AdmissionBounds = AdmissionBounds { requests: 64, requests_per_add
 /// arrive too slowly, and unused connections.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes between two responses: line, headers and body of a request together.
-const REQUEST_BYTES_MAX: usize = 64 * 1024;
+const REQUEST_BYTES_MAX: usize = LARGE_BYTES_MAX + 64 * 1024;
 
 /// Accepts connections, and closes idle ones when the bound is reached.
 pub struct BoundedListener {

@@ -31,6 +31,8 @@ use crate::worker::resend::ResendError;
 
 /// Largest body of a request and longest error text, in bytes; ours are shorter.
 const BYTES_MAX: usize = 16 * 1024;
+/// Largest body with a list of ids, in bytes: 10,000 ids of 64 characters.
+pub const LARGE_BYTES_MAX: usize = 768 * 1024;
 
 /// A body of `application/json`.
 #[derive(Debug)]
@@ -73,7 +75,7 @@ impl ApiError {
         Self(StatusCode::SERVICE_UNAVAILABLE, problem.to_string())
     }
 
-    fn conflict(words: impl Into<String>) -> Self {
+    pub fn conflict(words: impl Into<String>) -> Self {
         Self(StatusCode::CONFLICT, words.into())
     }
 }
@@ -184,16 +186,28 @@ pub struct ApiBody<T>(pub T);
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiBody<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|_| {
-            ApiError(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long, or could not be read".into())
-        })?;
-        if bytes.len() > BYTES_MAX {
-            let words = format!("the body is longer than {BYTES_MAX} bytes");
-            return Err(ApiError(StatusCode::PAYLOAD_TOO_LARGE, words));
-        }
-        parse_body(&bytes).map(Self)
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        parse_body(&read_body(request, BYTES_MAX).await?).map(Self)
     }
+}
+
+/// A parsed body that may hold a list of ids. Its type names the fields, so a repeated one is an error at every depth.
+pub struct LargeBody<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for LargeBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let bytes = read_body(request, LARGE_BYTES_MAX).await?;
+        serde_json::from_slice(&bytes).map(Self).map_err(|error| ApiError::bad_request(error.to_string()))
+    }
+}
+
+async fn read_body(request: Request, at_most: usize) -> Result<Bytes, ApiError> {
+    to_bytes(request.into_body(), at_most).await.map_err(|_| {
+        let words = format!("the body is longer than {at_most} bytes, or could not be read");
+        ApiError(StatusCode::PAYLOAD_TOO_LARGE, words)
+    })
 }
 
 fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {

@@ -28,6 +28,7 @@ use crate::limiter::Limiter;
 use crate::worker::supervisor::WorkerStatus;
 
 pub mod api;
+pub mod batch;
 pub mod change;
 mod connections;
 pub mod explain;

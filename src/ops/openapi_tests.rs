@@ -174,7 +174,8 @@ pub fn example_address(path: &str) -> String {
     if path == "/api/v1/history" {
         return format!("{path}?provider=acme");
     }
-    let path = path.replace("rejected/{id}", "rejected/1");
+    let path =
+        path.replace("rejected/{id}", "rejected/1").replace("batches/{id}", "batches/01937f2c5b0e7c3a9d4e5f60718293a4");
     path.replace("{id}", "pay-1").replace("{name}", "acme").replace("{provider}", "acme").replace("{limit}", "second")
 }
 
@@ -215,7 +216,7 @@ fn every_operation_has_summary_and_responses() {
             let at = format!("{method} {path}");
             assert!(operation["summary"].as_str().is_some_and(|text| text.len() > 10), "{at}: has no summary");
             let answers = operation["responses"].as_object().unwrap();
-            assert!(answers.contains_key("200"), "{at}");
+            assert!(answers.contains_key("200") || answers.contains_key("201"), "{at}");
             for (status, answer) in answers {
                 let has_rows = answer["content"].get("text/csv").is_some();
                 if (path.as_str(), status.as_str(), has_rows) == ("/api/v1/jobs/export", "200", true) {

@@ -17,6 +17,7 @@ use crate::queue::message::CardNumbers;
 
 pub mod active_jobs;
 pub(crate) mod backlog;
+pub mod decision_batches;
 pub mod decode;
 pub mod heartbeat;
 pub mod intake;

@@ -53,6 +53,17 @@ impl From<ResolutionError> for ResendError {
 }
 
 impl ResendError {
+    /// The code of a refusal, for reports about many payments.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.code(),
+            Self::NoProvider(_) => "no_provider",
+            Self::Unreadable(_) => "unreadable",
+            Self::Unpublished(_) => "unpublished",
+            Self::Ledger(_) => "ledger_refused",
+        }
+    }
+
     /// Whether the next job would fail in the same way.
     pub fn aborts_batch(&self) -> bool {
         match self {

@@ -26,8 +26,11 @@ const NOT_WALKED: [(&str, &str); 7] = [
 /// Commands without data, which need no JSON output.
 const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"];
 
+/// A batch that runs.
+const BATCH: &str = "01937f2c5b0e7c3a9d4e5f60718293a4";
+
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 41] = [
+pub const WALK: [(&[&str], Exit); 45] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -70,6 +73,10 @@ pub const WALK: [(&[&str], Exit); 41] = [
     (&["rejected", "republish", "1"], Exit::Failed),
     (&["rejected", "discard", "1", "--yes"], Exit::Success),
     (&["rejected", "show", "2"], Exit::Failed),
+    (&["batches", "list"], Exit::Success),
+    (&["batches", "show", BATCH], Exit::Success),
+    (&["batches", "stop", BATCH], Exit::Success),
+    (&["batches", "stop", BATCH], Exit::Failed),
 ];
 
 /// Names of all commands without subcommands: `provider list`, `limits set`, …
@@ -114,6 +121,15 @@ pub async fn desk() -> (Desk, String) {
         "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes, head) \
          VALUES (1795000000000, 'acme', 'pay-1', 'bad_amount', 'amount: must be above 0', zeroblob(32), 9, '{\"id\":1}')",
     )
+    .await;
+    desk.sql(&format!(
+        "INSERT INTO decision_batches \
+             (id, decision, jobs, applied, refused, rate, digest, sums, created_at, created_by, because, next_at) \
+         VALUES ('{BATCH}', 'resend', 24, 3, 1, '50/1s', '{0}{0}', json_array(json_object('currency', 'EUR', 'jobs', 24, \
+             'amount', 31176)), 1795000000000, 'alice@a-host-with-a-long-name.example', 'the answers were lost', 1); \
+         INSERT INTO decision_batch_refusals VALUES ('{BATCH}', 'changed', 1, 'pay-9', 'the job changed in the meantime')",
+        "ab".repeat(16)
+    ))
     .await;
     let file = desk.dir.path().join("providers.toml");
     let row = "[[provider]]\nname = \"acme\"\nurl = \"https://pay.example.com/a/long/path/to/charges/of/this/provider\"\n\

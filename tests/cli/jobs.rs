@@ -313,13 +313,13 @@ async fn review_is_resolved_or_resent() {
     let ran = desk.run(&["jobs", "resolve", "p2", "--as", "declined"]).await;
     assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, "p2: review → declined\n"));
     assert!(desk.queued("acme").await.is_empty());
-    let ran = desk.run(&["jobs", "resolve", "p3", "--as", "resend"]).await;
+    let ran = desk.run(&["jobs", "resolve", "p3", "--as", "resend", "--confirm", "p3"]).await;
     assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, "p3: review → waiting\n"));
     assert_eq!(desk.queued("acme").await.len(), 1);
     let details = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
     assert_eq!((&details["state"], &details["provider_reference"]), (&"succeeded".into(), &"ch_7".into()));
     for finding in ["succeeded", "declined", "resend"] {
-        let ran = desk.run(&["jobs", "resolve", "p1", "--as", finding]).await;
+        let ran = desk.run(&["jobs", "resolve", "p1", "--as", finding, "--confirm", "p1"]).await;
         assert_eq!(exit(&ran), Exit::Failed);
         assert!(ran.err.starts_with("p1: the job is `succeeded`; only a job that is `review`"), "{}", ran.err);
     }

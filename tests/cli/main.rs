@@ -5,6 +5,7 @@
 mod support;
 
 mod apply;
+mod bulk_decisions;
 mod check;
 mod confirmations;
 mod credentials;

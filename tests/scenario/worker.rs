@@ -12,6 +12,7 @@ mod bench;
 mod breaker;
 mod concurrency;
 mod copies;
+mod decision_batches;
 mod drain;
 mod expansion;
 mod explain;

@@ -108,7 +108,8 @@ async fn operators_resolve_undecided_payments() {
     let mended = serve(bolt, options).await;
     stand.sluicegate(&["jobs", "resolve", "bolt-0", "--as", "declined"]);
     for number in 1..6 {
-        stand.sluicegate(&["jobs", "resolve", &format!("bolt-{number}"), "--as", "resend"]);
+        let id = format!("bolt-{number}");
+        stand.sluicegate(&["jobs", "resolve", &id, "--as", "resend", "--confirm", &id]);
     }
     await_counts(&stand, "bolt", "succeeded", 5).await;
     assert_paid_once(&mended, 5);

@@ -10,9 +10,7 @@
 //! twice in one run.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use clap::Subcommand;
 use tokio::sync::Mutex;
@@ -21,6 +19,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use crate::app::Services;
 use crate::cli::enqueue::declare_lanes;
 use crate::cli::jobs::bulk::{BulkReport, IdSource, JobActionResult};
+use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, decide_in_bulk, filter_selection, selection};
 use crate::cli::jobs::show::check_provider_exists;
 use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
@@ -29,6 +28,7 @@ use crate::config::{Config, QueueUrl};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::database::Database;
+use crate::ledger::decision_batches::{BatchDecision, BatchRate};
 use crate::ledger::decision_input;
 use crate::ledger::operator::{Actor, JobFilter, JobResolution, ResolutionRefusal};
 use crate::ops::change::{JobDecision, ResolutionKind};
@@ -43,13 +43,13 @@ pub struct ResolveArgs {
     #[arg(long = "as", value_name = "FINDING")]
     kind: ResolutionKind,
     /// With `--as succeeded`: the provider's reference for the charge.
-    #[arg(long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["file", "filter"], allow_hyphen_values = true)]
     reference: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
     #[command(flatten)]
-    resend: ResendArgs,
+    bulk: BulkArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -61,10 +61,44 @@ pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<
         .kind
         .resolution(args.reference.clone(), cx.config.worker.card_numbers)
         .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
+    let resends = args.kind == ResolutionKind::Resend;
+    if is_in_bulk(&args.ids, &args.bulk) || (resends && args.ids.file.is_some()) {
+        let decision = match args.kind {
+            ResolutionKind::Succeeded => BatchDecision::Succeeded,
+            ResolutionKind::Declined => BatchDecision::Declined,
+            ResolutionKind::Resend => BatchDecision::Resend,
+        };
+        let bulk = BulkDecision { decision, args: &args.bulk, because: args.because.as_deref(), json: args.json };
+        return decide_in_bulk(bulk, selection(&args.ids).await?, cx).await;
+    }
+    if let Some(id) = args.ids.id.as_ref().filter(|_| resends && !args.bulk.dry_run) {
+        confirm_resend(id, args.bulk.confirm.as_deref(), cx.console)?;
+    }
     let actor = actor(args.because.as_deref());
     let source = IdSource::from_args(&args.ids).await?;
-    let request = DecisionRequest { resolution, actor, args: Some(&args.resend), json: args.json };
+    let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
     decide(request, source, cx).await
+}
+
+/// Whether a command is about a set of payments that is first shown, then confirmed. A file alone is decided at once,
+/// line by line.
+fn is_in_bulk(ids: &IdArgs, args: &BulkArgs) -> bool {
+    ids.filter.is_some() || (ids.file.is_some() && (args.dry_run || args.confirm.is_some()))
+}
+
+/// Requires the id a second time: a payment that is sent again may be charged again.
+fn confirm_resend(id: &JobId, given: Option<&str>, console: &mut Console) -> Result<(), CommandError> {
+    let typed = match given {
+        Some(given) => Some(given.to_owned()),
+        None => console.ask("The payment is charged again. Type its id to confirm:")?,
+    };
+    match typed {
+        None => Err(CommandError::Usage(format!("--confirm: is missing: to send {id} again, add `--confirm {id}`"))),
+        Some(typed) if typed != id.as_str() => {
+            Err(CommandError::Failed(format!("this is not the id of the payment, {id}: nothing was changed")))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// Its message may be in a broker's queue, which cannot be searched.
@@ -77,11 +111,13 @@ pub struct CancelArgs {
     ids: IdArgs,
     /// Their provider. With it, an id that the ledger does not know is cancelled too: if its message arrives later, it
     /// is acknowledged and nothing is sent.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["filter", "dry_run", "confirm"])]
     provider: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
+    #[command(flatten)]
+    bulk: BulkArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -93,6 +129,11 @@ pub struct CancelArgs {
 /// # Errors
 /// When the database fails or the file cannot be read.
 pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    if is_in_bulk(&args.ids, &args.bulk) || args.bulk.dry_run || args.bulk.confirm.is_some() {
+        let (args, because) = (args, args.because.as_deref());
+        let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
+        return decide_in_bulk(bulk, selection(&args.ids).await?, cx).await;
+    }
     let by = actor(args.because.as_deref());
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     check_provider_exists(provider.as_ref(), cx).await?;
@@ -134,27 +175,12 @@ async fn find_in_queue(id: &JobId, config: &Config, services: &Services) -> Opti
     }
 }
 
-/// The rate, and whether it is a dry run.
-#[derive(Debug, clap::Args)]
-struct ResendArgs {
-    /// Payments to send again per second.
-    #[arg(long, default_value = "50", value_name = "PER_SECOND", value_parser = parse_resend_rate)]
-    rate: NonZeroU32,
-    /// Show how many payments would be changed, and change nothing.
-    #[arg(long)]
-    dry_run: bool,
-}
-
-fn parse_resend_rate(text: &str) -> Result<NonZeroU32, String> {
-    text.parse().map_err(|_| "write a whole number of payments per second, 1 or more".to_owned())
-}
-
 /// The resolution, its actor, and how it is applied.
 struct DecisionRequest<'a> {
     resolution: JobResolution,
     actor: Actor,
     /// Without it, a decision that sends nothing again is applied.
-    args: Option<&'a ResendArgs>,
+    args: Option<&'a BulkArgs>,
     json: bool,
 }
 
@@ -214,8 +240,8 @@ async fn decide(
 }
 
 /// A steady interval: a late tick delays the next ones instead of a burst.
-fn send_interval(rate: NonZeroU32) -> Interval {
-    let mut ticks = interval(Duration::from_secs(1) / rate.get());
+fn send_interval(rate: BatchRate) -> Interval {
+    let mut ticks = interval(rate.interval());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
@@ -236,20 +262,28 @@ enum DlqAction {
     Show(show::ShowArgs),
     /// Try dead payments again, one or all: same key, same request, attempts reset, within the limits.
     Replay(ReplayArgs),
-    /// End a dead payment for good: it becomes `cancelled`.
-    Discard {
-        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
-        id: JobId,
-        /// Required: a discarded payment cannot be restored.
-        #[arg(long, required = true)]
-        yes: bool,
-        /// Why, for the audit; also in the job's reason and its outcome event.
-        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
-        because: Option<String>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    /// End dead payments for good: they become `cancelled`.
+    Discard(DiscardArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct DiscardArgs {
+    #[arg(value_parser = parse_id, required_unless_present = "filter", allow_hyphen_values = true)]
+    id: Option<JobId>,
+    /// Required for one payment: a discarded payment cannot be restored.
+    #[arg(long, required_unless_present = "filter")]
+    yes: bool,
+    /// All dead payments that match, written like the address of the page's list: `provider=acme`.
+    #[arg(long, value_name = "QUERY", conflicts_with = "id", allow_hyphen_values = true)]
+    filter: Option<String>,
+    /// Why, for the audit; also in the job's reason and its outcome event.
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
+    because: Option<String>,
+    #[command(flatten)]
+    bulk: BulkArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the command.
@@ -261,13 +295,20 @@ pub async fn dlq(args: &DlqArgs, cx: &mut CommandContext<'_>) -> Result<Exit, Co
         DlqAction::List(page) => show::print_page(&[DEAD], page, cx).await,
         DlqAction::Show(args) => show::show(args, Some(DEAD), cx).await,
         DlqAction::Replay(args) => replay(args, cx).await,
-        DlqAction::Discard { id, because, json, .. } => {
-            let (resolution, actor) = (JobResolution::Discard, actor(because.as_deref()));
-            let request = DecisionRequest { resolution, actor, args: None, json: *json };
-            let source = IdSource::Argument(Some(id.clone()));
-            decide(request, source, cx).await
-        }
+        DlqAction::Discard(args) => discard(args, cx).await,
     }
+}
+
+/// Runs `dlq discard`.
+async fn discard(args: &DiscardArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    if let Some(query) = &args.filter {
+        let (decision, because) = (BatchDecision::Discard, args.because.as_deref());
+        let bulk = BulkDecision { decision, args: &args.bulk, because, json: args.json };
+        return decide_in_bulk(bulk, filter_selection(query)?, cx).await;
+    }
+    let (resolution, actor) = (JobResolution::Discard, actor(args.because.as_deref()));
+    let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
+    decide(request, IdSource::Argument(args.id.clone()), cx).await
 }
 
 #[derive(Debug, clap::Args)]
@@ -284,8 +325,11 @@ struct ReplayArgs {
     /// Why, for the audit; also in the job's reason.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
+    /// All dead payments that match, written like the address of the page's list: `provider=acme&account=a1`.
+    #[arg(long, value_name = "QUERY", conflicts_with_all = ["id", "provider", "yes"], allow_hyphen_values = true)]
+    filter: Option<String>,
     #[command(flatten)]
-    resend: ResendArgs,
+    bulk: BulkArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -293,6 +337,11 @@ struct ReplayArgs {
 
 /// Runs `dlq replay`.
 async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    if let Some(query) = &args.filter {
+        let (decision, because) = (BatchDecision::Replay, args.because.as_deref());
+        let bulk = BulkDecision { decision, args: &args.bulk, because, json: args.json };
+        return decide_in_bulk(bulk, filter_selection(query)?, cx).await;
+    }
     let ledger = &cx.ledger().await?;
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     let source = match &args.id {
@@ -315,7 +364,7 @@ async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, 
                 cx.console.message("no dead payments: nothing to replay")?;
                 return print_empty_report(args, Exit::Success, cx.console);
             }
-            if provider.is_none() && !args.resend.dry_run && !args.yes && !confirm_replay(&dead, cx.console)? {
+            if provider.is_none() && !args.bulk.dry_run && !args.yes && !confirm_replay(&dead, cx.console)? {
                 cx.console.message("nothing was changed")?;
                 return print_empty_report(args, Exit::Failed, cx.console);
             }
@@ -324,7 +373,7 @@ async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, 
         }
     };
     let (resolution, actor) = (JobResolution::Replay, actor(args.because.as_deref()));
-    let request = DecisionRequest { resolution, actor, args: Some(&args.resend), json: args.json };
+    let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
     decide(request, source, cx).await
 }
 
@@ -337,7 +386,7 @@ async fn count_dead(ledger: &Database, provider: Option<&ProviderName>) -> Resul
 
 fn print_empty_report(args: &ReplayArgs, exit: Exit, console: &mut Console) -> Result<Exit, CommandError> {
     if args.json {
-        console.json(&BulkReport::new(&JobResolution::Replay, args.resend.dry_run, true))?;
+        console.json(&BulkReport::new(&JobResolution::Replay, args.bulk.dry_run, true))?;
     }
     Ok(exit)
 }

@@ -24,6 +24,7 @@ use crate::ops::explain::{ExplainResponse, ExplainedCheck, FactSources, explain_
 use crate::worker::settings_sync::LoadedSettings;
 
 pub mod bulk;
+pub mod bulk_decision;
 pub mod decide;
 pub mod filter;
 pub mod show;
@@ -50,7 +51,7 @@ enum Action {
     Erase(EraseArgs),
 }
 
-/// One payment, or many from a file.
+/// One payment, many from a file, or all that match a filter.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct IdArgs {
@@ -59,6 +60,9 @@ pub struct IdArgs {
     /// One id per line; `-` is stdin. Invalid lines are reported by number, the others are processed.
     #[arg(long, value_name = "IDS")]
     file: Option<PathBuf>,
+    /// All payments that match, written like the address of the page's list: `state=review&provider=acme`.
+    #[arg(long, value_name = "QUERY", allow_hyphen_values = true)]
+    filter: Option<String>,
 }
 
 /// Runs the command.
@@ -81,7 +85,7 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, InvalidName> {
 }
 
 /// The user of this command, for the audit.
-pub(super) fn actor(because: Option<&str>) -> Actor {
+pub(crate) fn actor(because: Option<&str>) -> Actor {
     Actor {
         os_user: super::os::user_at_host(),
         program: None,

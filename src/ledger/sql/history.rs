@@ -102,7 +102,7 @@ static BEGIN_RUN: Template = Template::new(
 );
 
 /// The objects of a JSON array as rows with these columns; each is a name and PostgreSQL's type.
-fn rows_of(dialect: Dialect, columns: &[[&str; 2]]) -> String {
+pub(super) fn rows_of(dialect: Dialect, columns: &[[&str; 2]]) -> String {
     let each = |column: fn(&[&str; 2]) -> String| columns.iter().map(column).collect::<Vec<_>>().join(", ");
     match dialect {
         Dialect::Postgres => {

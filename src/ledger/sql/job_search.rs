@@ -23,6 +23,8 @@ use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{CurrencyTotal, JobPage, JobSearchError, JobTotals, LIST_MAX};
 
+mod selection;
+
 /// Most arms of a merge; with more, all jobs are read instead.
 const ARMS_MAX: usize = 120;
 /// Most jobs that are looked up one by one for the beginning of an id or a reference.
@@ -385,7 +387,7 @@ impl Database {
 }
 
 /// Settings of one transaction of PostgreSQL.
-static PLAN_BY_INDEX: Template = Template::new(
+pub(super) static PLAN_BY_INDEX: Template = Template::new(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true), \
          set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), \
          set_config('plan_cache_mode', 'force_generic_plan', true)",

@@ -16,6 +16,7 @@ pub mod batcher;
 mod claim;
 pub mod connect_options;
 pub mod connections;
+mod decision_batches;
 mod dialect;
 pub mod engine;
 mod fleet;

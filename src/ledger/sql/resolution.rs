@@ -16,7 +16,7 @@
 use super::dialect::{Dialect, Template};
 use super::engine::{Args, Step, Value, args};
 use super::fleet::LANES;
-use super::result::{FromRow, read};
+use super::result::{FromRow, SqlRow, read};
 use super::settings::actor_args;
 use super::upkeep::{LIMIT_WINDOW_MAX, OPEN, RECORDED};
 use super::{no_row, storable, texts};
@@ -30,7 +30,7 @@ use crate::ledger::operator::{
 use crate::ledger::upkeep::JobToRepublish;
 
 /// How often a decision retries when a worker claimed the job between its statements.
-const LOOKS_MAX: u32 = 4;
+pub(super) const LOOKS_MAX: u32 = 4;
 
 /// By a function of the owner's: its caller needs no right to the tables. PostgreSQL alone.
 static DECIDE: Template = Template::new("SELECT jobs_decide($1, $2, $4, $5, $6, $3) AS id");
@@ -59,14 +59,14 @@ static REVIVE: Template = Template::new(
          AND (state = 'review' OR NOT maybe_charged) RETURNING id",
 );
 
-static LOOK: Template = Template::new(
-    "SELECT state, fence, maybe_charged, \
-         CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END AS expired, \
-         CASE WHEN scrubbed_at IS NOT NULL OR (frozen_method IS NOT NULL AND length(frozen_body) = 0) \
-             THEN 1 ELSE 0 END AS emptied, \
-         (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND ended_at IS NULL) AS attempts_open \
-     FROM jobs WHERE id = $1",
-);
+/// What a decision depends on.
+pub(super) const CONDITION: &str = "state, fence, maybe_charged, \
+     CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END AS expired, \
+     CASE WHEN scrubbed_at IS NOT NULL OR (frozen_method IS NOT NULL AND length(frozen_body) = 0) \
+         THEN 1 ELSE 0 END AS emptied, \
+     (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND ended_at IS NULL) AS attempts_open";
+
+static LOOK: Template = Template::made(|_| format!("SELECT {CONDITION} FROM jobs WHERE id = $1"));
 
 static SAME_CHARGE: Template = Template::new(
     "SELECT other.id FROM jobs JOIN jobs AS other ON other.provider = jobs.provider \
@@ -90,25 +90,10 @@ static RELOAD: Template = Template::made(|_| format!("SELECT {RECORDED}, fence F
 
 impl Database {
     /// The fencing token of a job to which the decision can be applied, or why it cannot.
-    async fn decidable(&self, id: &JobId, resolution: &JobResolution) -> Result<i64, ResolutionError> {
+    pub(super) async fn decidable(&self, id: &JobId, resolution: &JobResolution) -> Result<i64, ResolutionError> {
         let row = self.query_one(&LOOK, args![id]).await?.ok_or(ResolutionRefusal::NoSuchJob)?;
-        let state: String = row.get("state")?;
-        if state != resolution.required_state() {
-            return Err(ResolutionRefusal::WrongState {
-                state,
-                wanted: resolution.required_state(),
-                done: resolution.past_participle(),
-            }
-            .into());
-        }
-        if row.get::<i64>("attempts_open")? > 0 {
-            return Err(ResolutionRefusal::AttemptInProgress.into());
-        }
-        if resolution.needs_resend() && row.get::<i64>("expired")? != 0 {
-            return Err(ResolutionRefusal::Expired.into());
-        }
-        if resolution.needs_resend() && row.get::<i64>("emptied")? != 0 {
-            return Err(ResolutionRefusal::Scrubbed.into());
+        if let Some(refusal) = refusal_of(&row, resolution)? {
+            return Err(refusal.into());
         }
         if let JobResolution::Succeeded { reference } = resolution {
             let args = args![id, reference.as_deref().map(storable)];
@@ -119,7 +104,7 @@ impl Database {
         Ok(row.get("fence")?)
     }
 
-    fn decision_steps(
+    pub(super) fn decision_steps(
         &self,
         id: &JobId,
         resolution: &JobResolution,
@@ -199,7 +184,24 @@ impl Database {
     }
 }
 
-fn reason(resolution: &JobResolution, by: &Actor, when: &str) -> String {
+/// Why a decision cannot be applied to the job whose [`CONDITION`] this is, except for another payment's charge.
+pub(super) fn refusal_of(row: &SqlRow, resolution: &JobResolution) -> Result<Option<ResolutionRefusal>, LedgerError> {
+    let state: String = row.get("state")?;
+    let wanted = resolution.required_state();
+    Ok(if state != wanted {
+        Some(ResolutionRefusal::WrongState { state, wanted, done: resolution.past_participle() })
+    } else if row.get::<i64>("attempts_open")? > 0 {
+        Some(ResolutionRefusal::AttemptInProgress)
+    } else if resolution.needs_resend() && row.get("expired")? {
+        Some(ResolutionRefusal::Expired)
+    } else if resolution.needs_resend() && row.get("emptied")? {
+        Some(ResolutionRefusal::Scrubbed)
+    } else {
+        None
+    })
+}
+
+pub(super) fn reason(resolution: &JobResolution, by: &Actor, when: &str) -> String {
     let done = resolution.past_participle();
     match by.reason.as_deref().map(storable) {
         Some(because) => format!("{done} by an operator{when}: {because}"),

@@ -39,6 +39,8 @@ pub struct Resolution {
     reference: Option<String>,
     /// For the audit; also in the job's reason and its outcome event. At most 500 characters.
     because: Option<String>,
+    /// The payment's id once more; required with `resend`, because the payment may be charged again.
+    confirm_id: Option<String>,
 }
 
 /// The reason for a change.
@@ -77,7 +79,10 @@ pub async fn resolve(
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<Resolution>,
 ) -> Result<Response, ApiError> {
-    let Resolution { kind, reference, because: why } = asked;
+    let Resolution { kind, reference, because: why, confirm_id } = asked;
+    if confirm_id.map_or(kind == ResolutionKind::Resend, |typed| typed != id) {
+        return Err(ApiError::bad_request("`confirm_id` must be the payment's id: repeat it to confirm the decision"));
+    }
     let resolution = kind
         .resolution(reference, ops.operator_context.card_numbers)
         .map_err(|why| ApiError::bad_request(format!("`reference`: {why}")))?;

@@ -98,7 +98,9 @@ async fn sweep(
     let flows = keep_flows(worker, known).await;
     let reconciled = reconcile(worker, known).await;
     let history = history::keep_history(ledger).await;
-    weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(flows).and(reconciled).and(history)
+    let batches = forget_batches(worker).await;
+    let kept = flows.and(reconciled).and(history).and(batches);
+    weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(kept)
 }
 
 /// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is
@@ -127,6 +129,18 @@ async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
         .await?;
     }
     in_batches(worker, || ledger.forget_references(BATCH)).await
+}
+
+/// How long an ended decision batch and its report are kept.
+const BATCH_RETENTION: Duration = Duration::from_secs(90 * 86_400);
+
+/// Deletes old decision batches. The audit of their payments stays.
+async fn forget_batches(worker: &WorkerContext) -> Result<(), SweepError> {
+    let ledger = &worker.backends.ledger;
+    if !ledger.lease_duty("decision_batches", REMOVE_INTERVAL).await? {
+        return Ok(());
+    }
+    in_batches(worker, || ledger.forget_batches(BATCH_RETENTION, BATCH)).await
 }
 
 /// Does batch after batch, which return how many jobs they had.

@@ -9,6 +9,7 @@ use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 use super::*;
 
 mod audit;
+mod decision_batches;
 mod erasure;
 mod history;
 mod queue_position;

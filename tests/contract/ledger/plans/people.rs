@@ -53,6 +53,7 @@ impl<E: Explained> Working<'_, E> {
             operator.list_jobs(&JobFilter::of_state("review"), None, 20).await.unwrap();
             self.did("jobs of a state are listed").await;
             self.searches(round).await;
+            self.decision_batches(round).await;
             operator.erasure_counts(&account(round)).await.unwrap();
             self.did("an erasure is counted").await;
             operator.erase_account(&account(round + 50), 20, &by).await.unwrap();

@@ -13,7 +13,7 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// Tables that may be scanned in full: small ones, and rows that a statement made itself.
-const SMALL: [&str; 41] = [
+const SMALL: [&str; 46] = [
     "json_each",
     "held",
     "names",
@@ -55,6 +55,11 @@ const SMALL: [&str; 41] = [
     "history_marks",
     "given",
     "sampled",
+    "decision_batches",
+    "decision_batch_refusals",
+    "batch",
+    "turn",
+    "old",
 ];
 
 const LAST: &str = "SELECT 1";
