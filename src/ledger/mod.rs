@@ -24,6 +24,7 @@ pub mod history;
 pub mod job_filter_input;
 mod migrations;
 pub mod operator;
+pub mod pause_of_all;
 pub mod provider_row;
 pub mod rejected;
 pub mod settings;

@@ -27,7 +27,7 @@ const NOT_WALKED: [(&str, &str); 7] = [
 const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"];
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 41] = [
+pub const WALK: [(&[&str], Exit); 43] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -41,6 +41,8 @@ pub const WALK: [(&[&str], Exit); 41] = [
     (&["provider", "pause", "acme", "--because", "they are down"], Exit::Success),
     (&["provider", "resume", "acme"], Exit::Success),
     (&["provider", "resume", "nobody"], Exit::Failed),
+    (&["provider", "pause", "--all", "--because", "incident 12"], Exit::Success),
+    (&["provider", "resume", "--all"], Exit::Success),
     (&["limits", "list"], Exit::Success),
     (&["limits", "set", "acme", "per-second", "200/s", "--dry-run"], Exit::Success),
     (&["limits", "set", "acme", "per-second", "50/s", "--because", "billing day"], Exit::Success),

@@ -35,6 +35,7 @@ mod migrating;
 mod operator;
 mod outbox;
 mod pairs;
+mod pause_of_all;
 mod plans;
 mod poll_connections;
 mod pooler;

@@ -51,6 +51,8 @@ enum Data {
     Few,
     /// Redis is unavailable for all workers, and that stops all providers but a paused one.
     Incident,
+    /// An operator has paused all providers; one was resumed since.
+    Paused,
     /// Few providers with the longest names and most limits.
     Long,
     /// Fifty of everything that is listed, with the longest texts.
@@ -88,6 +90,11 @@ impl Canned {
     /// Starts while Redis is unavailable.
     pub async fn start_incident() -> Self {
         Self::start_with(Data::Incident).await
+    }
+
+    /// Starts while a pause of all is in force.
+    pub async fn start_paused() -> Self {
+        Self::start_with(Data::Paused).await
     }
 
     /// Starts with long names.
@@ -161,6 +168,12 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
+        (&Method::POST, ["pause-all"]) => {
+            json!({"id": 7, "paused": ["corp"], "held": ["acme", "bolt"], "paused_before": []})
+        }
+        (&Method::POST, ["resume-all"]) => {
+            json!({"id": 7, "resumed": ["acme", "bolt"], "resumed_before": ["corp"], "still_paused": []})
+        }
         (&Method::POST, ["providers", _, "limits", limit]) => {
             let least = |at_least_ms| json!({"kind": "depends_on_accounts", "at_least_ms": at_least_ms, "limits": ["per-account"], "about_ms": null});
             json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "clears": {"from": least(120_000), "to": least(60_000)}})
@@ -300,6 +313,9 @@ fn overview(data: Data) -> Value {
     let providers: Vec<Value> = match data {
         Data::Empty => Vec::new(),
         Data::Few => names(8).map(|state| provider(&state.replace('_', "-"), state)).collect(),
+        Data::Paused => [("acme", "paused"), ("bolt", "paused"), ("corp", "running")]
+            .map(|(name, state)| provider(name, state))
+            .to_vec(),
         Data::Incident => names(8).map(|state| without_limiter(state)).collect(),
         Data::Long => [8, 9, 10].map(long_provider).to_vec(),
         Data::Full => (0..50).map(long_provider).collect(),
@@ -311,6 +327,9 @@ fn overview(data: Data) -> Value {
     }
     overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
     (overview["counted_at"], overview["warnings"]) = (json!(EARLIER), json!([HOSTILE]));
+    if data == Data::Paused {
+        overview["pause_of_all"] = json!({"id": 7, "since": EARLIER, "by": "alice@desk", "because": "incident 12", "providers": ["acme", "bolt"]});
+    }
     if data == Data::Incident {
         overview["outages"] = json!([outage("limiter", "redis")]);
         overview["warnings"] = json!(["limiter: gone", "2 workers: limiter: gone"]);

@@ -24,6 +24,7 @@ mod job_search;
 mod jobs;
 mod lease;
 mod outbox;
+mod pause_of_all;
 pub mod postgres;
 mod queue_position;
 mod recent;

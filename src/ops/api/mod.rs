@@ -22,6 +22,7 @@ pub mod changes;
 pub mod lists;
 #[cfg(test)]
 mod lists_tests;
+pub mod pause_all;
 pub mod rejected;
 #[cfg(test)]
 pub mod tests;
@@ -56,6 +57,7 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/pause", post(changes::pause))
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
+        .merge(pause_all::routes())
         .merge(rejected::routes())
 }
 
