@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::canned_batches::Batches;
 use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs};
 use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
@@ -67,12 +68,14 @@ struct Server {
     data: Data,
     /// Paths of the API that were requested.
     asked: Arc<Mutex<Vec<String>>>,
+    batches: Batches,
     client: reqwest::Client,
 }
 
 /// The server stops when this is dropped.
 pub struct Canned {
     pub origin: String,
+    pub batches: Batches,
     asked: Arc<Mutex<Vec<String>>>,
     _serving: DropGuard,
 }
@@ -120,12 +123,13 @@ impl Canned {
         let origin = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let state = Server { page, data, asked: Arc::clone(&asked), client };
+        let batches = Batches::default();
+        let state = Server { page, data, asked: Arc::clone(&asked), batches: batches.clone(), client };
         let stop = CancellationToken::new();
         let router = Router::new().fallback(answer).with_state(state);
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
         tokio::spawn(serving.into_future());
-        Self { origin, asked, _serving: stop.drop_guard() }
+        Self { origin, batches, asked, _serving: stop.drop_guard() }
     }
 
     /// Number of API requests so far.
@@ -150,6 +154,11 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let parts: Vec<&str> = rest.split('/').collect();
     if server.data == Data::Troubled {
         return troubled(&parts);
+    }
+    if let ["batches", below @ ..] = parts.as_slice() {
+        let (head, body) = request.into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        return server.batches.answer(&head.method, below, &body);
     }
     let body = match (request.method(), parts.as_slice()) {
         (&Method::GET, ["overview"]) => overview(server.data),
