@@ -27,7 +27,7 @@ const NOT_WALKED: [(&str, &str); 7] = [
 const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"];
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 43] = [
+pub const WALK: [(&[&str], Exit); 46] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -58,6 +58,9 @@ pub const WALK: [(&[&str], Exit); 43] = [
     (&["jobs", "show", "in-review"], Exit::Success),
     (&["jobs", "show", "nobody"], Exit::Failed),
     (&["jobs", "explain", "in-review"], Exit::Success),
+    (&["jobs", "assign", "in-review", "--to", "alice"], Exit::Success),
+    (&["jobs", "comment", "in-review", "--text", "asked them"], Exit::Success),
+    (&["jobs", "comment", "nobody", "--text", "asked them"], Exit::Failed),
     (&["jobs", "resolve", "in-review", "--as", "declined", "--because", "seen at acme"], Exit::Success),
     (&["jobs", "resolve", "in-review", "--as", "declined"], Exit::Failed),
     (&["jobs", "cancel", "waits"], Exit::Success),

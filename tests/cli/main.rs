@@ -21,6 +21,7 @@ mod jobs;
 mod limits;
 mod lists;
 mod no_fault_injection;
+mod notes;
 mod ops_port;
 mod other_deployment;
 mod process;

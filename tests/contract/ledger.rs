@@ -29,6 +29,7 @@ mod first_attempt;
 mod fleet;
 mod history;
 mod immutability;
+mod job_notes;
 mod leader_row;
 mod lookups;
 mod migrating;

@@ -177,6 +177,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
+        (&Method::POST, ["jobs", id, "assignment" | "comments"]) => json!({"id": id, "assigned_to": null, "notes": []}),
         (&Method::POST, ["pause-all"]) => {
             json!({"id": 7, "paused": ["corp"], "held": ["acme", "bolt"], "paused_before": []})
         }

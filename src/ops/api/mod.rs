@@ -19,6 +19,7 @@ use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
 pub mod changes;
+pub mod job_notes;
 pub mod lists;
 #[cfg(test)]
 mod lists_tests;
@@ -57,6 +58,7 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/pause", post(changes::pause))
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
+        .merge(job_notes::routes())
         .merge(pause_all::routes())
         .merge(rejected::routes())
 }
