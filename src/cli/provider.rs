@@ -24,10 +24,11 @@ use crate::ledger::provider_row::{
     ParsedProviderFile, ProviderRow, RedactedRow, mark_unmentioned_pauses, read_provider_file,
 };
 use crate::ledger::settings::SettingsChange;
-use crate::ops::{SettingsChangeError, change};
+use crate::ops::SettingsChangeError;
 use crate::provider::http::HttpProvider;
 use crate::worker::resend::provider_names;
 
+mod pause;
 mod views;
 
 pub use views::{LIMIT_HEADER, drop_default_columns, limit_cells};
@@ -77,10 +78,11 @@ enum Action {
     Show(ShowArgs),
     /// List the accounts whose payments wait in the ledger, and what blocks them; most payments first.
     Flows(views::FlowsArgs),
-    /// Stop sending requests to a provider, in every worker; its queue keeps collecting.
-    Pause(PauseArgs),
-    /// Send requests to a provider again, and clear the waits that it named (429, Retry-After), in every worker.
-    Resume(PauseArgs),
+    /// Stop sending requests to a provider, in every worker; its queue keeps collecting. With --all, to every provider.
+    Pause(pause::PauseArgs),
+    /// Send requests to a provider again, and clear the waits that it named (429, Retry-After), in every worker. With
+    /// --all, to the providers that `pause --all` has paused; their waits stay.
+    Resume(pause::PauseArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -101,17 +103,6 @@ struct ShownRow<'a> {
     row: &'a RedactedRow,
     #[serde(skip_serializing_if = "Option::is_none")]
     pace: Option<PaceOverview>,
-}
-
-#[derive(Debug, clap::Args)]
-struct PauseArgs {
-    name: String,
-    /// Why, for the audit.
-    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
-    because: Option<String>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
 }
 
 /// Runs the command.
@@ -153,8 +144,8 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
             find_row(&ledger, &name).await?;
             views::list_flows(&ledger, &name, which, cx.console).await
         }
-        Action::Pause(which) => set_paused(&cx.ledger().await?, which, true, cx.console).await,
-        Action::Resume(which) => set_paused(&cx.ledger().await?, which, false, cx.console).await,
+        Action::Pause(which) => pause::run(&cx.ledger().await?, which, true, cx.console).await,
+        Action::Resume(which) => pause::run(&cx.ledger().await?, which, false, cx.console).await,
     }
 }
 
@@ -264,25 +255,6 @@ pub(super) async fn load_readable_rows(
 
 async fn find_row(ledger: &Database, name: &ProviderName) -> Result<ProviderRow, CommandError> {
     ledger.readable_rows(Some(name)).await?.into_iter().next().ok_or_else(|| unknown_provider(name.as_str()))
-}
-
-async fn set_paused(
-    ledger: &Database,
-    PauseArgs { name, because, json }: &PauseArgs,
-    paused: bool,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    let changed = change::set_paused(ledger, &parse_name(name)?, paused, Some(&actor(because.as_deref()))).await?;
-    if *json {
-        console.json(&json!({ "provider": name, "paused": paused, "changed": changed }))?;
-        return Ok(Exit::Success);
-    }
-    let state = match paused {
-        true => "is paused: its queue keeps collecting",
-        false => "is resumed, and the waits that it named are cleared",
-    };
-    console.message(&format!("{name} {state}; workers follow within 2 s"))?;
-    Ok(Exit::Success)
 }
 
 /// Parses a provider's name from the command line.

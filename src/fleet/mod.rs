@@ -24,6 +24,7 @@ use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::EpochMs;
 use crate::ledger::operator::DatabaseTime;
+use crate::ledger::pause_of_all::PauseOfAll;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::rejected::{COUNTED_MAX, RejectedCount};
 use crate::ledger::settings::InvalidRow;
@@ -79,6 +80,8 @@ pub struct OverviewInput {
     pub rejected: Option<Vec<RejectedCount>>,
     /// For each paused provider: who paused it, when and why, as text.
     pub paused_by: BTreeMap<String, String>,
+    /// The pause of all providers that is in force.
+    pub pause_of_all: Option<PauseOfAll>,
     /// By quota.
     pub limit_usage: BTreeMap<ProviderName, Vec<LimitStatus>>,
     pub database_problem: Option<String>,
@@ -105,6 +108,9 @@ pub struct Overview {
     /// Messages that could not be a job and await a decision. `null`: the ledger did not answer.
     #[serde(default)]
     pub rejected: Option<RejectedOverview>,
+    /// The pause of all providers; absent unless one is in force.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pause_of_all: Option<PauseOfAll>,
     pub warnings: Vec<String>,
     /// `database`, `queue` and `limiter`, if they did not answer.
     #[serde(default)]
@@ -239,6 +245,7 @@ pub fn overview(evidence: &OverviewInput) -> Overview {
         reconciliation: evidence.reconciliation.as_ref().map(|accounts| accounts.values().cloned().collect()),
         counted_at: evidence.counted_at_ms.map(|at_ms| DatabaseTime(at_ms).to_string()),
         rejected: evidence.rejected.as_ref().map(RejectedOverview::from),
+        pause_of_all: evidence.pause_of_all.clone(),
         warnings: warnings(evidence),
         missing: evidence.missing.iter().map(|source| (*source).to_owned()).collect(),
         outages: outages(evidence),

@@ -159,7 +159,8 @@ pub async fn set_rate(
 }
 
 /// Pauses or resumes a provider; returns whether that changed anything. A resume always does: it also lifts waits that
-/// the provider asked for, which are not in the row.
+/// the provider asked for, which are not in the row. So does a pause of a provider that a pause of all holds: a resume of
+/// all then leaves it paused.
 pub async fn set_paused(
     ledger: &Database,
     provider: &ProviderName,
@@ -170,6 +171,7 @@ pub async fn set_paused(
     if let Some(Ok(row)) = ledger.raw_rows(Some(provider)).await?.first()
         && row.paused
         && paused
+        && !ledger.is_held_by_pause_of_all(provider).await?
     {
         return Ok(false);
     }

@@ -30,7 +30,7 @@ const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"
 const BATCH: &str = "01937f2c5b0e7c3a9d4e5f60718293a4";
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 45] = [
+pub const WALK: [(&[&str], Exit); 50] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -44,6 +44,8 @@ pub const WALK: [(&[&str], Exit); 45] = [
     (&["provider", "pause", "acme", "--because", "they are down"], Exit::Success),
     (&["provider", "resume", "acme"], Exit::Success),
     (&["provider", "resume", "nobody"], Exit::Failed),
+    (&["provider", "pause", "--all", "--because", "incident 12"], Exit::Success),
+    (&["provider", "resume", "--all"], Exit::Success),
     (&["limits", "list"], Exit::Success),
     (&["limits", "set", "acme", "per-second", "200/s", "--dry-run"], Exit::Success),
     (&["limits", "set", "acme", "per-second", "50/s", "--because", "billing day"], Exit::Success),
@@ -59,6 +61,9 @@ pub const WALK: [(&[&str], Exit); 45] = [
     (&["jobs", "show", "in-review"], Exit::Success),
     (&["jobs", "show", "nobody"], Exit::Failed),
     (&["jobs", "explain", "in-review"], Exit::Success),
+    (&["jobs", "assign", "in-review", "--to", "alice"], Exit::Success),
+    (&["jobs", "comment", "in-review", "--text", "asked them"], Exit::Success),
+    (&["jobs", "comment", "nobody", "--text", "asked them"], Exit::Failed),
     (&["jobs", "resolve", "in-review", "--as", "declined", "--because", "seen at acme"], Exit::Success),
     (&["jobs", "resolve", "in-review", "--as", "declined"], Exit::Failed),
     (&["jobs", "cancel", "waits"], Exit::Success),

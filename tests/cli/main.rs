@@ -23,6 +23,7 @@ mod limits;
 mod lists;
 mod next_page;
 mod no_fault_injection;
+mod notes;
 mod ops_port;
 mod other_deployment;
 mod process;

@@ -89,6 +89,31 @@ async fn pause_and_resume_reach_the_database() {
 }
 
 #[tokio::test]
+async fn pause_of_all_says_what_it_did_and_did_not() {
+    let engine = Engine::with_providers(&["acme", "bolt", "corp"]).await;
+    engine.run(&["provider", "pause", "bolt"]).await;
+    let said = engine.run(&["provider", "pause", "--all", "--because", "incident 12"]).await.err;
+    assert!(said.contains("pause 1 of all providers: paused acme, corp;"), "{said}");
+    assert!(said.contains("paused before: bolt; `sluicegate provider resume --all` leaves them paused"), "{said}");
+    let json = engine.run(&["provider", "pause", "--all", "--json"]).await.json();
+    let held = serde_json::json!({ "id": 1, "paused": [], "held": ["acme", "corp"], "paused_before": ["bolt"] });
+    assert_eq!(json, held);
+    let again = engine.run(&["provider", "pause", "--all"]).await.err;
+    assert!(again.contains("pause 1 of all providers is in force already"), "{again}");
+    let status = engine.run(&["status"]).await.out;
+    assert!(status.contains("(incident 12): `sluicegate provider resume --all` resumes 2 providers"), "{status}");
+    assert!(engine.run(&["provider", "resume", "acme"]).await.err.contains("acme is resumed"));
+    let said = engine.run(&["provider", "resume", "--all"]).await.err;
+    for part in ["is over: resumed corp;", "resumed before: acme", "still paused, by another pause: bolt"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let said = engine.run(&["provider", "resume", "--all"]).await.err;
+    assert!(said.contains("nothing is resumed: no pause of all providers is in force"), "{said}");
+    let none = Engine::new().await.run(&["provider", "pause", "--all"]).await.err;
+    assert!(none.contains("nothing to pause"), "{none}");
+}
+
+#[tokio::test]
 async fn limits_set_prints_old_and_new() {
     let engine = Engine::with_providers(&["acme"]).await;
     let ran = engine.run(&["limits", "set", "acme", "second", "200/1s"]).await;

@@ -13,7 +13,7 @@ fn sluicegate(dir: &tempfile::TempDir) -> Command {
 }
 
 /// Exit code, part of the message, and the command line.
-const LINES: [(i32, &str, &str); 49] = [
+const LINES: [(i32, &str, &str); 53] = [
     (2, "Usage: sluicegate", ""),
     (2, "'frobnicate'", "frobnicate"),
     (2, "'--bogus'", "run --bogus"),
@@ -29,6 +29,7 @@ const LINES: [(i32, &str, &str); 49] = [
     (2, "<FILE>", "provider apply"),
     (78, "missing.toml: No such file", "provider apply missing.toml"),
     (2, "<NAME>", "provider pause"),
+    (2, "cannot be used with '--all'", "provider pause acme --all"),
     (2, "'frob'", "provider frob"),
     (2, "use 1 to 63 of a-z 0-9 _ -", "provider show Acme"),
     (2, "'--json'", "provider list --json=yes"),
@@ -52,6 +53,9 @@ const LINES: [(i32, &str, &str); 49] = [
     (2, "like 100/1s", "fake-provider --limit 5"),
     (2, "is not between 0 and 1", "fake-provider --error-rate 2"),
     (2, "write 250ms, 1s", "fake-provider --latency x"),
+    (2, "<--to <NAME>|--none>", "jobs assign p1"),
+    (2, "--text <TEXT>", "jobs comment p1"),
+    (2, "is empty: write a comment", "jobs comment p1 --text="),
     (2, "'frob'", "dlq frob"),
     (2, "[possible values: bash", "completions tcsh"),
     (2, "'extra'", "man extra"),

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::canned_batches::Batches;
 use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs};
 use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
@@ -51,6 +52,8 @@ enum Data {
     Few,
     /// Redis is unavailable for all workers, and that stops all providers but a paused one.
     Incident,
+    /// An operator has paused all providers; one was resumed since.
+    Paused,
     /// Few providers with the longest names and most limits.
     Long,
     /// Fifty of everything that is listed, with the longest texts.
@@ -65,12 +68,14 @@ struct Server {
     data: Data,
     /// Paths of the API that were requested.
     asked: Arc<Mutex<Vec<String>>>,
+    batches: Batches,
     client: reqwest::Client,
 }
 
 /// The server stops when this is dropped.
 pub struct Canned {
     pub origin: String,
+    pub batches: Batches,
     asked: Arc<Mutex<Vec<String>>>,
     _serving: DropGuard,
 }
@@ -88,6 +93,11 @@ impl Canned {
     /// Starts while Redis is unavailable.
     pub async fn start_incident() -> Self {
         Self::start_with(Data::Incident).await
+    }
+
+    /// Starts while a pause of all is in force.
+    pub async fn start_paused() -> Self {
+        Self::start_with(Data::Paused).await
     }
 
     /// Starts with long names.
@@ -113,12 +123,13 @@ impl Canned {
         let origin = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let state = Server { page, data, asked: Arc::clone(&asked), client };
+        let batches = Batches::default();
+        let state = Server { page, data, asked: Arc::clone(&asked), batches: batches.clone(), client };
         let stop = CancellationToken::new();
         let router = Router::new().fallback(answer).with_state(state);
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
         tokio::spawn(serving.into_future());
-        Self { origin, asked, _serving: stop.drop_guard() }
+        Self { origin, batches, asked, _serving: stop.drop_guard() }
     }
 
     /// Number of API requests so far.
@@ -144,6 +155,11 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     if server.data == Data::Troubled {
         return troubled(&parts);
     }
+    if let ["batches", below @ ..] = parts.as_slice() {
+        let (head, body) = request.into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        return server.batches.answer(&head.method, below, &body);
+    }
     let body = match (request.method(), parts.as_slice()) {
         (&Method::GET, ["overview"]) => overview(server.data),
         (&Method::GET, ["providers", "cold", "history"]) => json!({"step_ms": 60_000, "points": []}),
@@ -161,6 +177,13 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
+        (&Method::POST, ["jobs", id, "assignment" | "comments"]) => json!({"id": id, "assigned_to": null, "notes": []}),
+        (&Method::POST, ["pause-all"]) => {
+            json!({"id": 7, "paused": ["corp"], "held": ["acme", "bolt"], "paused_before": []})
+        }
+        (&Method::POST, ["resume-all"]) => {
+            json!({"id": 7, "resumed": ["acme", "bolt"], "resumed_before": ["corp"], "still_paused": []})
+        }
         (&Method::POST, ["providers", _, "limits", limit]) => {
             let least = |at_least_ms| json!({"kind": "depends_on_accounts", "at_least_ms": at_least_ms, "limits": ["per-account"], "about_ms": null});
             json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "clears": {"from": least(120_000), "to": least(60_000)}})
@@ -300,6 +323,9 @@ fn overview(data: Data) -> Value {
     let providers: Vec<Value> = match data {
         Data::Empty => Vec::new(),
         Data::Few => names(8).map(|state| provider(&state.replace('_', "-"), state)).collect(),
+        Data::Paused => [("acme", "paused"), ("bolt", "paused"), ("corp", "running")]
+            .map(|(name, state)| provider(name, state))
+            .to_vec(),
         Data::Incident => names(8).map(|state| without_limiter(state)).collect(),
         Data::Long => [8, 9, 10].map(long_provider).to_vec(),
         Data::Full => (0..50).map(long_provider).collect(),
@@ -311,6 +337,9 @@ fn overview(data: Data) -> Value {
     }
     overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
     (overview["counted_at"], overview["warnings"]) = (json!(EARLIER), json!([HOSTILE]));
+    if data == Data::Paused {
+        overview["pause_of_all"] = json!({"id": 7, "since": EARLIER, "by": "alice@desk", "because": "incident 12", "providers": ["acme", "bolt"]});
+    }
     if data == Data::Incident {
         overview["outages"] = json!([outage("limiter", "redis")]);
         overview["warnings"] = json!(["limiter: gone", "2 workers: limiter: gone"]);

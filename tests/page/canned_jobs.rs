@@ -45,6 +45,10 @@ pub fn fifty_jobs(query: &str) -> Value {
     json!({"jobs": jobs.collect::<Vec<_>>(), "unreadable": [], "next": "more", "searched_back_to": null})
 }
 
+fn note(kind: &str, text: &str) -> Value {
+    json!({"at": EARLIER, "who": "app", "os_user": HOSTILE, "program": "sluicegate ops", "kind": kind, "text": text})
+}
+
 pub fn details(state: &str) -> Value {
     if !JOB_STATES.contains(&state) {
         return Value::Null;
@@ -56,6 +60,8 @@ pub fn details(state: &str) -> Value {
         "requests": [{"number": 1, "began_at": EARLIER, "ended_at": NOW, "outcome": "unknown", "status": 503, "detail": HOSTILE, "counted": false}],
         "events": [{"state": state, "at": NOW, "published_at": null}],
         "audit": [{"at": NOW, "who": HOSTILE, "os_user": null, "program": null, "old_state": "dead", "new_state": "waiting", "cleared_maybe_charged": true, "because": HOSTILE}],
+        "assigned_to": HOSTILE,
+        "notes": [note("assigned", HOSTILE), note("comment", HOSTILE)],
     });
     details.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let more = match state {

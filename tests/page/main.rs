@@ -7,8 +7,10 @@ mod support;
 
 mod appearance;
 mod audit;
+mod batches;
 mod browser;
 mod canned;
+mod canned_batches;
 mod canned_jobs;
 mod displayed_estimates;
 mod flows;

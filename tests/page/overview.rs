@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::audit::{CONTRAST, STRUCTURE};
 use crate::browser::Browser;
 use crate::canned::{Canned, STATES, long_name};
 
@@ -77,6 +78,40 @@ async fn each_incident_is_one_bar() {
     assert_eq!((&sections[0][1], sections[1][1].as_array().unwrap().len()), (&json!(["paused"]), 7));
     // What is zero and should be zero is one line.
     browser.await_text(".accounted", "Nothing to review, none dead, no 429s; all 5 recorded payments").await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pause_of_all_is_one_bar_with_its_resume() {
+    let canned = Canned::start_paused().await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text(".incident", "2 providers paused together by alice@desk since 11:57 UTC.").await;
+    browser.await_text(".incident", "Incident 12. They start no new request. Payments wait; nothing is lost.").await;
+    browser.await_text(".pulse", "Providers paused").await;
+    assert_eq!(browser.run("return document.querySelectorAll('.incident').length").await, json!(1));
+    for (button, texts, done) in [
+        (
+            "[aria-label='Pause all providers']",
+            ["1 provider sends", "It extends the pause of alice@desk."],
+            "1 provider is paused",
+        ),
+        (
+            ".incident button",
+            ["2 providers paused", "A wait that a provider asked for stays"],
+            "2 providers are resumed",
+        ),
+    ] {
+        browser.click(button).await;
+        for text in texts {
+            browser.await_text("dialog[open]", text).await;
+        }
+        for script in [CONTRAST, STRUCTURE] {
+            assert_eq!(browser.run(script).await, json!([]), "{button}");
+        }
+        browser.fill("dialog input[name=because]", "ticket 4711").await;
+        browser.click("dialog button[type=submit]").await;
+        browser.await_text("#messages", done).await;
+    }
     browser.nothing_went_wrong(&[]).await;
 }
 

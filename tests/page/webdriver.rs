@@ -142,6 +142,16 @@ impl Driver {
         self.post("/actions", json!({ "actions": [source] })).await;
     }
 
+    /// Presses a key while Shift is held.
+    pub async fn press_with_shift(&self, key: &str) {
+        let stroke = |kind: &str, key: &str| json!({ "type": kind, "value": key });
+        let (shift, strokes) = ("\u{E008}", ["keyDown", "keyUp"].map(|kind| stroke(kind, key)));
+        let [down, up] = strokes;
+        let actions = [stroke("keyDown", shift), down, up, stroke("keyUp", shift)];
+        let source = json!({ "type": "key", "id": "keyboard", "actions": actions });
+        self.post("/actions", json!({ "actions": [source] })).await;
+    }
+
     /// Log entries of a kind (`browser`, `performance`) since the last call.
     pub async fn log(&self, kind: &str) -> Vec<Value> {
         self.post("/se/log", json!({ "type": kind })).await.as_array().unwrap().clone()

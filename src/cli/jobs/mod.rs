@@ -27,6 +27,7 @@ pub mod bulk;
 pub mod bulk_decision;
 pub mod decide;
 pub mod filter;
+pub mod notes;
 pub mod show;
 
 #[derive(Debug, clap::Args)]
@@ -47,6 +48,10 @@ enum Action {
     Resolve(decide::ResolveArgs),
     /// Cancel payments that are `waiting`; a request in flight is not stopped.
     Cancel(decide::CancelArgs),
+    /// Assign a payment in `review` to a person or a team.
+    Assign(notes::AssignArgs),
+    /// Add a comment to a payment; `show` prints it.
+    Comment(notes::CommentArgs),
     /// Erase the personal data of one account's finished payments. Ids and hashes stay.
     Erase(EraseArgs),
 }
@@ -76,6 +81,8 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
         Action::List(args) => show::print_page(&args.state, &args.page, cx).await,
         Action::Resolve(args) => decide::resolve(args, cx).await,
         Action::Cancel(args) => decide::cancel(args, cx).await,
+        Action::Assign(args) => notes::assign(args, cx).await,
+        Action::Comment(args) => notes::comment(args, cx).await,
         Action::Erase(args) => erase(args, cx).await,
     }
 }

@@ -190,6 +190,7 @@ pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewIn
         counted_at_ms: Some(at_ms),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         paused_by: pause_authors(&ledger, &rows).await,
+        pause_of_all: ledger.pause_of_all().await?,
         rows,
         depths,
         missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },

@@ -30,7 +30,8 @@ const TAIL_HEIGHT_DIVISOR: usize = 3;
 pub(super) fn render_overview(overview: &Overview, shape: TableShape, height: Option<usize>) -> String {
     let width = width(shape);
     let warnings = overview.warnings.iter().map(|warning| format!("warning: {warning}"));
-    let notes = reconciliation_lines(overview).into_iter().chain(rejected_line(overview)).chain(warnings);
+    let notes = pause_of_all_line(overview).into_iter().chain(reconciliation_lines(overview));
+    let notes = notes.chain(rejected_line(overview)).chain(warnings);
     let tail: Vec<String> = notes.flat_map(|line| split_lines(&wrap_words("", &line, width))).collect();
     let table = match shape {
         TableShape::Plain => plain_table(overview),
@@ -313,6 +314,17 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
 fn pace_note(provider: &ProviderOverview) -> Option<String> {
     let pace = provider.pace.as_ref().filter(|pace| !pace.is_plain)?;
     Some(format!("pace: {}", pace.text))
+}
+
+/// `all providers paused by alice@desk since …`, while such a pause is in force.
+fn pause_of_all_line(overview: &Overview) -> Option<String> {
+    let pause = overview.pause_of_all.as_ref()?;
+    let because = pause.because.as_ref().map(|because| format!(" ({because})")).unwrap_or_default();
+    let (by, since, held) = (&pause.by, &pause.since, plural(pause.providers.len() as u64, "provider"));
+    let count = pause.providers.len();
+    Some(format!(
+        "all providers paused by {by} since {since}{because}: `sluicegate provider resume --all` resumes {count} {held}"
+    ))
 }
 
 /// `12 rejected messages await a decision (acme 10, stripe 2): sluicegate rejected list`, if there are any.

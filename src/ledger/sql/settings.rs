@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use super::apply;
 use super::dialect::{Dialect, Template};
 use super::engine::{Args, Step, Value, args};
+use super::pause_of_all::KEEP;
 use super::result::{FromRow, SqlRow, corrupt, from_row, read, read_or_log};
 use super::session::SettingsHints;
 use super::storable;
@@ -27,10 +28,10 @@ use crate::ledger::settings::{
 };
 
 /// How often a read or an apply restarts because settings changed meanwhile.
-const TRIES_MAX: u32 = 10;
+pub(super) const TRIES_MAX: u32 = 10;
 
 /// A provider's rows with the version that stamped them; or why they cannot be read.
-type Stamped = (String, Result<(ProviderRow, i64), InvalidRow>);
+pub(super) type Stamped = (String, Result<(ProviderRow, i64), InvalidRow>);
 
 static VERSION: Template = Template::new("SELECT version FROM settings_version");
 
@@ -75,7 +76,8 @@ static RATE: Template =
 static SET_RATE: Template =
     Template::new("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2");
 
-static SET_PAUSED: Template = Template::new("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name");
+pub(super) static SET_PAUSED: Template =
+    Template::new("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name");
 
 static RESUME: Template =
     Template::new("UPDATE providers SET paused = $2, resumed_at = {now} WHERE name = $1 RETURNING name");
@@ -190,7 +192,8 @@ impl Database {
         self.set_paused_as(provider, paused, None).await
     }
 
-    /// Sets the pause; with `by`, the audit names the author and the reason in the same transaction.
+    /// Sets the pause; with `by`, the audit names the author and the reason in the same transaction. A provider that is
+    /// paused by itself leaves the pause of all that held it.
     pub async fn set_paused_as(
         &self,
         provider: &ProviderName,
@@ -198,7 +201,10 @@ impl Database {
         by: Option<&Actor>,
     ) -> Result<bool, LedgerError> {
         let sql = if paused { &SET_PAUSED } else { &RESUME };
-        let steps = vec![self.must_affect(sql, args![provider, paused])];
+        let mut steps = vec![self.must_affect(sql, args![provider, paused])];
+        if paused {
+            steps.push(self.step(&KEEP, args![provider]));
+        }
         Ok(self.atomically_by(steps, by).await?.is_some())
     }
 
@@ -207,7 +213,10 @@ impl Database {
         self.engine.settings_hints()
     }
 
-    async fn read_settings(&self, provider: Option<&ProviderName>) -> Result<(i64, Vec<Stamped>), LedgerError> {
+    pub(super) async fn read_settings(
+        &self,
+        provider: Option<&ProviderName>,
+    ) -> Result<(i64, Vec<Stamped>), LedgerError> {
         let args: Args = args![provider].into();
         let mut before = self.settings_version().await?;
         for _ in 0..TRIES_MAX {
@@ -224,7 +233,7 @@ impl Database {
     }
 
     /// Runs the steps in one transaction, with an author if there is one; returns the rows of each.
-    async fn atomically_by(
+    pub(super) async fn atomically_by(
         &self,
         steps: Vec<Step>,
         by: Option<&Actor>,

@@ -201,7 +201,7 @@ pub struct UnreadableLimits {
 #[serde(deny_unknown_fields)]
 pub struct PauseReason {
     /// For the audit. At most 500 characters.
-    because: Option<String>,
+    pub(super) because: Option<String>,
 }
 
 /// The result of a pause or a resume.

@@ -22,9 +22,11 @@ pub mod batches;
 #[cfg(test)]
 mod batches_tests;
 pub mod changes;
+pub mod job_notes;
 pub mod lists;
 #[cfg(test)]
 mod lists_tests;
+pub mod pause_all;
 pub mod rejected;
 #[cfg(test)]
 pub mod tests;
@@ -60,6 +62,8 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
         .merge(batches::routes())
+        .merge(job_notes::routes())
+        .merge(pause_all::routes())
         .merge(rejected::routes())
 }
 

@@ -28,6 +28,7 @@ use crate::fleet::{Overview, OverviewInput, by_provider, overview};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::StoredReport;
 use crate::ledger::history::HistoryMark;
+use crate::ledger::pause_of_all::PauseOfAll;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::rejected::RejectedCount;
 use crate::ledger::upkeep::ProviderReconciliation;
@@ -80,8 +81,14 @@ const REJECTED_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// The reports, and the milliseconds by which the database's clock is ahead of ours.
 type ReportsWithSkew = (Vec<StoredReport>, i64);
-/// The raw rows, and the author of each pause.
-type RowsWithPauseAuthors = (Vec<ProviderRow>, BTreeMap<String, String>);
+/// The raw rows with their pauses.
+#[derive(Clone, Default)]
+struct RowsWithPauses {
+    rows: Vec<ProviderRow>,
+    /// The author of each pause, by provider.
+    paused_by: BTreeMap<String, String>,
+    pause_of_all: Option<PauseOfAll>,
+}
 type UsageByQuota = BTreeMap<ProviderName, Vec<LimitStatus>>;
 
 /// The collected input, and the overview made from it.
@@ -94,7 +101,7 @@ pub struct OverviewSnapshot {
 /// Collects the overview, and keeps a history of fifteen minutes.
 pub struct OverviewCollector {
     sources: OverviewSources,
-    rows: VersionedSource<RowsWithPauseAuthors>,
+    rows: VersionedSource<RowsWithPauses>,
     reports: CachedSource<ReportsWithSkew>,
     /// Queue depths while the database is unavailable and there are no backlog counts.
     depths: CachedSource<QueueDepths>,
@@ -225,7 +232,7 @@ impl OverviewCollector {
     /// Providers with a row, valid or not, or with jobs: each may have messages in its queue.
     async fn provider_names(&self) -> Vec<ProviderName> {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
-        let rows = self.rows.cached_value().await.value.map(|(rows, _)| rows).unwrap_or_default();
+        let rows = self.rows.cached_value().await.value.unwrap_or_default().rows;
         let accounts = self.counts.last().reconciliations;
         let recorded = accounts.iter().flat_map(|accounts| accounts.iter()).map(|account| account.provider.as_str());
         let bad = known.invalid_rows.iter().map(|bad| bad.provider.as_str());
@@ -261,7 +268,7 @@ impl OverviewCollector {
             sources.into_iter().filter_map(|(name, problem)| problem.as_ref().map(|_| name)).collect();
         let (stored_reports, skew_ms) = reports.value.unwrap_or_default();
         problems.extend(clock_skew_warning(skew_ms));
-        let (raw_rows, paused_by) = rows.value.unwrap_or_default();
+        let RowsWithPauses { rows: raw_rows, paused_by, pause_of_all } = rows.value.unwrap_or_default();
         let at_ms = unix_ms();
         let missing_since_ms = self.missing_since(&missing, purpose, at_ms);
         let unrecorded = self.unrecorded(&counted);
@@ -273,6 +280,7 @@ impl OverviewCollector {
             worker: self.sources.worker.clone(),
             rows: raw_rows,
             paused_by,
+            pause_of_all,
             providers: known.providers.clone(),
             invalid_rows: known.invalid_rows.clone(),
             workers: visible_workers(stored_reports, reports.age, reports.outage),
@@ -310,7 +318,7 @@ impl OverviewCollector {
         purpose: CollectFor,
         database_unavailable: bool,
         version: i64,
-    ) -> (CachedValue<RowsWithPauseAuthors>, CachedValue<BTreeMap<String, i64>>, BacklogCounts) {
+    ) -> (CachedValue<RowsWithPauses>, CachedValue<BTreeMap<String, i64>>, BacklogCounts) {
         let was_unavailable = self.database_was_unavailable.swap(database_unavailable, Ordering::Relaxed);
         let names = self.provider_names().await;
         if database_unavailable {
@@ -338,12 +346,13 @@ impl OverviewCollector {
         tokio::join!(self.rows.get(version, ROWS_AGE_MAX, self.query_rows()), oldest, counted)
     }
 
-    async fn query_rows(&self) -> Result<RowsWithPauseAuthors, String> {
+    async fn query_rows(&self) -> Result<RowsWithPauses, String> {
         let written = self.sources.ledger.raw_rows(None).await.map_err(|error| error.to_string())?;
         // Unreadable rows are among the invalid rows that the worker knows.
         let rows: Vec<ProviderRow> = written.into_iter().flatten().collect();
         let paused_by = pause_authors(&self.sources.ledger, &rows).await;
-        Ok((rows, paused_by))
+        let pause_of_all = self.sources.ledger.pause_of_all().await.map_err(|error| error.to_string())?;
+        Ok(RowsWithPauses { rows, paused_by, pause_of_all })
     }
 
     async fn query_reports(&self) -> Result<ReportsWithSkew, String> {

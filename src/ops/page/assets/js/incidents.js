@@ -1,7 +1,7 @@
 // Incidents: one per cause, however many providers it stops. A backend that is unavailable is one, and so is a cause
 // that several providers name.
 
-import { sentence } from "./format.js";
+import { plural, sentence } from "./format.js";
 
 const KINDS = {
   redis: "Redis",
@@ -22,11 +22,32 @@ const TITLES = { no_worker: "No worker", backend_unavailable: "Backend unavailab
 
 const backendName = ({ kind, backend }) => KINDS[kind] ?? BACKENDS[backend] ?? sentence(backend);
 
-/** `{key, tone, title, short, since, words, problem, lanes}`: `lanes` are the names of the providers that it explains. */
+/** `{key, tone, title, short, since, words, problem, lanes, pause}`: `lanes` are the names of the providers that it explains,
+ * `pause` the pause of all that it tells of. */
 export function incidents(overview) {
   const backends = (overview?.outages ?? []).map((outage) => ofBackend(outage, overview.providers));
-  const explained = new Set(backends.flatMap(({ lanes }) => lanes));
-  return [...backends, ...ofStates(overview?.providers ?? [], explained)];
+  const paused = ofPause(overview);
+  const explained = new Set([...paused, ...backends].flatMap(({ lanes }) => lanes));
+  return [...paused, ...backends, ...ofStates(overview?.providers ?? [], explained)];
+}
+
+/** The pause of all providers, while it is in force. */
+function ofPause(overview) {
+  const pause = overview?.pause_of_all;
+  if (!pause) return [];
+  const sending = overview.providers.some(({ paused, enabled }) => enabled && !paused);
+  const held = pause.providers.length;
+  return [{
+    key: "pause of all",
+    tone: "warn",
+    title: `${sending ? `${plural(held, "provider", "providers")} paused together` : "All providers paused"} by ${pause.by}`,
+    short: sending ? "Providers paused" : "All paused",
+    since: pause.since,
+    words: `${pause.because ? `${sentence(pause.because)}. ` : ""}They start no new request. Payments wait; nothing is lost.`,
+    problem: null,
+    lanes: pause.providers,
+    pause,
+  }];
 }
 
 function ofBackend(outage, providers) {

@@ -9,6 +9,8 @@ import { Poll } from "./poll.js";
 import { printable } from "./printable.js";
 import { drawShell } from "./shell.js";
 import { attention } from "./views/attention.js";
+import { batch } from "./views/batch.js";
+import { batches } from "./views/batches.js";
 import { job } from "./views/job.js";
 import { jobs } from "./views/jobs.js";
 import { overview } from "./views/overview.js";
@@ -21,6 +23,8 @@ const ROUTES = [
   [/^\/providers\/([^/]+)$/, provider],
   [/^\/jobs$/, jobs],
   [/^\/jobs\/([^/]+)$/, job],
+  [/^\/batches$/, batches],
+  [/^\/batches\/([^/]+)$/, batch],
   [/^\/attention$/, attention],
   [/^\/rejected$/, rejected],
   [/^\/workers$/, workers],

@@ -5,6 +5,8 @@ import { h } from "../dom.js";
 import { count, plural } from "../format.js";
 import { button, empty, loading } from "../parts.js";
 import { needs } from "../person.js";
+import { Selection } from "../selection.js";
+import { batchBar, tickColumn } from "./batch_bar.js";
 import { askBulk } from "./bulk.js";
 import { discard, replay, resolve } from "./decide.js";
 import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
@@ -21,6 +23,7 @@ export function attention(context, fields) {
   const [, about, nothing, calm] = KINDS[state];
   const pages = new Pages();
   const chosen = new Set();
+  const selection = new Selection();
   let data = null;
 
   return {
@@ -29,6 +32,7 @@ export function attention(context, fields) {
     async load(signal) {
       data = await get(path("jobs") + query({ state, provider, after: pages.after, limit: PAGE }), signal);
       const here = new Set(data.jobs.map(({ id }) => id));
+      selection.follow(data.jobs, (now) => now === state);
       // A payment that left this page has changed its state.
       if (pages.seen.length === 1 && !data.next) for (const id of chosen) if (!here.has(id)) chosen.delete(id);
     },
@@ -58,7 +62,19 @@ export function attention(context, fields) {
     const single = state === "review"
       ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}`, ...needs("operator") }) }
       : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}`, ...needs("operator") }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}`, ...needs("operator") })] };
-    return [state === "dead" ? bulkBar() : null, unreadableRows(data.unreadable), jobTable(state === "dead" ? "Payments with exhausted retries" : "Payments to review", data.jobs, { lead: state === "dead" ? picker() : null, tail: single }), pages.bar(data.next, context.refresh)];
+    const dead = state === "dead";
+    return [
+      dead ? bulkBar() : reviewBar(),
+      unreadableRows(data.unreadable),
+      jobTable(dead ? "Payments with exhausted retries" : "Payments to review", data.jobs, { lead: dead ? picker() : tickColumn(selection, data.jobs, context), tail: single }),
+      pages.bar(data.next, context.refresh),
+    ];
+  }
+
+  function reviewBar() {
+    const known = context.overview ? { currencies: [], jobs: total(state), at_least: false } : null;
+    const filter = provider ? { state, provider } : { state };
+    return batchBar({ selection, jobs: data.jobs, filter, totals: known, context });
   }
 
   function picker() {

@@ -18,7 +18,8 @@ const named = (job) => h("p", {}, h("code", {}, job.id), `, ${money(job.amount, 
 const states = (from, to) => h("dl", { class: "changes" }, change("State", jobState(from)[0], jobState(to)[0]));
 
 export function resolve(job, context) {
-  const state = { as: null, reference: job.provider_reference ?? "" };
+  const state = { as: null, reference: job.provider_reference ?? "", typed: "" };
+  const isReady = () => state.as !== null && (state.as !== "resend" || state.typed === job.id);
   const dialog = ask({
     title: "Resolve this payment?",
     confirm: () => (state.as === "resend" ? "Charge again" : state.as ? `Resolve as ${state.as}` : "Resolve"),
@@ -29,17 +30,22 @@ export function resolve(job, context) {
         h("legend", {}, "Look the payment up at the provider first, then choose:"),
         VERDICTS.map(([as, title, words]) =>
           h("label", { key: as },
-            h("input", { type: "radio", name: "as", value: as, required: true, onchange: () => { state.as = as; dialog.ready = true; dialog.redraw(); } }),
+            h("input", { type: "radio", name: "as", value: as, required: true, onchange: () => { state.as = as; dialog.ready = isReady(); dialog.redraw(); } }),
             h("span", {}, h("strong", {}, title), h("small", {}, words))))),
       state.as === "succeeded"
         ? h("label", { class: "field" }, h("span", {}, "The provider's reference (optional)"),
             h("input", { type: "text", name: "reference", value: job.provider_reference ?? "", autocomplete: "off", oninput: (event) => (state.reference = event.target.value) }))
         : null,
+      state.as === "resend"
+        ? h("label", { key: "typed", class: "field" }, h("span", {}, `Type the id, ${job.id}, to charge it again`),
+            h("input", { type: "text", name: "typed", autocomplete: "off", spellcheck: "false", oninput: (event) => { state.typed = event.target.value.trim(); dialog.ready = isReady(); dialog.redraw(); } }))
+        : null,
       because(state),
     ],
     async act() {
+      const confirmed = state.as === "resend" ? { confirm_id: state.typed } : {};
       const reference = state.as === "succeeded" && state.reference.trim() ? { reference: state.reference.trim() } : {};
-      done(job, await post(path("jobs", job.id, "resolve"), { as: state.as, ...reference, ...reason(state) }), context);
+      done(job, await post(path("jobs", job.id, "resolve"), { as: state.as, ...reference, ...confirmed, ...reason(state) }), context);
     },
   });
   dialog.ready = false;

@@ -1,9 +1,12 @@
 // The view that finds payments: a filter, the sums of what matches, and the payments, newest first.
 
 import { get, path, query } from "../api.js";
+import { DECIDABLE } from "../decisions.js";
 import { h } from "../dom.js";
 import { count, when } from "../format.js";
 import { empty, loading } from "../parts.js";
+import { Selection } from "../selection.js";
+import { batchBar, tickColumn } from "./batch_bar.js";
 import { filterBar, filterHref, filterOf, isFiltered } from "./filter_bar.js";
 import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
 import { totalsLine } from "./job_totals.js";
@@ -15,9 +18,13 @@ const SEARCHES = 8;
 /** The sums, and a page that took several requests, are refreshed less often. */
 const COSTLY_MS = 30_000;
 
+/** The fields of a filter that have a value. */
+const given = (filter) => Object.fromEntries(Object.entries(filter).filter(([, value]) => value !== ""));
+
 export function jobs(context, fields) {
   const wanted = filterOf(fields);
   const pages = new Pages();
+  const selection = new Selection();
   let data = null;
   let loaded = { after: undefined, at: 0, costly: false };
   let totals = null;
@@ -31,6 +38,7 @@ export function jobs(context, fields) {
       const { after } = pages;
       const isFresh = loaded.costly && loaded.after === after && Date.now() - loaded.at < COSTLY_MS;
       if (!isFresh) data = await found(after, signal);
+      selection.follow(data.jobs, (state) => DECIDABLE.has(state));
       if (Date.now() - totalsAt >= COSTLY_MS) await loadTotals(signal);
     },
     render() {
@@ -80,7 +88,8 @@ export function jobs(context, fields) {
     }
     return [
       unreadableRows(data.unreadable),
-      data.jobs.length > 0 || !searched ? jobTable("Payments, newest first", data.jobs, { created: true }) : null,
+      batchBar({ selection, jobs: data.jobs, filter: given(wanted), totals, context }),
+      data.jobs.length > 0 || !searched ? jobTable("Payments, newest first", data.jobs, { created: true, lead: tickColumn(selection, data.jobs, context) }) : null,
       searched,
       pages.bar(data.next, context.refresh),
     ];

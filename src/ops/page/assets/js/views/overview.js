@@ -12,6 +12,7 @@ import { Sorter } from "../urgency.js";
 import { laneState } from "../words.js";
 import { card, whatCounts } from "./card.js";
 import { laneTable } from "./lane_table.js";
+import { pauseAllButton, resumeAllButton } from "./pause_all.js";
 import { rejectedLine } from "./rejected.js";
 import { sums } from "./sums.js";
 
@@ -46,10 +47,11 @@ export function overview(context) {
       return [
         heading,
         h("p", { class: "unseen", "aria-live": "polite" }, state.changed),
-        found.map((incident) => bar(incident, known)),
+        found.map((incident) => bar(incident, known, context)),
         sums(known),
         warnings(known),
         rejectedLine(known),
+        h("div", { class: "tools end" }, pauseAllButton(context)),
         h("div", { class: "sections" }, sorter.sections(known.providers, explained, serverNow()).map((section) => lanes(section, explained, known.providers.length))),
       ];
     },
@@ -83,7 +85,7 @@ export function overview(context) {
 }
 
 /** An incident in a bar: what, since when, and what it means for payments. */
-function bar({ key, tone, title, since, words, problem }, known) {
+function bar({ key, tone, title, since, words, problem, pause }, known, context) {
   const lower = known.providers.some((provider) => provider.waiting_is_at_least);
   const waiting = total(known.providers, "waiting");
   const are = lower || waiting !== 1 ? "payments wait" : "payment waits";
@@ -92,7 +94,8 @@ function bar({ key, tone, title, since, words, problem }, known) {
       // Without the figures, which a screen reader would announce with each change.
       h("strong", { role: "alert" }, title, since ? [" since ", instant(since, about(since))] : null, "."),
       tone === "bad" ? ` Nothing is lost. ${sentence(waitingWords({ waiting, waiting_is_at_least: lower }))} ${are}.` : ""),
-    h("p", { class: "incident-words" }, words, words ? " " : "", problem ? h("small", {}, problem) : null));
+    h("p", { class: "incident-words" }, words, words ? " " : "", problem ? h("small", {}, problem) : null),
+    pause ? h("p", { class: "incident-actions" }, resumeAllButton(pause, context)) : null);
 }
 
 const nothing = () =>
