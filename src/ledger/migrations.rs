@@ -41,6 +41,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0012_jobs_by_account_and_time",
         "0013_jobs_by_reference",
         "0014_replaced_indexes",
+        "0018_temporary_limits",
     ])
 });
 
@@ -56,6 +57,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0008_history",
         "0009_jobs_by_time",
         "0010_rejected_messages",
+        "0018_temporary_limits",
     ])
 });
 

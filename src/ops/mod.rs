@@ -36,6 +36,7 @@ pub mod flows;
 mod guard;
 pub mod history;
 mod json;
+pub mod limit_change;
 pub mod metrics;
 pub mod openapi;
 #[cfg(test)]
@@ -45,6 +46,8 @@ mod page;
 mod peek;
 #[cfg(test)]
 mod port_tests;
+pub mod throttling;
+pub mod until;
 
 const LIVEZ: &str = "/livez";
 const READYZ: &str = "/readyz";
@@ -113,6 +116,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/limits/{provider}/backlog", get(peek::account_backlog))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .route("/api/v1/providers/{name}/flows", get(flows::show))
+        .route("/api/v1/providers/{name}/throttling", get(throttling::show))
         .route("/api/v1/history", get(history::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(openapi::deployment))

@@ -44,6 +44,7 @@ mod schema;
 mod settings;
 mod settings_propagation;
 mod silent_connections;
+mod temporary_limits;
 mod timestamps;
 mod upgrade;
 mod upkeep;

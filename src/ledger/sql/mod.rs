@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::database::Database;
 use super::{FencedWrite, LedgerError};
 
+mod answered_requests;
 mod apply;
 mod attempt;
 mod backlog;
@@ -23,6 +24,7 @@ mod history;
 mod job_search;
 mod jobs;
 mod lease;
+pub mod limit_returns;
 mod outbox;
 pub mod postgres;
 mod queue_position;

@@ -19,6 +19,8 @@ use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
 pub mod changes;
+#[cfg(test)]
+mod limit_tests;
 pub mod lists;
 #[cfg(test)]
 mod lists_tests;
