@@ -18,8 +18,7 @@ pub const REPEATED: usize = 3;
 /// The 429s count as repeated if that many came within this time before the last look.
 pub const RECENT: Duration = Duration::from_secs(15 * 60);
 /// Candidate windows beside those of the configured limits.
-pub const COMMON_WINDOWS: [Duration; 3] =
-    [Duration::from_secs(1), Duration::from_secs(60), Duration::from_secs(3_600)];
+pub const COMMON_WINDOWS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(60), Duration::from_secs(3_600)];
 
 /// Share of the accepted requests that may contradict a window, because our instants are not the provider's.
 const CONTRADICTIONS_MAX: f64 = 0.01;
@@ -118,11 +117,11 @@ fn judge_window(requests: &[AnsweredRequest], from: EpochMs, window: Duration) -
     // Whatever the provider counts, no more than this was accepted within a window.
     let accepted_at_once = largest_accepted(requests, window);
     let explained = COUNTING_RULES.iter().filter_map(|rule| judge_rule(requests, from, window, *rule));
-    let capped = explained.map(|explained| ExplainedWindow {
-        max_requests: explained.max_requests.min(accepted_at_once),
-        ..explained
-    });
-    capped.filter(|explained| explained.max_requests > 0).min_by_key(|explained| (!explained.is_strict, explained.max_requests))
+    let capped = explained
+        .map(|explained| ExplainedWindow { max_requests: explained.max_requests.min(accepted_at_once), ..explained });
+    capped
+        .filter(|explained| explained.max_requests > 0)
+        .min_by_key(|explained| (!explained.is_strict, explained.max_requests))
 }
 
 fn judge_rule(
@@ -132,17 +131,18 @@ fn judge_rule(
     rule: CountingRule,
 ) -> Option<ExplainedWindow> {
     let before = counts_before(requests, window, rule);
-    let mut refusals = before.iter().zip(requests).filter(|(count, request)| {
-        request.is_throttled && count.since_ms >= from.0
-    });
+    let mut refusals =
+        before.iter().zip(requests).filter(|(count, request)| request.is_throttled && count.since_ms >= from.0);
     let first = refusals.next()?;
-    let used_up = refusals.map(|(count, _)| count.requests).min().map_or(first.0.requests, |least| least.min(first.0.requests));
+    let used_up =
+        refusals.map(|(count, _)| count.requests).min().map_or(first.0.requests, |least| least.min(first.0.requests));
     // Only after a whole window could a request have been accepted again.
     let observed_ms = requests.last()?.at.0.saturating_sub(first.1.at.0);
     if observed_ms < ms(window) {
         return None;
     }
-    let accepted = || before.iter().zip(requests).filter(|(_, request)| !request.is_throttled).map(|(count, _)| count.requests);
+    let accepted =
+        || before.iter().zip(requests).filter(|(_, request)| !request.is_throttled).map(|(count, _)| count.requests);
     let tolerance = (used_up / 20).max(1);
     let beyond = |least: u32| accepted().filter(|count| *count >= least).count();
     if beyond(used_up.saturating_add(tolerance)) as f64 > accepted().count() as f64 * CONTRADICTIONS_MAX {

@@ -64,11 +64,8 @@ fn seen(judge: Judge, sent: &[AnsweredRequest], configured: &[Duration]) -> Opti
 
 fn judges() -> impl Strategy<Value = Judge> {
     let windows = prop::sample::select(vec![1_000_u64, 10_000, 60_000]);
-    (20..200_u32, windows, any::<bool>(), any::<bool>()).prop_map(|(max_requests, window_ms, is_fixed, refused)| Judge {
-        max_requests,
-        window: Duration::from_millis(window_ms),
-        is_fixed,
-        counts_refused: refused,
+    (20..200_u32, windows, any::<bool>(), any::<bool>()).prop_map(|(max_requests, window_ms, is_fixed, refused)| {
+        Judge { max_requests, window: Duration::from_millis(window_ms), is_fixed, counts_refused: refused }
     })
 }
 
@@ -132,7 +129,10 @@ fn few_or_old_throttles_suggest_nothing() {
 #[test]
 fn unrelated_throttles_explain_no_window() {
     let sent: Vec<AnsweredRequest> = (0..7_200_i64)
-        .map(|second| AnsweredRequest { at: EpochMs(second * 1_000 + second % 7 * 90), is_throttled: second % 97 == 50 })
+        .map(|second| AnsweredRequest {
+            at: EpochMs(second * 1_000 + second % 7 * 90),
+            is_throttled: second % 97 == 50,
+        })
         .flat_map(|request| [request, AnsweredRequest { is_throttled: false, ..request }])
         .collect();
     let observed = observe(&sent, EpochMs(-4_000_000), sent.last().unwrap().at, &[]).unwrap();

@@ -210,9 +210,7 @@ fn describe_return(old: &Map<String, Value>, new: &Map<String, Value>, at: Datab
         (before, after) if before == after => None,
         (_, Some(after)) => Some(after.to_string()),
         (Some(before), None) if at >= before.until => Some(format!("went back as planned for {}", before.until)),
-        (Some(before), None) => {
-            Some(format!("no longer goes back to {} at {}", before.describe_rate(), before.until))
-        }
+        (Some(before), None) => Some(format!("no longer goes back to {} at {}", before.describe_rate(), before.until)),
         (None, None) => None,
     }
 }

@@ -10,7 +10,6 @@ use super::change::{SettingsChangeError, no_limit_error, row_problems};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
-use crate::ops::until::Until;
 use crate::fleet::OverviewInput;
 use crate::fleet::cutoff::{CutoffOverview, cutoff};
 use crate::fleet::pace::{ClearTimeOverview, MissingSource, clear_time};
@@ -19,6 +18,7 @@ use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, DatabaseTime};
 use crate::ledger::provider_row::{LimitReturn, LimitRow, ProviderRow};
 use crate::ledger::settings::{LimitWrite, RawRate};
+use crate::ops::until::Until;
 
 /// How often a change restarts because settings changed meanwhile.
 const TRIES_MAX: u32 = 10;
@@ -55,7 +55,8 @@ impl RateChange {
         let rate_before = RawRate::from(before);
         let invalid = |problem: String| SettingsChangeError::InvalidRow(vec![problem]);
         let rate_after = wanted.rate.map_or_else(|| rate_before.validate(), Ok).map_err(invalid)?;
-        let zone = row.cutoff.as_deref().and_then(|cutoff| cutoff.split_once(' ')).map_or(DEFAULT_ZONE, |(_, zone)| zone);
+        let zone =
+            row.cutoff.as_deref().and_then(|cutoff| cutoff.split_once(' ')).map_or(DEFAULT_ZONE, |(_, zone)| zone);
         let until = wanted.until.instant(now, zone).map_err(|problem| invalid(problem.to_string()))?;
         let lasting = lasting_rate(before);
         if until.is_some() && lasting == rate_after.into() {

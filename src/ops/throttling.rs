@@ -67,9 +67,8 @@ impl ThrottlingHint {
 
 /// The limits on all charges of a provider that count in a window.
 fn charge_limits(provider: &Provider) -> impl Iterator<Item = &Limit> {
-    let counts = |limit: &&Limit| {
-        limit.scope == Scope::Provider && limit.applies_to_every_charge() && !limit.rate.is_at_once()
-    };
+    let counts =
+        |limit: &&Limit| limit.scope == Scope::Provider && limit.applies_to_every_charge() && !limit.rate.is_at_once();
     provider.limits.iter().filter(counts)
 }
 

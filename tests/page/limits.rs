@@ -99,7 +99,8 @@ async fn suggested_rate_opens_the_dialog() {
     browser.await_text(".throttled", "34 × 429 in 5 min; the largest window without one was 600/1m.").await;
     browser.click(".throttled button").await;
     browser.await_text("dialog h2", "Change near of running").await;
-    let value = "return ['requests', 'length', 'unit'].map((name) => document.querySelector(`dialog [name=${name}]`).value)";
+    let value =
+        "return ['requests', 'length', 'unit'].map((name) => document.querySelector(`dialog [name=${name}]`).value)";
     assert_eq!(browser.run(value).await, json!(["600", "1", "min"]));
     browser.await_text("dialog .finish", "miss the cut-off").await;
     browser.press("\u{E00C}").await;

@@ -12,12 +12,12 @@ use crate::cli::{CommandContext, CommandError, Exit};
 use crate::config::LimiterUrl;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::ops::until::Until;
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::LimitReturn;
 use crate::limiter::LimitStatus;
 use crate::ops::limit_change::{FinishChange, RateChange, WantedLimit, set_limit};
+use crate::ops::until::Until;
 use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
 
@@ -53,8 +53,7 @@ pub async fn run(args: &SetArgs, ledger: &Database, cx: &mut CommandContext<'_>)
         return Err(CommandError::Usage("RATE is missing: only `--until none` keeps the present rate".to_owned()));
     }
     let name = parse_name(provider)?;
-    let wanted =
-        WantedLimit { provider: &name, limit, rate: *rate, until: until.clone().unwrap_or(Until::NoEnd) };
+    let wanted = WantedLimit { provider: &name, limit, rate: *rate, until: until.clone().unwrap_or(Until::NoEnd) };
     let by = Some(actor(because.as_deref())).filter(|_| !dry_run);
     let change = set_limit(ledger, &wanted, *dry_run, by.as_ref()).await?;
     let mut shown = json!({

@@ -70,10 +70,7 @@ pub struct LimitWrite<'a> {
 
 impl Database {
     /// The readable row of a provider, with the settings version at which it was read. `None`: there is none.
-    pub async fn readable_row_at(
-        &self,
-        provider: &ProviderName,
-    ) -> Result<Option<(i64, ProviderRow)>, LedgerError> {
+    pub async fn readable_row_at(&self, provider: &ProviderName) -> Result<Option<(i64, ProviderRow)>, LedgerError> {
         let (version, rows) = self.readable_rows_at(provider).await?;
         Ok(rows.into_iter().next().map(|row| (version, row)))
     }

@@ -72,8 +72,7 @@ static ACCOUNTS: Template = Template::new(
 static RATE: Template =
     Template::new("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2");
 
-static SET_RATE: Template =
-    Template::new(
+static SET_RATE: Template = Template::new(
     "UPDATE provider_limits SET max_requests = $3, window_ms = $4, \
          until_at = NULL, then_max_requests = NULL, then_window_ms = NULL WHERE provider = $1 AND name = $2",
 );

@@ -15,7 +15,6 @@ use utoipa::ToSchema;
 use super::{OperatorContext, PROGRAM, parse_job_id};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::ops::until::Until;
 use crate::ledger::operator::{Actor, JobResolution};
 use crate::ledger::provider_row::{LimitReturn, LimitSummary};
 use crate::ledger::settings::InvalidRow;
@@ -26,6 +25,7 @@ use crate::ops::json::{ApiBody, ApiError, JsonResponse, validate_reason};
 use crate::ops::limit_change::{
     ClearInstantChange, ClearTimeChange, CutoffChange, FinishChange, WantedLimit, set_limit as change_limit,
 };
+use crate::ops::until::Until;
 use crate::worker::resend::{ResendError, Resender, provider_names};
 
 /// The actor for the audit; a blank reason counts as none.

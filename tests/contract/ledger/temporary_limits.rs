@@ -1,10 +1,10 @@
 //! Limits that are changed for a time: their return happens once, and every later change ends it.
 
 use jiff::Timestamp;
-use sluicegate::ops::until::Until;
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::provider_row::{LimitRow, parse_provider_file};
 use sluicegate::ops::limit_change::{RateChange, WantedLimit, set_limit};
+use sluicegate::ops::until::Until;
 use sluicegate::worker::limit_returns;
 
 use super::*;
@@ -222,5 +222,8 @@ async fn rejected_returns_hold_up_no_other(kind: Kind) {
     fixture.sql("UPDATE provider_limits SET then_window_ms = NULL WHERE name = 'per-minute'").await.unwrap();
     fixture.pass_the_time().await;
     assert_eq!(fixture.returned().await, 1);
-    assert_eq!((fixture.shown_limit("per-second").await.as_str(), fixture.limit(LIMIT).await.max_requests), ("100/1s", 900));
+    assert_eq!(
+        (fixture.shown_limit("per-second").await.as_str(), fixture.limit(LIMIT).await.max_requests),
+        ("100/1s", 900)
+    );
 }

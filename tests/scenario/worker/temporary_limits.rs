@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sluicegate::ops::until::Until;
 use sluicegate::ops::limit_change::{WantedLimit, set_limit};
+use sluicegate::ops::until::Until;
 
 use super::bench::{Bench, limit, name, row};
 
