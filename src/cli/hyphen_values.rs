@@ -126,6 +126,7 @@ mod tests {
         "start",
         "trace",
         "transit",
+        "until",
         "url",
         "variant",
     ];

@@ -6,30 +6,24 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use serde_json::json;
 
 use crate::cli::console::{TableShape, width, wrap_words};
-use crate::cli::jobs::{actor, parse_id};
+use crate::cli::jobs::parse_id;
 use crate::cli::provider::{
     LIMIT_HEADER, drop_default_columns, limit_cells, load_readable_rows, parse_name, unknown_provider,
 };
-use crate::cli::status::overview_input;
-use crate::cli::status::text::clear_time_text;
 use crate::cli::{CommandContext, CommandError, Console, Exit, ops_client};
 use crate::config::LimiterUrl;
 use crate::domain::format::duration;
 use crate::domain::job::Identifier;
 use crate::domain::limit::Rate;
-use crate::domain::provider::ProviderName;
 use crate::ledger::database::Database;
-use crate::ledger::decision_input;
 use crate::ledger::provider_row::{LimitSummary, ProviderRow};
 use crate::ledger::settings::AuditedChange;
-use crate::limiter::LimitStatus;
-use crate::ops::change::ClearTimeChange;
-use crate::ops::{AccountBacklog, PeekError, PeekedLimit, change, peek, peek_backlog};
-use crate::worker::quotas::quota_specs;
+use crate::ops::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
 use crate::worker::settings_sync::LoadedSettings;
+
+mod set;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -56,22 +50,7 @@ enum Action {
         json: bool,
     },
     /// Change a limit's rate; every worker follows within 2 s, and the recorded usage stays.
-    Set {
-        provider: String,
-        limit: String,
-        /// N/DURATION, like 200/1s, 50/s or 600/1m; 0/1s closes the limit. 'N at once' for requests in flight.
-        #[arg(value_parser = Rate::parse_limit)]
-        rate: Rate,
-        /// Why, for the audit.
-        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
-        because: Option<String>,
-        /// Show the old and the new rate and the clear time with each, and change nothing.
-        #[arg(long)]
-        dry_run: bool,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    Set(set::SetArgs),
     /// Show who changed a provider's row, limits and account rules, when and why; newest first. Without a name: all
     /// settings.
     History(HistoryArgs),
@@ -90,73 +69,8 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
         }
         Action::List { json } => list(&ledger, *json, cx.console).await,
         Action::History(args) => history(args, &ledger, cx.console).await,
-        Action::Set { provider, limit, rate, dry_run: true, json, .. } => {
-            rehearse(&RateArgs { provider, limit, rate: *rate, json: *json }, &ledger, cx).await
-        }
-        Action::Set { provider, limit, rate, because, dry_run: false, json } => {
-            let name = parse_name(provider)?;
-            let by = actor(because.as_deref());
-            let old = change::set_rate(&ledger, &name, limit, *rate, false, Some(&by)).await?.rate_before;
-            if *json {
-                let change = json!({
-                    "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
-                });
-                cx.console.json(&change)?;
-            } else {
-                cx.console.line(&format!("{provider} {limit}: {old} → {rate}"))?;
-            }
-            Ok(Exit::Success)
-        }
+        Action::Set(args) => set::run(args, &ledger, cx).await,
     }
-}
-
-/// A limit and its new rate.
-struct RateArgs<'a> {
-    provider: &'a str,
-    limit: &'a str,
-    rate: Rate,
-    json: bool,
-}
-
-/// Shows what a new rate would change.
-async fn rehearse(args: &RateArgs<'_>, ledger: &Database, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    let RateArgs { provider, limit, rate, json } = *args;
-    let change = change::set_rate(ledger, &parse_name(provider)?, limit, rate, true, None).await?;
-    let mut input = overview_input(cx).await?;
-    match limit_usage(change.row_before.quota.as_deref().unwrap_or(provider), ledger, cx).await {
-        Ok(usage) => input.limit_usage.extend(usage),
-        Err(why) => cx.console.message(&format!("warning: the estimate takes the limits as unused: {why}"))?,
-    }
-    let clears = ClearTimeChange::new(&input, &change);
-    let from = change.rate_before;
-    if json {
-        cx.console.json(&json!({
-            "provider": provider, "limit": limit, "from": from.to_string(), "to": rate.to_string(), "dry_run": true,
-            "clears": clears
-        }))?;
-    } else {
-        cx.console.line(&format!("{provider} {limit}: {from} → {rate}"))?;
-        let (before, after) = (clear_time_text(&clears.from), clear_time_text(&clears.to));
-        cx.console.line(&format!("clears in: {before} → {after}"))?;
-        cx.console.message("dry run: nothing was changed")?;
-    }
-    Ok(Exit::Success)
-}
-
-/// The usage of a quota's limits. The embedded limiter exists only in the running process.
-async fn limit_usage(
-    quota: &str,
-    ledger: &Database,
-    cx: &CommandContext<'_>,
-) -> Result<Option<(ProviderName, Vec<LimitStatus>)>, CommandError> {
-    if matches!(cx.config.limiter.url, LimiterUrl::Embedded) {
-        return Err(CommandError::Failed("their usage is in the running process, which the page asks".to_owned()));
-    }
-    let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
-    let spec = quota_specs(&known).into_iter().filter_map(|quota| quota.spec).find(|spec| spec.quota.as_str() == quota);
-    let Some(spec) = spec else { return Ok(None) };
-    let usage = cx.limiter().await?.peek(&spec, None).await.map_err(|error| CommandError::Failed(error.to_string()))?;
-    Ok(Some((spec.quota, usage)))
 }
 
 /// The limits, and what waits of the account that is asked for. Asks the Redis that all workers share, or the one

@@ -25,6 +25,7 @@ use crate::ledger::provider_row::{
 };
 use crate::ledger::settings::SettingsChange;
 use crate::ops::SettingsChangeError;
+use crate::ops::throttling::{ThrottlingHint, throttling_hint};
 use crate::provider::http::HttpProvider;
 use crate::worker::resend::provider_names;
 
@@ -103,6 +104,9 @@ struct ShownRow<'a> {
     row: &'a RedactedRow,
     #[serde(skip_serializing_if = "Option::is_none")]
     pace: Option<PaceOverview>,
+    /// What the provider seems to allow, after repeated 429s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    throttling: Option<ThrottlingHint>,
 }
 
 /// Runs the command.
@@ -202,15 +206,23 @@ async fn show(
     ShowArgs { reveal, json, .. }: &ShowArgs,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let row = find_row(ledger, name).await?;
-    let row = if *reveal { RedactedRow::unredacted(&row) } else { RedactedRow::from(&row) };
-    let pace = pace(ledger, name).await?;
+    let raw = find_row(ledger, name).await?;
+    let row = if *reveal { RedactedRow::unredacted(&raw) } else { RedactedRow::from(&raw) };
+    let (pace, throttling) = (pace(ledger, name).await?, throttling(ledger, &raw).await?);
     if *json {
-        console.json(&ShownRow { row: &row, pace })?;
+        console.json(&ShownRow { row: &row, pace, throttling })?;
         return Ok(Exit::Success);
     }
     if let Some(pace) = pace {
         console.line(&format!("# pace: {}", pace.text))?;
+    }
+    for limit in &raw.limits {
+        if let Some(returns) = limit.returns {
+            console.line(&format!("# limit {}: {} {returns}", limit.name, limit.describe_rate()))?;
+        }
+    }
+    if let Some(hint) = throttling {
+        console.line(&format!("# 429s: {}", hint.text))?;
     }
     console.lines(&views::to_provider_file(&row)?)?;
     Ok(Exit::Success)
@@ -221,6 +233,12 @@ async fn pace(ledger: &Database, name: &ProviderName) -> Result<Option<PaceOverv
     let snapshot = ledger.load_settings().await?;
     let rows = || snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
     Ok(rows().find(|row| row.name == *name).and_then(|row| PaceOverview::new(row, rows())))
+}
+
+/// The hint after repeated 429s; `None` also for an invalid row.
+async fn throttling(ledger: &Database, row: &ProviderRow) -> Result<Option<ThrottlingHint>, CommandError> {
+    let Ok(provider) = row.validate(0) else { return Ok(None) };
+    Ok(throttling_hint(ledger, &provider).await?)
 }
 
 async fn list(ledger: &Database, json: bool, console: &mut Console) -> Result<Exit, CommandError> {

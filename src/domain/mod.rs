@@ -21,6 +21,7 @@ pub mod job_filter;
 pub mod limit;
 pub mod local_fault;
 pub mod names;
+pub mod observed_limit;
 pub mod outcome;
 pub mod pace;
 pub mod permit_protocol;

@@ -218,7 +218,7 @@ impl OverviewInput {
     }
 
     /// The instant that lies this far ahead.
-    fn instant_in(&self, ms: u64) -> String {
+    pub fn instant_in(&self, ms: u64) -> String {
         DatabaseTime(EpochMs(self.at_ms).plus(Duration::from_millis(ms)).min(EpochMs::LAST).0).to_string()
     }
 

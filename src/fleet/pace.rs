@@ -37,6 +37,12 @@ pub struct LimitOverview {
     pub used: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining: Option<u64>,
+    /// When the limit goes back by itself; absent: it stays.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub until: Option<String>,
+    /// The rate from then on, in the limit grammar.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub then: Option<String>,
 }
 
 impl LimitOverview {
@@ -74,6 +80,8 @@ impl From<&Limit> for LimitOverview {
             enabled: true,
             used: None,
             remaining: None,
+            until: None,
+            then: None,
         }
     }
 }
@@ -91,6 +99,8 @@ impl From<&LimitRow> for LimitOverview {
             enabled: limit.enabled,
             used: None,
             remaining: None,
+            until: limit.returns.map(|returns| returns.until.to_string()),
+            then: limit.returns.map(|returns| returns.describe_rate()),
         }
     }
 }

@@ -43,6 +43,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0014_replaced_indexes",
         "0015_decision_batches",
         "0016_pauses_and_notes",
+        "0018_temporary_limits",
     ])
 });
 
@@ -60,6 +61,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0010_rejected_messages",
         "0015_decision_batches",
         "0016_pauses_and_notes",
+        "0018_temporary_limits",
     ])
 });
 

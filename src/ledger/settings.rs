@@ -9,15 +9,17 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::operator::DatabaseTime;
-use super::provider_row::{LimitRow, format_rate};
+use super::provider_row::{LimitReturn, LimitRow, format_rate};
 use crate::domain::limit::Rate;
 use crate::domain::printable::{describe_url_change, redact_url};
 use crate::domain::provider::Provider;
 
+pub use super::sql::limit_returns::{LimitWrite, PlannedReturn};
 pub use super::sql::session::SettingsHints;
 
 /// A provider whose rows are invalid.
@@ -91,6 +93,8 @@ impl fmt::Display for RawRate {
 const REDACTED_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];
 /// Shown without the values of its parameters.
 const URL: &str = "url";
+/// The return of a limit, described as a whole.
+const RETURN_COLUMNS: [&str; 3] = ["until_at", "then_max_requests", "then_window_ms"];
 /// SQLite stores them as 0 and 1.
 const BOOLEANS: [&str; 5] = ["enabled", "paused", "shadow", "only_row", "reuse_connections"];
 
@@ -148,7 +152,7 @@ impl From<AuditRow> for AuditedChange {
     fn from(written: AuditRow) -> Self {
         let AuditRow { at, who, os_user, program, because, table_name: table, row_key: key, .. } = written;
         let (mut old, mut new) = (written.old_row, written.new_row);
-        let what = describe_change(&table, &key, old.as_ref(), new.as_ref());
+        let what = describe_change(&table, &key, old.as_ref(), new.as_ref(), at);
         if let (Some(old), Some(new)) = (&mut old, &mut new) {
             let same: BTreeSet<String> =
                 old.iter().filter(|(column, value)| new.get(*column) == Some(value)).map(|(c, _)| c.clone()).collect();
@@ -180,6 +184,7 @@ fn describe_change(
     key: &str,
     old: Option<&Map<String, Value>>,
     new: Option<&Map<String, Value>>,
+    at: DatabaseTime,
 ) -> String {
     let mut parts = key.split('/').skip(1);
     let row = match (table, parts.next(), parts.next()) {
@@ -198,12 +203,35 @@ fn describe_change(
             let columns: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
             let changes: Vec<String> = columns
                 .into_iter()
-                .filter(|column| old.get(*column) != new.get(*column))
+                .filter(|column| old.get(*column) != new.get(*column) && !RETURN_COLUMNS.contains(&column.as_str()))
                 .map(|column| describe_difference(column, old.get(column), new.get(column)))
+                .chain(describe_return(old, new, at))
                 .collect();
             if row.is_empty() { changes.join(", ") } else { format!("{row}: {}", changes.join(", ")) }
         }
     }
+}
+
+/// What a change says about the return of a limit; `None`: nothing.
+fn describe_return(old: &Map<String, Value>, new: &Map<String, Value>, at: DatabaseTime) -> Option<String> {
+    match (planned_return(old), planned_return(new)) {
+        (before, after) if before == after => None,
+        (_, Some(after)) => Some(after.to_string()),
+        (Some(before), None) if at >= before.until => Some(format!("went back as planned for {}", before.until)),
+        (Some(before), None) => Some(format!("no longer goes back to {} at {}", before.describe_rate(), before.until)),
+        (None, None) => None,
+    }
+}
+
+/// The return in an audited row. PostgreSQL writes its instant as text, SQLite in milliseconds.
+fn planned_return(row: &Map<String, Value>) -> Option<LimitReturn> {
+    let until = match row.get("until_at")? {
+        Value::String(text) => text.parse::<Timestamp>().ok()?.as_millisecond(),
+        number => number.as_i64()?,
+    };
+    let max_requests = row.get("then_max_requests")?.as_i64()?;
+    let window_ms = row.get("then_window_ms").and_then(Value::as_i64);
+    Some(LimitReturn { until: DatabaseTime(until), max_requests, window_ms })
 }
 
 /// Rate or rule of a new limit or account row, and its weight.
@@ -274,6 +302,24 @@ mod tests {
         assert_eq!((set.what.as_str(), set.who.as_str()), ("limit all: max_requests 100 → 200", "alice@host (app)"));
         assert_eq!((set.old.unwrap().len(), set.provider.as_deref()), (1, Some("acme")));
         let what = |table: &str, key: &str, old: Value, new: Value| change(table, key, old, new).what;
+        let until = |most: i64, until: Value| {
+            json!({ "name": "all", "max_requests": most, "window_ms": 1_000, "until_at": until, "then_max_requests": 100,
+                "then_window_ms": 1_000 })
+        };
+        // The audited change is at the epoch.
+        let (later, over) = (json!("2026-11-28T06:00:00+00:00"), json!(-1));
+        assert_eq!(
+            what("provider_limits", "acme/all", limit(100), until(200, later.clone())),
+            "limit all: max_requests 100 → 200, until 2026-11-28T06:00:00.000Z, then back to 100/1s"
+        );
+        assert_eq!(
+            what("provider_limits", "acme/all", until(200, later), limit(300)),
+            "limit all: max_requests 200 → 300, no longer goes back to 100/1s at 2026-11-28T06:00:00.000Z"
+        );
+        assert_eq!(
+            what("provider_limits", "acme/all", until(200, over), limit(100)),
+            "limit all: max_requests 200 → 100, went back as planned for 1969-12-31T23:59:59.999Z"
+        );
         assert_eq!(what("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5/1s");
         assert_eq!(what("provider_limits", "acme/all", limit(5), Value::Null), "limit all removed");
         assert_eq!(what("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 })), "paused false → true");

@@ -37,6 +37,7 @@ pub mod flows;
 mod guard;
 pub mod history;
 mod json;
+pub mod limit_change;
 pub mod metrics;
 pub mod openapi;
 #[cfg(test)]
@@ -47,6 +48,8 @@ mod peek;
 #[cfg(test)]
 mod port_tests;
 mod roles;
+pub mod throttling;
+pub mod until;
 
 const LIVEZ: &str = "/livez";
 const READYZ: &str = "/readyz";
@@ -116,6 +119,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/limits/{provider}/backlog", get(peek::account_backlog))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .route("/api/v1/providers/{name}/flows", get(flows::show))
+        .route("/api/v1/providers/{name}/throttling", get(throttling::show))
         .route("/api/v1/history", get(history::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(openapi::deployment))

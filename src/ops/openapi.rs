@@ -64,6 +64,7 @@ use crate::ledger::fleet::DeploymentId;
         super::overview::provider_history,
         super::history::show,
         super::flows::show,
+        super::throttling::show,
         super::overview::workers,
         super::roles::whoami,
         deployment,

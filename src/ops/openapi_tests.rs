@@ -267,7 +267,9 @@ fn documented_examples_match_the_description() {
 fn validator_finds_faults() {
     let published = PublishedApi::current();
     let good = serde_json::json!({"limit": "a", "from": "1/1s", "to": "2/1s", "changed": true,
-                                  "clears": {"from": {"kind": "not_while_paused"}, "to": {"kind": "clears_in", "ms": 5}}});
+                                  "clears": {"from": {"kind": "not_while_paused"}, "to": {"kind": "clears_in", "ms": 5}},
+                                  "clears_at": {"from": null, "to": "2026-11-28T06:00:00.000Z"},
+                                  "cutoff": {"from": null, "to": null}});
     let faults = |change: fn(&mut Value)| {
         let mut body = good.clone();
         change(&mut body);

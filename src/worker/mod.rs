@@ -24,6 +24,7 @@ pub mod intake;
 pub mod job;
 pub mod lane;
 pub mod lane_control;
+pub mod limit_returns;
 pub mod liveness;
 pub mod log_throttle;
 mod lookups;

@@ -22,7 +22,9 @@ use super::meter::{DecisionKind, LaneDecision, Meter};
 use super::quotas::Quotas;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::settings_sync::{self, LoadedSettings};
-use super::{Backends, WorkerContext, WorkerOptions, decision_batches, outbox, sweeper, topology};
+use super::{
+    Backends, WorkerContext, WorkerOptions, decision_batches, limit_returns, outbox, sweeper, topology,
+};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::InvalidRow;
@@ -93,7 +95,14 @@ pub async fn run(
     };
     let ledger = worker.backends.ledger.clone();
     let nothing = LoadedSettings::default();
-    let first = retry_while_unavailable("load settings", &worker.stop, || settings_sync::load(&ledger, &nothing));
+    let owner = &worker.options.owner;
+    let first = retry_while_unavailable("load settings", &worker.stop, || async {
+        // A limit whose time is over must not be used once more.
+        if let Err(error) = limit_returns::apply_due(&ledger, owner).await {
+            tracing::warn!(%error, "planned returns of limits cannot be read");
+        }
+        settings_sync::load(&ledger, &nothing).await
+    });
     let known = match first.await {
         Ok(known) => Arc::new(known),
         Err(RetryEnded::Stopped) => return Ok(DrainReport::default()),
@@ -104,12 +113,7 @@ pub async fn run(
     let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
     let drained = CancellationToken::new();
     let (store_version, store_versions) = settings_sync::StoreVersion::channel();
-    let (poll, stop, meter) = (worker.options.settings_poll, worker.stop.clone(), Arc::clone(&worker.meter));
-    let hinted = Arc::new(Notify::new());
-    if let Some(hints) = ledger.settings_hints() {
-        services.spawn(settings_sync::listen(hints, Arc::clone(&hinted), stop.clone()));
-    }
-    services.spawn(settings_sync::poll(ledger.clone(), poll, stop, known_tx, store_versions, hinted, meter));
+    follow_settings(&worker, &services, known_tx, store_versions);
     services.spawn(outbox::run(worker.clone(), drained.clone()));
     services.spawn(Arc::clone(&worker.active_jobs).renew_leases(ledger.clone(), drained.clone()));
     let quotas = Quotas::new(Arc::clone(&worker.backends.limiter), ledger, store_version);
@@ -137,6 +141,24 @@ pub async fn run(
         );
     }
     Ok(report)
+}
+
+/// Starts the tasks that keep the settings current: hints, polls, and limits that go back by themselves.
+fn follow_settings(
+    worker: &WorkerContext,
+    services: &TaskTracker,
+    known: watch::Sender<Arc<LoadedSettings>>,
+    store_versions: watch::Receiver<i64>,
+) {
+    let (ledger, stop, hinted) = (worker.backends.ledger.clone(), worker.stop.clone(), Arc::new(Notify::new()));
+    if let Some(hints) = ledger.settings_hints() {
+        services.spawn(settings_sync::listen(hints, Arc::clone(&hinted), stop.clone()));
+    }
+    let owner = worker.options.owner.clone();
+    let (changes, returned) = (known.subscribe(), Arc::clone(&hinted));
+    services.spawn(limit_returns::run(ledger.clone(), owner, changes, returned, stop.clone()));
+    let (poll, meter) = (worker.options.settings_poll, Arc::clone(&worker.meter));
+    services.spawn(settings_sync::poll(ledger, poll, stop, known, store_versions, hinted, meter));
 }
 
 /// Keeps one lane per enabled provider until the worker stops.

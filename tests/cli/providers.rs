@@ -140,7 +140,7 @@ async fn limits_list_shows_non_default_values() {
     assert_eq!(
         lines,
         [
-            "provider limit rate algorithm burst offset scope applies to state",
+            "provider limit rate algorithm burst offset scope applies to state until then",
             "acme all 100/1s sliding_log provider all enabled",
             "acme bucket 100/1s token_bucket 7 provider all enabled",
             "acme daily 100/1s fixed_window 500ms provider all shadow",

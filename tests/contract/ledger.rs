@@ -46,6 +46,7 @@ mod schema;
 mod settings;
 mod settings_propagation;
 mod silent_connections;
+mod temporary_limits;
 mod timestamps;
 mod upgrade;
 mod upkeep;

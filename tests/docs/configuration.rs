@@ -11,11 +11,12 @@ use crate::page::{Page, plain};
 const PAGE: &str = "docs/configuration.md";
 const FIRST_CELLS: usize = 5;
 /// Columns without a constraint on their values: the database writes them, or they refer to another table.
-const WITHOUT_RULE: [(&str, &str); 7] = [
+const WITHOUT_RULE: [(&str, &str); 8] = [
     ("providers", "resumed_at"),
     ("providers", "version"),
     ("providers", "updated_at"),
     ("provider_limits", "provider"),
+    ("provider_limits", "until_at"),
     ("account_overrides", "provider"),
     ("account_overrides", "id"),
     ("providers", "kind"),

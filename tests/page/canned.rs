@@ -166,6 +166,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["providers", _, "history"]) => history(),
         (&Method::GET, ["history"]) => recorded(server.data == Data::Empty),
         (&Method::GET, ["providers", name, "flows"]) => flows(name),
+        (&Method::GET, ["providers", name, "throttling"]) => throttling(name),
         (&Method::GET, ["providers", name]) => {
             let providers = overview(Data::States)["providers"].as_array().unwrap().clone();
             let found = providers.into_iter().find(|provider| provider["name"] == *name);
@@ -186,7 +187,13 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         }
         (&Method::POST, ["providers", _, "limits", limit]) => {
             let least = |at_least_ms| json!({"kind": "depends_on_accounts", "at_least_ms": at_least_ms, "limits": ["per-account"], "about_ms": null});
-            json!({"limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "clears": {"from": least(120_000), "to": least(60_000)}})
+            let missed = |payments| json!({"rule": "18:00 UTC", "at": "2026-03-01T18:00:00.000Z", "in_ms": 21_600_000, "forecast": {"kind": "missed", "payments": payments, "is_at_least": false, "needed_per_s": 240.0}});
+            json!({
+                "limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "returns": null, "ended_return": null,
+                "clears": {"from": least(120_000), "to": least(60_000)},
+                "clears_at": {"from": "2026-03-01T14:10:00.000Z", "to": "2026-03-01T12:32:00.000Z"},
+                "cutoff": {"from": missed(3_120), "to": missed(120)},
+            })
         }
         _ => Value::Null,
     };
@@ -194,6 +201,14 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         return (StatusCode::NOT_FOUND, axum::Json(json!({"error": HOSTILE}))).into_response();
     }
     axum::Json(body).into_response()
+}
+
+fn throttling(provider: &str) -> Value {
+    let hint = json!({
+        "throttled": 34, "within_ms": 300_000, "rate": "600/1m", "max_requests": 600, "window_ms": 60_000, "limit": "near",
+        "text": "34 × 429 in 5 min; the largest window without one was 600/1m",
+    });
+    json!({"hint": if provider == "running" { hint } else { Value::Null }})
 }
 
 /// One provider, with figures from the limiter only.
@@ -280,7 +295,7 @@ fn provider(name: &str, state: &str) -> Value {
         "name": name, "quota": name, "enabled": true, "paused": state == "paused", "mode": "blocking", "version": 17, "has_valid_row": true,
         "state": state, "cause": HOSTILE, "ends_in_ms": 12_400, "problems": if state == "misconfigured" { json!([HOSTILE]) } else { json!([]) },
         "limits": [
-            limit("free", Some(10), json!({})), limit("near", Some(80), json!({})), limit("full", Some(100), json!({})),
+            limit("free", Some(10), json!({})), limit("near", Some(80), json!({"until": "2026-03-02T06:00:00.000Z", "then": "50/1s"})), limit("full", Some(100), json!({})),
             limit("per-account", None, json!({"scope": "account"})),
             limit("closed", Some(0), json!({"max_requests": 0, "remaining": 0, "shadow": true})),
         ],

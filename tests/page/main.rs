@@ -16,6 +16,7 @@ mod displayed_estimates;
 mod flows;
 mod headlines;
 mod keyboard;
+mod limits;
 mod liveness;
 mod overview;
 mod recorded_history;

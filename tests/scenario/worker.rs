@@ -35,4 +35,5 @@ mod script;
 mod simulation;
 mod stricter_rules;
 mod sweeps;
+mod temporary_limits;
 mod usage_history;

@@ -17,8 +17,11 @@ use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::config::{Config, ConfigProblems, DatabaseUrl};
 use crate::domain::format::count;
 use crate::domain::provider::Provider;
+use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::SettingsSnapshot;
+use crate::ops::throttling::{ThrottlingHint, throttling_hint};
 use crate::provider::http::HttpProvider;
 use crate::provider::secret_grants::SecretUse;
 
@@ -172,7 +175,8 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
         let snapshot = ledger.load_settings().await?;
         // The snapshot names unreadable rows.
         let rows: Vec<ProviderRow> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
-        Ok::<_, CommandError>((answered, snapshot, rows))
+        let throttled = throttling_findings(&ledger, &snapshot).await?;
+        Ok::<_, CommandError>((answered, snapshot, rows, throttled))
     };
     match probe(&subject, reached).await {
         Err(silent) => (vec![silent], None),
@@ -192,7 +196,7 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
             };
             (vec![Finding::error(subject, error.to_string(), fix)], None)
         }
-        Ok(Ok((answered, snapshot, rows))) => {
+        Ok(Ok((answered, snapshot, rows, throttled))) => {
             let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
             let file = match &cx.config.database.url {
                 DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
@@ -210,9 +214,25 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
                 findings.extend(unusable);
                 findings.extend(missing_secrets(provider, cx.config, Finding::error).await);
             }
+            findings.extend(throttled);
             (findings, Some(snapshot))
         }
     }
+}
+
+/// A warning for each provider that answers with repeated 429s.
+async fn throttling_findings(ledger: &Database, snapshot: &SettingsSnapshot) -> Result<Vec<Finding>, LedgerError> {
+    let mut findings = Vec::new();
+    for provider in snapshot.providers.iter().flatten().filter(|provider| provider.enabled) {
+        let Some(ThrottlingHint { text, rate, limit, .. }) = throttling_hint(ledger, provider).await? else { continue };
+        let name = &provider.name;
+        let fix = match limit.zip(rate) {
+            Some((limit, rate)) => format!("Ask the provider; `sluicegate limits set {name} {limit} {rate}` would do"),
+            None => "Ask the provider for its limit, and whether others use the same account".to_owned(),
+        };
+        findings.push(Finding::warning(format!("provider {name}"), text, &fix));
+    }
+    Ok(findings)
 }
 
 /// Waits for the answer of a backend, which is at fault if there is none in time.

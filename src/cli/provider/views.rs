@@ -35,10 +35,10 @@ pub fn provider_cells(row: &ProviderRow) -> Vec<String> {
 }
 
 /// Titles of [`limit_cells`].
-pub const LIMIT_HEADER: [&str; 9] =
-    ["provider", "limit", "rate", "algorithm", "burst", "offset", "scope", "applies to", "state"];
+pub const LIMIT_HEADER: [&str; 11] =
+    ["provider", "limit", "rate", "algorithm", "burst", "offset", "scope", "applies to", "state", "until", "then"];
 
-/// One line of `limits list`; burst and offset are empty unless set.
+/// One line of `limits list`; burst, offset and return are empty unless set.
 pub fn limit_cells(line: &LimitSummary) -> Vec<String> {
     vec![
         line.provider.clone(),
@@ -50,6 +50,8 @@ pub fn limit_cells(line: &LimitSummary) -> Vec<String> {
         line.scope.clone(),
         line.applies_to.clone(),
         line.state.to_owned(),
+        line.until.map(|until| until.to_string()).unwrap_or_default(),
+        line.then.clone().unwrap_or_default(),
     ]
 }
 
@@ -57,7 +59,7 @@ pub fn limit_cells(line: &LimitSummary) -> Vec<String> {
 pub fn drop_default_columns(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let default = |title: &str| match title {
         "algorithm" => Some("sliding_log"),
-        "burst" | "offset" => Some(""),
+        "burst" | "offset" | "until" | "then" => Some(""),
         "scope" => Some("provider"),
         "applies to" => Some("all"),
         _ => None,
@@ -200,7 +202,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    use crate::ledger::provider_row::ProviderRow;
+    use crate::ledger::provider_row::{LimitReturn, ProviderRow};
 
     #[test]
     fn burst_and_offset_show_only_when_set() {
@@ -212,9 +214,12 @@ mod tests {
         };
         let hour = LimitRow { scope: "account".to_owned(), enabled: false, ..limit("hour", 0) };
         let cells = |limit: &LimitRow| limit_cells(&LimitSummary::from_row("acme", limit));
-        assert_eq!(cells(&hour)[1..], ["hour", "0/1s", "sliding_log", "", "", "account", "all", "disabled"]);
+        assert_eq!(cells(&hour)[1..], ["hour", "0/1s", "sliding_log", "", "", "account", "all", "disabled", "", ""]);
         let bucket = LimitRow { burst: Some(7), offset_ms: 500, shadow: true, ..limit("bucket", 5) };
-        assert_eq!(cells(&bucket)[4..], ["7", "500ms", "provider", "all", "shadow"]);
+        assert_eq!(cells(&bucket)[4..], ["7", "500ms", "provider", "all", "shadow", "", ""]);
+        let returns = LimitReturn { until: DatabaseTime(0), max_requests: 5, window_ms: Some(1_000) };
+        let raised = LimitRow { returns: Some(returns), ..limit("raised", 9) };
+        assert_eq!(cells(&raised)[8..], ["enabled", "1970-01-01T00:00:00.000Z", "5/1s"]);
         let (header, rows) = drop_default_columns(vec![cells(&limit("all", 5)), cells(&hour)]);
         assert_eq!(header, ["provider", "limit", "rate", "scope", "state"]);
         assert_eq!(rows[1], ["acme", "hour", "0/1s", "account", "disabled"]);

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use super::{AccountRow, LimitRow};
 use crate::domain::limit::{Algorithm, Rate};
 use crate::domain::time::format_duration;
+use crate::ledger::operator::DatabaseTime;
 
 impl LimitRow {
     /// `100/1s`, `5/1h per account, token_bucket with burst 10, shadow`.
@@ -96,6 +97,10 @@ pub struct LimitSummary {
     pub max_requests: i64,
     /// `null` for a limit of requests in flight.
     pub window_ms: Option<i64>,
+    /// When the limit goes back by itself; `null`: it stays.
+    pub until: Option<DatabaseTime>,
+    /// The rate from then on, in the limit grammar.
+    pub then: Option<String>,
 }
 
 impl LimitSummary {
@@ -117,6 +122,8 @@ impl LimitSummary {
             },
             max_requests: row.max_requests,
             window_ms: row.given_window_ms(),
+            until: row.returns.map(|returns| returns.until),
+            then: row.returns.map(|returns| returns.describe_rate()),
         }
     }
 }

@@ -13,6 +13,7 @@ mod accounts;
 mod describe;
 mod file;
 mod file_text;
+mod limit_return;
 mod limits;
 mod lookup;
 mod request;
@@ -23,6 +24,7 @@ pub use describe::LimitSummary;
 pub(crate) use describe::format_rate;
 pub use file::{ParsedProviderFile, parse_provider_file, read_provider_file};
 pub use file_text::mark_unmentioned_pauses;
+pub use limit_return::LimitReturn;
 pub use secrets::RedactedRow;
 
 /// Marks a missing number of a limit, for which the contract has no default. It is outside every allowed range, so
@@ -154,6 +156,9 @@ pub struct LimitRow {
     pub applies_to: String,
     pub shadow: bool,
     pub enabled: bool,
+    /// Not in a file: the limit goes back.
+    #[serde(skip)]
+    pub returns: Option<LimitReturn>,
 }
 
 fn is_missing(number: &i64) -> bool {
@@ -185,6 +190,7 @@ impl Default for LimitRow {
             applies_to: "all".to_owned(),
             shadow: false,
             enabled: true,
+            returns: None,
         }
     }
 }

@@ -72,7 +72,8 @@ static INSERT_LIMIT: Template = Template::new(
 
 static UPDATE_LIMIT: Template = Template::new(
     "UPDATE provider_limits SET algorithm = $3, max_requests = $4, window_ms = $5, offset_ms = $6, \
-         burst = $7, scope = $8, applies_to = $9, shadow = $10, enabled = $11 \
+         burst = $7, scope = $8, applies_to = $9, shadow = $10, enabled = $11, \
+         until_at = NULL, then_max_requests = NULL, then_window_ms = NULL \
      WHERE provider = $1 AND name = $2",
 );
 
@@ -155,6 +156,9 @@ impl Database {
                     let (was, is) = (old.describe_rate(), new.describe_rate());
                     if was != is {
                         plan.record(provider, format!("limit {} changed {was} → {is}", new.name));
+                    }
+                    if let Some(returns) = old.returns {
+                        plan.record(provider, format!("limit {} no longer goes back: it was {returns}", new.name));
                     }
                     for (column, was, is) in differing(old, new, &["max_requests", "window_ms"]) {
                         plan.record(provider, format!("limit {} changed {column} {was} → {is}", new.name));
@@ -252,8 +256,7 @@ fn provider_args(row: &ProviderRow) -> Args {
 }
 
 fn limit_args(provider: &str, row: &LimitRow) -> Args {
-    let LimitRow { name, algorithm, max_requests, window_ms: _, offset_ms, burst, scope, applies_to, shadow, enabled } =
-        row;
+    let LimitRow { name, algorithm, max_requests, offset_ms, burst, scope, applies_to, shadow, enabled, .. } = row;
     let (window_ms, offset_ms) = (row.given_window_ms(), *offset_ms);
     args![provider, name, algorithm, *max_requests, window_ms, offset_ms, *burst, scope, applies_to, *shadow, *enabled]
         .into()

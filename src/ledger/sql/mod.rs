@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::database::Database;
 use super::{FencedWrite, LedgerError};
 
+mod answered_requests;
 mod apply;
 mod attempt;
 mod backlog;
@@ -25,6 +26,7 @@ mod job_notes;
 mod job_search;
 mod jobs;
 mod lease;
+pub mod limit_returns;
 mod outbox;
 mod pause_of_all;
 pub mod postgres;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use super::apply;
 use super::dialect::{Dialect, Template};
 use super::engine::{Args, Step, Value, args};
+use super::limit_returns::returns_of;
 use super::pause_of_all::KEEP;
 use super::result::{FromRow, SqlRow, corrupt, from_row, read, read_or_log};
 use super::session::SettingsHints;
@@ -62,7 +63,8 @@ static PROVIDERS: Template = Template::new(
 
 static LIMITS: Template = Template::new(
     "SELECT provider, name, algorithm, max_requests, window_ms, offset_ms, burst, scope, applies_to, \
-         shadow, enabled FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
+         shadow, enabled, {ms:until_at} AS until_at_ms, then_max_requests, then_window_ms \
+     FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
 );
 
 static ACCOUNTS: Template = Template::new(
@@ -73,8 +75,10 @@ static ACCOUNTS: Template = Template::new(
 static RATE: Template =
     Template::new("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2");
 
-static SET_RATE: Template =
-    Template::new("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2");
+static SET_RATE: Template = Template::new(
+    "UPDATE provider_limits SET max_requests = $3, window_ms = $4, \
+         until_at = NULL, then_max_requests = NULL, then_window_ms = NULL WHERE provider = $1 AND name = $2",
+);
 
 pub(super) static SET_PAUSED: Template =
     Template::new("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name");
@@ -138,6 +142,15 @@ impl Database {
     pub async fn readable_rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
         let (_, rows) = self.read_settings(provider).await?;
         rows.into_iter().map(|(_, row)| readable(row)).collect()
+    }
+
+    /// The rows of one provider, with the version at which they were read.
+    pub(super) async fn readable_rows_at(
+        &self,
+        provider: &ProviderName,
+    ) -> Result<(i64, Vec<ProviderRow>), LedgerError> {
+        let (version, rows) = self.read_settings(Some(provider)).await?;
+        Ok((version, rows.into_iter().map(|(_, row)| readable(row)).collect::<Result<_, _>>()?))
     }
 
     /// Applies the rows in one transaction: inserts, updates, and deletes limits and account rules that a row no longer
@@ -333,6 +346,7 @@ fn provider_row(row: &SqlRow, limits: &[&SqlRow], accounts: &[&SqlRow]) -> Resul
 from_row!(row => LimitRow {
     name, algorithm, max_requests, offset_ms, burst, scope, applies_to, shadow, enabled;
     window_ms: row.get::<Option<i64>>("window_ms")?.unwrap_or(MISSING),
+    returns: returns_of(row)?,
 });
 from_row!(row => AccountRow { account, limit_name, rule, max_requests, window_ms, burst, weight });
 from_row!(row => RawRate { max_requests, window_ms });

@@ -16,12 +16,16 @@ use super::{OperatorContext, PROGRAM, parse_job_id};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Actor, JobResolution};
-use crate::ledger::provider_row::LimitSummary;
+use crate::ledger::provider_row::{LimitReturn, LimitSummary};
 use crate::ledger::settings::InvalidRow;
 use crate::ops::OpsState;
-use crate::ops::change::{ClearTimeChange, JobDecision, ResolutionKind, SettingsChangeError, set_paused, set_rate};
+use crate::ops::change::{JobDecision, ResolutionKind, SettingsChangeError, set_paused};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::{ApiBody, ApiError, JsonResponse, validate_reason};
+use crate::ops::limit_change::{
+    ClearInstantChange, ClearTimeChange, CutoffChange, FinishChange, WantedLimit, set_limit as change_limit,
+};
+use crate::ops::until::Until;
 use crate::worker::resend::{ResendError, Resender, provider_names};
 
 /// The actor for the audit; a blank reason counts as none.
@@ -215,8 +219,10 @@ pub struct PauseResult {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RateRequest {
-    /// N/DURATION, like `200/1s` or `600/1m`; `0/1s` closes the limit.
-    rate: String,
+    /// N/DURATION, like `200/1s` or `600/1m`; `0/1s` closes the limit. Absent: the present rate, with `until`: `none`.
+    rate: Option<String>,
+    /// A time of day (`06:00 Europe/Berlin`), an RFC 3339 instant, or `none`. Then the limit goes back to what it was.
+    until: Option<String>,
     /// Only returns what would change.
     #[serde(default)]
     dry_run: bool,
@@ -230,9 +236,29 @@ pub struct RateResult {
     limit: String,
     from: String,
     to: String,
-    /// False in a dry run, or if the rate is the same.
+    /// False in a dry run, or if rate and end are the same.
     changed: bool,
+    /// When the limit goes back, and to which rate; `null`: it stays.
+    returns: Option<ReturnOfLimit>,
+    /// A planned return that this change ends.
+    ended_return: Option<ReturnOfLimit>,
     clears: ClearTimeChange,
+    clears_at: ClearInstantChange,
+    cutoff: CutoffChange,
+}
+
+/// The return of a limit that was changed for a time.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReturnOfLimit {
+    until: String,
+    /// In the limit grammar.
+    then: String,
+}
+
+impl From<LimitReturn> for ReturnOfLimit {
+    fn from(returns: LimitReturn) -> Self {
+        Self { until: returns.until.to_string(), then: returns.describe_rate() }
+    }
 }
 
 /// The configured limits of all providers; `/api/v1/limits/{provider}` has their usage.
@@ -328,17 +354,29 @@ pub async fn set_limit(
     ApiBody(asked): ApiBody<RateRequest>,
 ) -> Result<JsonResponse<RateResult>, ApiError> {
     let by = actor(&caller, asked.because)?;
-    let rate = Rate::parse_limit(&asked.rate).map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
-    let name = parse_provider_name(name)?;
-    let ledger = &ops.operator_context.ledger;
+    let bad = |field: &str, why: String| ApiError::bad_request(format!("`{field}`: {why}"));
+    let rate = asked.rate.as_deref().map(Rate::parse_limit).transpose().map_err(|why| bad("rate", why.to_string()))?;
+    let until = asked.until.as_deref().map_or(Ok(Until::NoEnd), str::parse::<Until>);
+    let until = until.map_err(|why| bad("until", why.to_string()))?;
+    if rate.is_none() && (asked.until.is_none() || until != Until::NoEnd) {
+        let missing = "missing field `rate`: only `until` `none` keeps the present rate";
+        return Err(ApiError::bad_request(missing.to_owned()));
+    }
+    let provider = parse_provider_name(name)?;
+    let wanted = WantedLimit { provider: &provider, limit: &limit, rate, until };
     let input = ops.collector.input().await;
-    let change = set_rate(ledger, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
+    let change = change_limit(&ops.operator_context.ledger, &wanted, asked.dry_run, Some(&by)).await?;
+    let FinishChange { clears, clears_at, cutoff } = FinishChange::new(&input, &change);
     Ok(JsonResponse(RateResult {
-        limit,
         from: change.rate_before.to_string(),
         to: change.rate_after.to_string(),
-        changed: !asked.dry_run && change.rate_before != change.rate_after.into(),
-        clears: ClearTimeChange::new(&input, &change),
+        changed: !asked.dry_run && change.is_change(),
+        returns: change.returns_after.map(Into::into),
+        ended_return: change.ended_return().map(Into::into),
+        clears,
+        clears_at,
+        cutoff,
+        limit,
     }))
 }
 

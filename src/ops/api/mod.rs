@@ -23,6 +23,8 @@ pub mod batches;
 mod batches_tests;
 pub mod changes;
 pub mod job_notes;
+#[cfg(test)]
+mod limit_tests;
 pub mod lists;
 #[cfg(test)]
 mod lists_tests;

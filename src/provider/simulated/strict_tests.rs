@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::super::AccountStatus;
 use super::*;
 use crate::domain::limit::Rate;
+use crate::domain::observed_limit::{AnsweredRequest, observe};
+use crate::domain::time::EpochMs;
 
 fn request(payment: &str, key: Option<&str>, amount: i64) -> ChargeRequest {
     let body = format!(r#"{{"id":"{payment}","amount":{amount},"currency":"EUR"}}"#);
@@ -340,4 +342,38 @@ fn a_window_is_half_open() {
         assert_eq!(windows.record_arrival(at_us), wait_us.map(Duration::from_micros), "{at_us}");
     }
     assert_eq!((windows.counts[0].breaches, windows.counts[0].largest), (1, 3));
+}
+
+/// The requests of a client that backs off for the named wait after a 429, with the provider's own judgement.
+fn throttled_client(limit: Rate, gap_us: u64, windows: u64) -> Vec<AnsweredRequest> {
+    let mut provider = StrictProvider::new(FakeOptions { limits: vec![limit], ..FakeOptions::default() });
+    let (start_us, window_us) = (10_000_000_000, micros_up(limit.window()));
+    let (mut now_us, mut sent) = (start_us, Vec::new());
+    while now_us < start_us + windows * window_us {
+        let refused_for = provider.record_arrival(now_us).refused_for;
+        let at = EpochMs(i64::try_from(now_us / 1_000).unwrap());
+        sent.push(AnsweredRequest { at, is_throttled: refused_for.is_some() });
+        now_us += refused_for.map_or(gap_us, micros_up);
+    }
+    sent
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The limit that is suggested after 429s is the one by which this provider judges.
+    #[test]
+    fn throttled_client_finds_the_limit(
+        max_requests in 20..200_u32, window_s in prop::sample::select(vec![1_u64, 10, 60]), load in 1.3..20.0_f64,
+    ) {
+        let limit = Rate::new(max_requests, Duration::from_secs(window_s)).unwrap();
+        let gap_us = (limit.window().as_micros() as f64 / f64::from(max_requests) / load) as u64;
+        let sent = throttled_client(limit, gap_us.max(1), 12);
+        let (from, now) = (EpochMs(0), sent.last().unwrap().at);
+        let rate = observe(&sent, from, now, &[limit.window()]).and_then(|observed| observed.rate);
+        let rate = rate.ok_or_else(|| TestCaseError::fail(format!("{limit}: nothing explains it")))?;
+        let per_second = |rate: Rate| f64::from(rate.max_requests()) / rate.window().as_secs_f64();
+        let ratio = per_second(rate) / per_second(limit);
+        prop_assert!((0.95..=1.0).contains(&ratio), "{limit}: {rate}, {ratio}");
+    }
 }

@@ -217,7 +217,7 @@ const BAD_PROVIDERS: [(&str, &str); 73] = [
     ("cutoff", "'18:00 Europe/Berlin '"),
 ];
 
-const BAD_LIMITS: [(&str, &str); 28] = [
+const BAD_LIMITS: [(&str, &str); 30] = [
     ("provider", "'nobody'"),
     ("name", "''"),
     ("name", "'Per Second'"),
@@ -246,6 +246,8 @@ const BAD_LIMITS: [(&str, &str); 28] = [
     ("applies_to", "'refund'"),
     ("shadow", "NULL"),
     ("enabled", "NULL"),
+    ("then_max_requests", "5"),
+    ("then_window_ms", "1000"),
 ];
 
 /// The largest values of each algorithm and scope, applied one after the other.

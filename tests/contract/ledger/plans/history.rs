@@ -7,7 +7,8 @@ use super::Explained;
 use super::work::Working;
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 3] = ["the history is recorded", "the history is folded", "the history is read"];
+pub const ON_THE_WAY: [&str; 4] =
+    ["the history is recorded", "the history is folded", "the history is read", "a provider's limit is judged"];
 
 impl<E: Explained> Working<'_, E> {
     pub(super) async fn history(&mut self) {
@@ -34,6 +35,10 @@ impl<E: Explained> Working<'_, E> {
         self.did("the history is read").await;
         assert!(ledger.sampled_providers().await.unwrap().len() >= 6);
         self.did("providers with a history are listed").await;
+        ledger.answered_requests(&name("lane-1")).await.unwrap();
+        self.did("a provider's limit is judged").await;
+        ledger.planned_returns().await.unwrap();
+        self.did("limits that go back are listed").await;
         let providers = names.map(str::to_owned);
         ledger.fold_history(&providers, to_ms / 300_000 * 300_000).await.unwrap();
         ledger.forget_samples(&providers, SampleStep::Fine, 3_600 * SECOND).await.unwrap();

@@ -7,19 +7,24 @@ import { about } from "./instants.js";
 const MINUTE_MS = 60_000;
 
 /** The minute in which the backlog is cleared: seconds would promise more than an estimate knows. */
-const minute = (at) => about(new Date(Math.ceil(Date.parse(at) / MINUTE_MS) * MINUTE_MS).toISOString());
+export const minute = (at) => about(new Date(Math.ceil(Date.parse(at) / MINUTE_MS) * MINUTE_MS).toISOString());
 
 /** `240/s`, rounded up so that it is enough. */
 const enough = (rate) => (rate >= 10 ? `${count(Math.ceil(rate))}/s` : `${(Math.ceil(rate * 10) / 10).toFixed(1)}/s`);
+
+/** `3,120 payments miss the cut-off at 18:00 CET`. */
+export function missedWords({ at, forecast: { payments, is_at_least: isAtLeast } }) {
+  const who = `${isAtLeast ? "at least " : ""}${count(payments)} ${payments === 1 ? "payment misses" : "payments miss"}`;
+  return `${who} the cut-off at ${about(at)}`;
+}
 
 /** `3,120 payments miss the cut-off at 18:00 CET; 240/s would do`. */
 function cutoffWords({ at, forecast }) {
   const then = `the cut-off at ${about(at)}`;
   switch (forecast?.kind) {
     case "missed": {
-      const { payments, is_at_least: isAtLeast, needed_per_s: needed } = forecast;
-      const who = `${isAtLeast ? "at least " : ""}${count(payments)} ${payments === 1 ? "payment misses" : "payments miss"}`;
-      return `${who} ${then}; ${needed === null || needed === undefined ? "no rate would do" : `${enough(needed)} would do`}`;
+      const needed = forecast.needed_per_s;
+      return `${missedWords({ at, forecast })}; ${needed === null || needed === undefined ? "no rate would do" : `${enough(needed)} would do`}`;
     }
     case "on_time":
       return `in time for ${then}`;

@@ -1,38 +1,51 @@
-// The dialog that changes a limit. It shows the old and the new value, and the clear time with each, as the server
-// estimates them in a dry run, which changes nothing.
+// The dialog that changes a limit, for good or until an instant. It shows the old and the new value, and the clear time
+// with each, as the server estimates them in a dry run, which changes nothing. A slider tries rates.
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
 import { clearsDependsOn, clearsWords } from "../clears.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
+import { finishChange } from "../finish_change.js";
 import { limitWords, rateSpec } from "../format.js";
+import { about } from "../instants.js";
 import { change } from "../parts.js";
+import { untilField, untilInstant, untilWords } from "./limit_until.js";
 
 const UNITS = [["ms", 1], ["s", 1_000], ["min", 60_000], ["h", 3_600_000], ["d", 86_400_000]];
 /** Delay from the last keystroke to the dry run. */
 const PAUSE_MS = 250;
+/** The slider goes to so many times the rate. */
+const SLIDER_TIMES = 4;
+const SLIDER_LEAST = 20;
+const SLIDER_STEPS = 400;
 
-export function changeLimit(provider, limit, context) {
+/** `tried`: a rate to begin with, in place of the limit's own. */
+export function changeLimit(provider, limit, context, tried = limit) {
   // Requests in flight have no window.
   const inFlight = !limit.window_ms;
-  const [unit, size] = UNITS.findLast(([, ms]) => limit.window_ms % ms === 0) ?? UNITS[0];
-  const state = { requests: String(limit.max_requests), length: String(limit.window_ms / size), unit, preview: null, problem: "" };
+  const [unit, size] = UNITS.findLast(([, ms]) => tried.window_ms % ms === 0) ?? UNITS[0];
+  const state = { requests: String(tried.max_requests), length: String(tried.window_ms / size), unit, until: "", preview: null, problem: "" };
+  const most = Math.max(SLIDER_LEAST, SLIDER_TIMES * Math.max(tried.max_requests, limit.max_requests));
   const url = path("providers", provider.name, "limits", limit.name);
   let timer;
 
   const windowMs = () => inFlight ? null : Number(state.length) * UNITS.find(([name]) => name === state.unit)[1];
   const valid = () => /^\d{1,9}$/.test(state.requests) && (inFlight || (/^\d{1,9}$/.test(state.length) && windowMs() > 0));
   const spec = () => rateSpec(Number(state.requests), windowMs());
-  const same = () => Number(state.requests) === limit.max_requests && (inFlight || windowMs() === limit.window_ms);
+  const sameRate = () => Number(state.requests) === limit.max_requests && (inFlight || windowMs() === limit.window_ms);
+  const same = () => sameRate() && !state.until && !limit.until;
+  const lasting = () => limit.then ?? rateSpec(limit.max_requests, limit.window_ms);
+  const body = () => ({ rate: spec(), ...(state.until ? { until: untilInstant(state.until) } : {}) });
 
   const dialog = ask({
     title: `Change ${limit.name} of ${provider.name}`,
     confirm: () => (valid() && !same() ? `Set to ${limitWords(Number(state.requests), windowMs())}` : "Set"),
     content,
     async act() {
-      const done = await post(url, { rate: spec(), dry_run: false, ...reason(state) });
-      announce(`${limit.name} of ${provider.name} is now ${done.to}. Workers follow within 2 s.`, "good");
+      const done = await post(url, { ...body(), dry_run: false, ...reason(state) });
+      const until = done.returns ? `, ${untilWords(done.returns)}` : "";
+      announce(`${limit.name} of ${provider.name} is now ${done.to}${until}. Workers follow within 2 s.`, "good");
       context.refresh();
     },
   });
@@ -55,14 +68,15 @@ export function changeLimit(provider, limit, context) {
 
   async function loadPreview() {
     if (!valid()) return;
-    const asked = spec();
+    const asked = JSON.stringify(body());
+    const isCurrent = () => valid() && asked === JSON.stringify(body());
     try {
-      const preview = await post(url, { rate: asked, dry_run: true });
-      if (asked !== (valid() && spec())) return;
+      const preview = await post(url, { ...body(), dry_run: true });
+      if (!isCurrent()) return;
       state.preview = preview;
       dialog.ready = !same();
     } catch (error) {
-      if (asked === (valid() && spec())) state.problem = error.message;
+      if (isCurrent()) state.problem = error.message;
     }
     dialog.redraw();
   }
@@ -79,16 +93,25 @@ export function changeLimit(provider, limit, context) {
         h("legend", {}, "New limit"),
         h("input", { type: "text", name: "requests", inputmode: "numeric", "aria-label": "Requests", value: state.requests, autofocus: true, autocomplete: "off", oninput: typed("requests") }),
         ...(inFlight ? [h("span", {}, "at once")] : window())),
+      slider(),
       h("dl", { class: "changes", "aria-live": "polite" },
         change("Limit", limitWords(limit.max_requests, limit.window_ms), valid() ? limitWords(Number(state.requests), windowMs()) : "?"),
         change("Clears in", time(clears?.from ?? provider.clears), clears ? time(clears.to) : valid() && !state.problem ? "…" : "?")),
+      h("p", { class: "finish", "aria-live": "polite" }, provider.waiting > 0 && state.preview ? finishChange(state.preview) : ""),
       h("p", { class: "consequence" }, consequence()),
       on.length > 0 && provider.waiting > 0
         ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference separately: the time for all waiting payments depends on their accounts and references.`)
         : null,
       state.problem ? h("p", { class: "problem", role: "alert" }, state.problem) : null,
+      untilField(state, lasting(), typed("until")),
       because(state),
     ];
+  }
+
+  function slider() {
+    const step = Math.max(1, Math.round(most / SLIDER_STEPS));
+    const now = valid() ? limitWords(Number(state.requests), windowMs()) : "?";
+    return h("label", { class: "field slider" }, h("span", {}, "Try a rate"), h("input", { type: "range", name: "slider", "aria-valuetext": now, min: 1, max: most, step, oninput: typed("requests"), value: /^\d{1,9}$/.test(state.requests) ? state.requests : "1" }));
   }
 
   function window() {
@@ -108,6 +131,8 @@ export function changeLimit(provider, limit, context) {
     if (!valid() && inFlight) return "Enter a whole number of requests.";
     if (!valid()) return "Enter whole numbers for the requests and for the length of the window.";
     if (same()) return "The limit already has this value.";
+    if (limit.until && !state.until) return `The limit stays at this rate, and no longer goes back to ${limit.then} at ${about(limit.until)}.`;
+    if (sameRate()) return "Only the end of this rate changes.";
     if (Number(state.requests) === 0) return "Zero closes the limit: nothing is sent to this provider until you raise it.";
     const before = limit.max_requests / (limit.window_ms ?? 1);
     const after = Number(state.requests) / (windowMs() ?? 1);

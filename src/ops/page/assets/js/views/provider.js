@@ -4,7 +4,7 @@
 import { get, path } from "../api.js";
 import { finishLine } from "../cutoff.js";
 import { h } from "../dom.js";
-import { count, duration, rate } from "../format.js";
+import { count, duration, rate, sentence } from "../format.js";
 import { inZone, instant } from "../instants.js";
 import { button, chip, empty, figure, figures, limitBar, loading, section, table, unasked } from "../parts.js";
 import { needs } from "../person.js";
@@ -12,14 +12,17 @@ import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
 import { cause, counted, depends, numbers, whatCounts, zeros } from "./card.js";
 import { changeLimit } from "./change_limit.js";
+import { untilWords } from "./limit_until.js";
 import { liftButton, pauseButton } from "./pause.js";
 import { recorded } from "./recorded.js";
 import { rowWords } from "./row.js";
 import { fineLine } from "./sums.js";
+import { throttling } from "./throttling.js";
 import { waitingAccounts } from "./waiting_accounts.js";
 
 export function provider(context, name) {
   const history = recorded(context, name);
+  const refused = throttling(name);
   const state = { data: null, flows: {} };
 
   return {
@@ -29,13 +32,14 @@ export function provider(context, name) {
       state.data = await get(path("providers", name), signal);
       context.redraw();
       state.flows = await flows(signal);
+      await refused.load(signal);
       await history.load(signal);
     },
     render() {
       const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), history.render(known), detailSections(state.data)];
+      return [crumb, head(known), cause(known), problems(known), refused.render(known, context), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), history.render(known), detailSections(state.data)];
     },
   };
 
@@ -67,7 +71,8 @@ export function provider(context, name) {
           limitBar(limit, { unasked: unasked(known) }),
           h("p", { class: "limit-kind" },
             [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow limit: counts, never delays" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
-          button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}`, ...needs("admin") })))));
+          button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}`, ...needs("admin") }),
+          limit.until ? h("p", { class: "limit-until" }, sentence(untilWords(limit)), ".") : null))));
   }
 }
 
