@@ -229,7 +229,7 @@ pub struct SimulatedProcess {
     pub free_prefetch: u16,
     pub deadline_misses: MissStreak,
     clock: VirtualClock,
-    bounds: AheadBounds,
+    provider: Provider,
     startable_soon: u32,
     order: JobOrder,
     /// Takes no jobs before this instant.
@@ -248,7 +248,7 @@ impl SimulatedProcess {
             free_prefetch: prefetch(provider),
             deadline_misses: MissStreak::default(),
             clock,
-            bounds: AheadBounds::of(provider, prefetch(provider)),
+            provider: provider.clone(),
             startable_soon: startable_soon(provider),
             order: provider.order,
             paused_until_us: 0,
@@ -276,8 +276,13 @@ impl SimulatedProcess {
         let limited_until_us = self.limited_until_us.saturating_sub(micros_up(RESUME_AHEAD));
         let paused_until_us = limited_until_us.max(self.paused_until_us);
         let paused_until = (paused_until_us > now_us).then(|| self.clock.instant(paused_until_us));
-        let facts = LaneFacts { bounds: self.bounds, paused_until, order: self.order };
-        self.dispatcher.next_step(self.clock.instant(now_us), || facts)
+        let awaiting_release = self.gate.egress().awaiting_release();
+        let facts = || LaneFacts {
+            bounds: AheadBounds::of(&self.provider, prefetch(&self.provider), awaiting_release),
+            paused_until,
+            order: self.order,
+        };
+        self.dispatcher.next_step(self.clock.instant(now_us), facts)
     }
 
     /// Takes no jobs until shortly before this wait is over. Returns the end of the pause, if it is later than before.

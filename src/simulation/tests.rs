@@ -324,6 +324,23 @@ fn requests_in_flight_stay_within_their_limit() {
     }
 }
 
+/// Twelve accounts wait for slots in flight, with more jobs than the lane starts soon. Others have half a second.
+#[test]
+fn jobs_that_await_a_release_hold_no_other() {
+    let own = LimitRow { algorithm: "concurrency".to_owned(), scope: "account".to_owned(), ..LimitRow::default() };
+    let own = LimitRow { name: "own".to_owned(), max_requests: 1, ..own };
+    let row = ProviderRow { workers: 16, ..row(vec![limit("all", 1_000, 1_000), own]) };
+    let mut arrivals = JobArrivals::default();
+    for number in 0..15 {
+        let account = Some(arrivals.account(&format!("account-{number}")));
+        let other = JobArrival { account, expires_us: Some(1_000_000), ..JobArrival::at(500_000) };
+        let flood = [JobArrival { account, ..JobArrival::at(0) }; 8];
+        arrivals.add(if number < 12 { flood.to_vec() } else { vec![other] });
+    }
+    let figures = run(&Model { latency: LatencyModel::Constant(5_000_000), ..model(&row) }, &arrivals);
+    assert_eq!(figures.deadlines_missed, 0, "of 3");
+}
+
 /// Four jobs fit into the prefetch at a slow limit. Each would exceed `max_wait_ms` behind the others, and then go
 /// behind the whole backlog.
 #[test]

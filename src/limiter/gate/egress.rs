@@ -54,6 +54,26 @@ struct EgressState {
     origin: Instant,
     /// The gate waits for a worker slot.
     gate_waits: bool,
+    /// Jobs at the gate that await a release of their own account or reference.
+    awaiting_release: u32,
+}
+
+/// Counts a job of a lane that waits for a slot in flight of its own account or reference, until it is dropped.
+#[derive(Debug)]
+pub(super) struct ReleaseWait(Arc<LaneEgress>);
+
+impl ReleaseWait {
+    pub fn new(lane: &Arc<LaneEgress>) -> Self {
+        lane.0.lock().awaiting_release += 1;
+        Self(Arc::clone(lane))
+    }
+}
+
+impl Drop for ReleaseWait {
+    fn drop(&mut self) {
+        let mut state = self.0.0.lock();
+        state.awaiting_release = state.awaiting_release.saturating_sub(1);
+    }
 }
 
 /// The jobs of a lane that may leave now, and when the next one may.
@@ -68,7 +88,13 @@ impl LaneEgress {
     /// An egress whose time begins at `origin`.
     pub(crate) fn starting_at(workers: u32, jobs_per_second: f64, origin: Instant) -> Arc<Self> {
         let bucket = LeakyBucket::new(jobs_per_second);
-        Arc::new(Self(Mutex::new(EgressState { workers, busy: 0, paced: 0, bucket, origin, gate_waits: false })))
+        let (busy, paced, awaiting_release, gate_waits) = (0, 0, 0, false);
+        Arc::new(Self(Mutex::new(EgressState { workers, busy, paced, bucket, origin, gate_waits, awaiting_release })))
+    }
+
+    /// Jobs at the gate that wait for a slot in flight of their own account or reference. They hold up no others.
+    pub(crate) fn awaiting_release(&self) -> u32 {
+        self.0.lock().awaiting_release
     }
 
     /// The state, and the time since its origin.

@@ -272,6 +272,7 @@ impl OverviewCollector {
         let at_ms = unix_ms();
         let missing_since_ms = self.missing_since(&missing, purpose, at_ms);
         let unrecorded = self.unrecorded(&counted);
+        let (recent_per_s, sent_before) = self.sent_lately(at_ms);
         let counted_for = counted.started_at.filter(|_| counted.reconciliations.is_some()).map(|at| at.elapsed());
         let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
         OverviewInput {
@@ -286,8 +287,8 @@ impl OverviewCollector {
             workers: visible_workers(stored_reports, reports.age, reports.outage),
             reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
-            recent_per_s: self.history.lock().recent_per_s(),
-            sent_before: self.history.lock().sent_before(at_ms),
+            recent_per_s,
+            sent_before,
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
@@ -299,6 +300,12 @@ impl OverviewCollector {
             missing,
             missing_since_ms,
         }
+    }
+
+    /// The rates of the last minutes, and the requests until now.
+    fn sent_lately(&self, at_ms: i64) -> (BTreeMap<String, f64>, BTreeMap<String, Vec<f64>>) {
+        let history = self.history.lock();
+        (history.recent_per_s(), history.sent_before(at_ms))
     }
 
     /// Since when each missing source has not responded. Without a reader, the limiter is not queried: its outage goes on.

@@ -25,17 +25,30 @@ const AHEAD_OF_SLOTS_MIN: u32 = 4;
 /// Most jobs that wait for their permits at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AheadBounds {
+    /// Jobs that start soon.
     pub all: u32,
     pub of_one_flow: u32,
+    /// Jobs in addition: they wait for a slot in flight of their own account, and hold up no other account.
+    pub awaiting_release: u32,
 }
 
 impl AheadBounds {
-    /// The bounds of a provider's lane that holds at most `prefetch` jobs.
-    pub fn of(provider: &Provider, prefetch: u16) -> Self {
+    /// The bounds of a provider's lane that holds at most `prefetch` jobs, of which some await a release.
+    pub fn of(provider: &Provider, prefetch: u16, awaiting_release: u32) -> Self {
         let by_slots = provider.workers.saturating_mul(2).max(AHEAD_OF_SLOTS_MIN);
         let all = startable_soon(provider).min(by_slots).min(u32::from(prefetch)).max(1);
         let of_one_flow = if provider.counts_by(JobField::Account) { all.min(LIMITED_FLOW_MAX) } else { all };
-        Self { all, of_one_flow }
+        Self { all, of_one_flow, awaiting_release: awaiting_release.min(u32::from(prefetch).saturating_sub(all)) }
+    }
+
+    /// Most jobs that are claimed and have no permit.
+    fn claimed(self) -> u32 {
+        self.all.saturating_add(self.awaiting_release)
+    }
+
+    /// Whether jobs of the lane can come to wait for their own account alone, so that there is room without a grant.
+    pub fn grow(self) -> bool {
+        self.of_one_flow < self.all
     }
 
     /// Room that is worth a claim at once.
@@ -94,9 +107,9 @@ impl<A: Clone + Eq + Hash> ClaimedAhead<A> {
         self.bounds = Some(bounds);
         let full = self.waiting.iter().filter(|(_, jobs)| **jobs >= bounds.of_one_flow);
         let full_flows = full.map(|(flow, _)| flow.clone()).collect();
-        let free = bounds.all.saturating_sub(self.all);
+        let free = bounds.claimed().saturating_sub(self.all);
         let (jobs, class_max) = match first_class {
-            Some(class) if free == 0 => (bounds.all.saturating_sub(self.of_classes_until(class)), class),
+            Some(class) if free == 0 => (bounds.claimed().saturating_sub(self.of_classes_until(class)), class),
             _ => (free, FlowClass::LAST),
         };
         let is_urgent = first_class.is_some_and(|class| self.of_classes_until(class) < self.all);
@@ -117,8 +130,8 @@ impl<A: Clone + Eq + Hash> ClaimedAhead<A> {
         }
         self.all -= 1;
         self.bounds.is_some_and(|bounds| {
-            let becomes_worth_a_claim = bounds.all.saturating_sub(self.all) == bounds.worth_a_claim();
-            of_flow >= bounds.of_one_flow || of_all >= bounds.all || becomes_worth_a_claim
+            let becomes_worth_a_claim = bounds.claimed().saturating_sub(self.all) == bounds.worth_a_claim();
+            of_flow >= bounds.of_one_flow || of_all >= bounds.claimed() || becomes_worth_a_claim
         })
     }
 
@@ -147,7 +160,7 @@ mod tests {
 
     #[test]
     fn full_flow_has_room_after_a_grant() {
-        let bounds = AheadBounds { all: 32, of_one_flow: 8 };
+        let bounds = AheadBounds { all: 32, of_one_flow: 8, awaiting_release: 0 };
         let mut ahead = claimed(8);
         assert_eq!(ahead.room_within(bounds, None).full_flows, [FLOW]);
         assert!(ahead.remove(&FLOW));
@@ -159,7 +172,7 @@ mod tests {
 
     #[test]
     fn dispatcher_is_woken_for_the_first_room_and_for_a_quarter() {
-        let bounds = AheadBounds { all: 16, of_one_flow: 16 };
+        let bounds = AheadBounds { all: 16, of_one_flow: 16, awaiting_release: 0 };
         let mut ahead = claimed(16);
         assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
         assert!(ahead.remove(&FLOW), "a single job can be claimed a little later");
@@ -171,7 +184,7 @@ mod tests {
     /// As many urgent jobs as the bounds say go beyond them, and no others.
     #[test]
     fn urgent_job_has_room_in_a_full_lane() {
-        let bounds = AheadBounds { all: 4, of_one_flow: 4 };
+        let bounds = AheadBounds { all: 4, of_one_flow: 4, awaiting_release: 0 };
         let mut ahead = claimed(4);
         let urgent = Flow { class: FlowClass::of_priority(9), account: None };
         for left in [4, 3, 2, 1, 0] {
@@ -182,10 +195,28 @@ mod tests {
         assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
     }
 
+    /// Jobs that wait for their own account take no room of the others, up to the lane's prefetch.
+    #[test]
+    fn jobs_that_await_a_release_leave_their_room_to_others() {
+        let slots =
+            LimitRow { algorithm: "concurrency".to_owned(), scope: "account".to_owned(), ..LimitRow::default() };
+        let all = LimitRow { name: "all".to_owned(), max_requests: 1_000, window_ms: 1_000, ..LimitRow::default() };
+        let limits = vec![all, LimitRow { name: "own".to_owned(), max_requests: 1, ..slots }];
+        let url = "https://acme.example/".to_owned();
+        let row = ProviderRow { name: "acme".to_owned(), url, limits, workers: 8, ..ProviderRow::default() };
+        let provider = row.validate(1).unwrap();
+        let mut ahead = claimed(16);
+        for (prefetch, awaiting_release, expected) in [(100, 0, 0), (100, 10, 10), (100, 16, 16), (20, 16, 4)] {
+            let bounds = AheadBounds::of(&provider, prefetch, awaiting_release);
+            assert_eq!(ahead.room_within(bounds, None).jobs, expected, "prefetch {prefetch}, {awaiting_release} await");
+            assert!(bounds.grow());
+        }
+    }
+
     /// While some of the room is free, too: it is claimed for at once, and not with the next few jobs.
     #[test]
     fn urgent_job_does_not_wait_for_more_room() {
-        let bounds = AheadBounds { all: 16, of_one_flow: 16 };
+        let bounds = AheadBounds { all: 16, of_one_flow: 16, awaiting_release: 0 };
         let mut ahead = claimed(14);
         let urgent = Flow { class: FlowClass::of_priority(9), account: None::<u8> };
         for (first_class, expected) in [(None, false), (Some(FlowClass::LAST), false), (Some(urgent.class), true)] {
@@ -220,8 +251,8 @@ mod tests {
             for leak_per_second in [None, Some(10_000.0)] {
                 let row = ProviderRow { leak_per_second, ..row.clone() };
                 assert_eq!(
-                    AheadBounds::of(&row.validate(1).unwrap(), prefetch),
-                    AheadBounds { all, of_one_flow },
+                    AheadBounds::of(&row.validate(1).unwrap(), prefetch, 0),
+                    AheadBounds { all, of_one_flow, awaiting_release: 0 },
                     "{workers} workers, prefetch {prefetch}, egress rate {leak_per_second:?}"
                 );
             }

@@ -30,6 +30,8 @@ const LOOK_TIME_DIVISOR: u32 = 20;
 const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 /// Least time between two claims for few jobs, of which none is more urgent than those that are claimed.
 const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
+/// Time between two checks of a full lane for jobs that have come to wait for their own accounts alone.
+const FULL_CHECK: Duration = Duration::from_millis(100);
 /// Longest time between two looks at a lane that must not send, and from a failed step to the next one.
 pub const PAUSED_INTERVAL: Duration = Duration::from_secs(1);
 /// Most jobs of one claim.
@@ -175,7 +177,9 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         }
         let room = self.ahead.room_within(bounds, self.flows.first_class(now));
         if room.jobs == 0 {
-            return DispatchStep::Wait(self.look_at);
+            // A claimed job may come to wait for its own account alone, without a word from the gate.
+            let check_at = if bounds.grow() { now + FULL_CHECK } else { self.look_at };
+            return DispatchStep::Wait(check_at.min(self.look_at));
         }
         let small_claim_at = self.claimed_at + if room.is_urgent { CLAIM_PAUSE } else { SMALL_CLAIM_PAUSE };
         if !room.is_worth_a_claim && small_claim_at > now {

@@ -139,7 +139,8 @@ fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
 fn lane_facts(lane: &LaneContext) -> LaneFacts {
     let (prefetch, paused_until) = (current_prefetch(lane), cannot_send_until(lane));
     let provider = &lane.settings.borrow().provider;
-    LaneFacts { bounds: AheadBounds::of(provider, prefetch), paused_until, order: provider.order }
+    let bounds = AheadBounds::of(provider, prefetch, lane.egress.awaiting_release());
+    LaneFacts { bounds, paused_until, order: provider.order }
 }
 
 /// Until when the lane sends no charge; `None`: it may.

@@ -14,7 +14,7 @@ use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::permit_protocol::{CallKind, Subject};
 use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
 use crate::limiter::gate::block::BlocksByKind;
-use crate::limiter::gate::egress::EgressRequest;
+use crate::limiter::gate::egress::{EgressRequest, ReleaseWait};
 use crate::limiter::gate::{AcquireRequest, BlockReason, GateRefusal, RefusalScope};
 
 /// Wait of a job whose account is blocked.
@@ -76,6 +76,9 @@ pub(crate) struct PermitWaiter<T> {
     pub ticket: T,
     /// Set while a limit of its own refuses it.
     pub(super) deferral: Option<Deferral>,
+    /// Set from its first deferral by a limit of its own that counts requests in flight until it leaves the queue or
+    /// waits for something else. So it counts as such also while the limiter is asked for it again.
+    pub(super) release_wait: Option<ReleaseWait>,
     /// A limit of its account has deferred it, now or before.
     pub(in crate::limiter::gate) waited_for_account: bool,
     /// Set by the queue.
@@ -150,6 +153,7 @@ impl<T> PermitWaiter<T> {
             egress: request.egress,
             ticket,
             deferral: None,
+            release_wait: None,
             waited_for_account: false,
             counted: Arc::default(),
         }

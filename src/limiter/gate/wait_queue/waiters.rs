@@ -15,6 +15,7 @@ use super::call_bounds::LaneWaiters;
 use super::{CountedSubjects, CountingScope, Deferral, PermitWaiter, QueueKey};
 use crate::domain::limit::Scope;
 use crate::limiter::gate::core::Ticket;
+use crate::limiter::gate::egress::ReleaseWait;
 
 #[derive(Debug)]
 pub(super) struct Waiters<T> {
@@ -111,6 +112,8 @@ impl<T: Ticket> Waiters<T> {
         }
         self.ready.remove(&key);
         waiter.waited_for_account |= deferral.is_by_account_limit();
+        let lane = waiter.egress.as_ref().filter(|_| deferral.ends_by_release).map(|egress| &egress.lane);
+        waiter.release_wait = lane.map(|lane| waiter.release_wait.take().unwrap_or_else(|| ReleaseWait::new(lane)));
         self.deferred.insert(key, &waiter.scope, &deferral);
         waiter.deferral = Some(deferral);
     }
@@ -338,6 +341,7 @@ mod tests {
                 egress: None,
                 ticket: reply,
                 deferral,
+                release_wait: None,
                 waited_for_account: false,
                 counted: Arc::default(),
             };
