@@ -23,13 +23,21 @@ const fn change(path: &'static str, role: Role) -> ChangeRoute {
 }
 
 /// Every POST of the API.
-pub const CHANGES: [ChangeRoute; 9] = [
+pub const CHANGES: [ChangeRoute; 16] = [
     change("/api/v1/jobs/{id}/resolve", Role::Operator),
     change("/api/v1/jobs/{id}/cancel", Role::Operator),
+    change("/api/v1/jobs/{id}/assignment", Role::Operator),
+    change("/api/v1/jobs/{id}/comments", Role::Operator),
+    // Changes nothing; the body holds the selection.
+    change("/api/v1/batches/preview", Role::Viewer),
+    change("/api/v1/batches", Role::Operator),
+    change("/api/v1/batches/{id}/stop", Role::Operator),
     change("/api/v1/dlq/{id}/replay", Role::Operator),
     change("/api/v1/dlq/{id}/discard", Role::Operator),
     change("/api/v1/rejected/{id}/republish", Role::Operator),
     change("/api/v1/rejected/{id}/discard", Role::Operator),
+    change("/api/v1/pause-all", Role::Operator),
+    change("/api/v1/resume-all", Role::Operator),
     change("/api/v1/providers/{name}/pause", Role::Operator),
     change("/api/v1/providers/{name}/resume", Role::Operator),
     change("/api/v1/providers/{name}/limits/{limit}", Role::Admin),
