@@ -8,14 +8,14 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 
 use super::WorkerContext;
 use super::resend::{ResendError, Resender, provider_names};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::decision_batches::{BatchTurn, LeasedBatch, TurnAt, TurnResult};
+use crate::ledger::decision_batches::{LeasedBatch, TurnAt, TurnResult};
 use crate::queue::QueueError;
 
 /// Time between two looks for batches.
@@ -80,20 +80,17 @@ pub async fn run(worker: WorkerContext) {
 
 async fn apply_in_task(worker: WorkerContext, batch: LeasedBatch) -> String {
     tracing::info!(batch = batch.id, decision = batch.decision.name(), "applying a decision batch");
-    tokio::select! {
-        () = apply(&worker, &batch) => {}
-        // Between two payments: a turn itself is never cancelled.
-        () = worker.stop.cancelled() => {}
-    }
+    apply(&worker, &batch).await;
     batch.id
 }
 
-/// Applies a batch until no payment is left, it is stopped, or another worker has it.
+/// Applies a batch until no payment is left, it is stopped, another worker has it, or this worker stops. It ends between
+/// two payments.
 async fn apply(worker: &WorkerContext, batch: &LeasedBatch) {
     let mut pace = interval_at(Instant::now() + batch.wait, batch.rate.interval());
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failing = false;
-    loop {
+    while !worker.stop.is_cancelled() {
         let result = apply_next(worker, batch, &mut pace).await;
         match &result {
             Ok(true) => return,
@@ -104,7 +101,10 @@ async fn apply(worker: &WorkerContext, batch: &LeasedBatch) {
         }
         failing = result.is_err();
         if failing {
-            sleep(RETRY_AFTER).await;
+            tokio::select! {
+                () = sleep(RETRY_AFTER) => {}
+                () = worker.stop.cancelled() => return,
+            }
         }
     }
 }
@@ -119,16 +119,17 @@ async fn apply_next(worker: &WorkerContext, batch: &LeasedBatch, pace: &mut Inte
     let providers = provider_names(ledger).await?;
     let mut broker_answers = false;
     for turn in &turns {
-        pace.tick().await;
+        tokio::select! {
+            _ = pace.tick() => {}
+            () = worker.stop.cancelled() => return Ok(true),
+        }
         if batch.decision.resolution().needs_resend() && !broker_answers {
             worker.backends.queue.ping().await?;
             broker_answers = true;
         }
-        // In a task of its own: the worker's stop must not end it between the ledger and the broker.
-        let decision = decide_in_task(worker.clone(), batch.clone(), turn.clone(), providers.clone());
-        let (result, published) =
-            tokio::spawn(decision).await.map_err(|error: JoinError| LedgerError::Unavailable(error.to_string()))??;
-        broker_answers &= published;
+        let at = TurnAt { batch, turn, worker: &worker.options.owner };
+        let (result, is_published) = decide(worker, &at, &providers).await?;
+        broker_answers &= is_published;
         if result == TurnResult::Lost {
             tracing::info!(batch = batch.id, "a decision batch was stopped, or another worker has it");
             return Ok(true);
@@ -140,29 +141,24 @@ async fn apply_next(worker: &WorkerContext, batch: &LeasedBatch, pace: &mut Inte
 /// The turn's result, and whether the broker has all messages.
 type Decided = (TurnResult, bool);
 
-async fn decide_in_task(
-    worker: WorkerContext,
-    batch: LeasedBatch,
-    turn: BatchTurn,
-    providers: Vec<ProviderName>,
-) -> Result<Decided, TurnError> {
-    let at = TurnAt { batch: &batch, turn: &turn, worker: &worker.options.owner };
-    let decided = if batch.decision.resolution().needs_resend() {
-        resend(&worker, &at, &providers).await
+async fn decide(worker: &WorkerContext, at: &TurnAt<'_>, providers: &[ProviderName]) -> Result<Decided, LedgerError> {
+    let ledger = &worker.backends.ledger;
+    let decided = if at.batch.decision.resolution().needs_resend() {
+        resend(worker, at, providers).await
     } else {
-        worker.backends.ledger.apply_turn(&at, turn.member.seen_fence).await.map(|result| (result, true))
+        ledger.apply_turn(at, at.turn.member.seen_fence).await.map(|result| (result, true))
     };
-    let decided = match decided {
+    match decided {
         // A rule of the database refuses this payment, or its row cannot be read: the others may be fine.
         Err(error @ (LedgerError::StatementFailed(_) | LedgerError::Corrupt(_))) => {
-            (worker.backends.ledger.refuse_turn_as(&at, LEDGER_REFUSED, &error.to_string()).await?, true)
+            Ok((ledger.refuse_turn_as(at, LEDGER_REFUSED, &error.to_string()).await?, true))
         }
-        decided => decided?,
-    };
-    if decided.0 == TurnResult::Applied && !batch.decision.resolution().needs_resend() {
-        worker.outbox.notify_unleased();
+        Ok((TurnResult::Applied, is_published)) => {
+            worker.outbox.notify_unleased();
+            Ok((TurnResult::Applied, is_published))
+        }
+        decided => decided,
     }
-    Ok(decided)
 }
 
 /// The ledger first, then the broker. A message that cannot be published is published by the sweeper.

@@ -9,7 +9,8 @@ pub const HOSTILE: &str =
 pub const SIGNATURE: &str = "hunter2";
 
 /// Columns by which the program finds rows or decides, and JSON.
-const KEPT: [&str; 27] = [
+const KEPT: [&str; 28] = [
+    "batch",
     "id",
     "name",
     "provider",
@@ -60,6 +61,7 @@ pub async fn fill(pool: &SqlitePool, text: &str) {
         "old_row",
         "new_row",
         "payload",
+        "sums",
     ];
     let open =
         columns.iter().filter(|(_, column)| !KEPT.contains(&column.as_str()) && !json.contains(&column.as_str()));

@@ -72,6 +72,7 @@ pub struct BatchQuery {
 #[into_params(parameter_in = Query)]
 pub struct BatchJobQuery {
     /// `pending`, `applied` or `refused`.
+    #[param(inline)]
     outcome: Option<OutcomeFilter>,
     /// Returns the page after this number: `next` of the page before.
     after: Option<u64>,

@@ -31,6 +31,7 @@ async fn apply_next(database: &Database) {
     let turn = database.next_turns(&batches[0].id, 1).await.unwrap().remove(0);
     let at = TurnAt { batch: &batches[0], turn: &turn, worker: WORKER };
     database.apply_turn(&at, turn.member.seen_fence).await.unwrap();
+    database.release_batches(WORKER).await.unwrap();
 }
 
 #[tokio::test]
@@ -38,14 +39,14 @@ async fn preview_counts_and_changes_nothing() {
     let stand = stand().await;
     let before = stand.database_content().await;
     let by_filter = preview(&stand, "declined", json!({"filter": {"provider": "acme"}})).await;
-    let by_ids = preview(&stand, "declined", json!({"ids": ["r2", "r1", "d1", "nobody", "r1"]})).await;
+    let by_ids = preview(&stand, "declined", json!({"ids": ["r2", "r1", "d1", "missing", "r1"]})).await;
     assert_eq!(by_filter["jobs"], 2);
     assert_eq!(by_filter["sums"], json!([{"currency": "EUR", "jobs": 2, "amount": 2598}]));
     assert_eq!((&by_filter["not_applicable"], &by_filter["at_most"]), (&json!([]), &json!(false)));
     assert_eq!(by_ids["digest"], by_filter["digest"], "the same payments in another order");
     let refusals: Vec<_> = by_ids["not_applicable"].as_array().unwrap().iter().collect();
     assert_eq!(refusals.len(), 2, "{refusals:?}");
-    for (code, example) in [("no_such_job", "nobody"), ("wrong_state", "d1")] {
+    for (code, example) in [("no_such_job", "missing"), ("wrong_state", "d1")] {
         let found = refusals.iter().find(|refusal| refusal["refusal"] == code).unwrap();
         assert_eq!((&found["jobs"], &found["example"]), (&json!(1), &json!(example)));
     }
