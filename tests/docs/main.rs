@@ -14,6 +14,7 @@ mod deploy;
 mod explain;
 mod faults;
 mod glossary;
+mod images;
 mod index;
 mod limiter;
 mod lua;

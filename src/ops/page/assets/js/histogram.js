@@ -14,7 +14,7 @@ export function histogram(waits) {
   const words = `${plural(total, "permit", "permits")} since the processes started: half within ${upTo(counts, bounds, 0.5)}, 95 % within ${upTo(counts, bounds, 0.95)}, 99 % within ${upTo(counts, bounds, 0.99)}.`;
   return [
     h("p", { class: "readout" }, words),
-    h("div", { class: "histogram", role: "img", "aria-label": words },
+    h("div", { class: "histogram", role: "img", "aria-label": words, tabindex: "0" },
       bins.map((bin) => h("div", { key: bin.label, class: "column", title: `${bin.label}: ${count(bin.count)}` },
         h("span", { class: "column-count" }, bin.count > 0 ? share(bin.count / total) : ""),
         h("span", { class: "column-bar", style: { height: `${((bin.count / most) * 100).toFixed(1)}%` } }),

@@ -14,7 +14,7 @@ const banner = document.getElementById("banner");
 const PLACES = [
   ["overview", "#/", "Overview"],
   ["jobs", "#/jobs", "Jobs"],
-  ["attention", "#/attention", "Review and dead"],
+  ["attention", "#/attention", "Review", " and dead"],
   ["rejected", "#/rejected", "Rejected"],
   ["workers", "#/workers", "Workers"],
 ];
@@ -57,12 +57,14 @@ export function drawShell(place, overview) {
   }
 }
 
-function navLink([name, href, title], place, waiting) {
+/** On a phone, the rest of a title is left out. */
+function navLink([name, href, title, rest], place, waiting) {
   const badge = name === "attention" && waiting > 0;
   return h(
     "a",
     { href, "aria-current": name === place ? "page" : null },
     title,
+    rest ? h("span", { class: "nav-rest" }, rest) : null,
     badge ? h("span", { class: "badge" }, count(waiting), h("span", { class: "unseen" }, " need a decision")) : null,
   );
 }

@@ -118,5 +118,5 @@ function draw() {
       h("div", { class: "run-head" }, h("strong", {}, ended ? words() : `${verb === "replay" ? "Replaying" : "Discarding"} at ${rate}/s`), ended ? button("Close", close, "quiet") : button("Stop", stop, "danger")),
       h("progress", { "aria-label": "Progress", max: Math.max(what.total, through, 1), value: through }),
       h("p", { class: "muted" }, `${count(through)} of ${count(what.total)}, ${count(refusals)} refused`),
-      refused.length > 0 ? h("ul", { class: "refused" }, refused.map((line) => h("li", { key: line }, line))) : null));
+      refused.length > 0 ? h("ul", { class: "refused", tabindex: "0", "aria-label": "Refused" }, refused.map((line) => h("li", { key: line }, line))) : null));
 }

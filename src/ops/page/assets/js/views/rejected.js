@@ -41,7 +41,7 @@ export function rejected(context, fields) {
       const filtered = wanted.provider || wanted.reason;
       return empty(decided ? "No decision yet" : "No rejected messages", filtered ? "No message matches all of these filters." : decided ? "A message that is republished or discarded appears here." : "Every message was a payment, or an operator has decided about it.");
     }
-    const columns = [["When", "nowrap"], ["Provider", ""], ["Reason", "mono"], ["What is wrong", "wide"], ["Begins", "wide mono"], ["Size", "num nowrap"], [decided ? "Decision" : "", decided ? "wide" : "actions"]];
+    const columns = [["When", "nowrap"], ["Provider", ""], ["Reason", "mono"], ["What is wrong", "wide"], ["Begins", "wide mono"], ["Size", "num nowrap"], [decided ? "Decision" : "Decide", decided ? "wide" : "actions"]];
     return [unreadable, table("Rejected messages, newest first", columns, data.messages.map((message) => ({ key: message.id, cells: cells(message) }))), pages.bar(data.next, context.refresh)];
   }
 
