@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs};
+use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs, rejected};
 use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
 
@@ -160,6 +160,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", "totals"]) => job_totals(server.data == Data::Empty),
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
+        (&Method::GET, ["rejected"]) => rejected(server.data == Data::Empty),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
         (&Method::POST, ["providers", _, "limits", limit]) => {
             let least = |at_least_ms| json!({"kind": "depends_on_accounts", "at_least_ms": at_least_ms, "limits": ["per-account"], "about_ms": null});
