@@ -4,6 +4,7 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
 use serde_json::{Value, json};
 
 use crate::webdriver::{Driver, PATIENCE};
@@ -57,6 +58,15 @@ impl Browser {
             assert!(Instant::now() < deadline, "never true: {script}\n{}", self.text("body").await);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Writes what the browser shows as `NAME.png` to the folder that the variable `SCREENSHOTS` names, if it is set.
+    pub async fn keep_screenshot(&self, name: &str) {
+        let Some(folder) = std::env::var_os("SCREENSHOTS") else { return };
+        let shown = self.cdp("Page.captureScreenshot", json!({"captureBeyondViewport": true})).await;
+        let image = base64::engine::general_purpose::STANDARD.decode(shown["data"].as_str().unwrap()).unwrap();
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        std::fs::write(std::path::Path::new(&folder).join(format!("{name}.png")), image).unwrap();
     }
 
     /// Every URL requested since the last call.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::canned_batches::Batches;
-use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs};
+use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs, rejected};
 use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
 
@@ -177,6 +177,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", "totals"]) => job_totals(server.data == Data::Empty),
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
+        (&Method::GET, ["rejected"]) => rejected(server.data == Data::Empty),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
         (&Method::POST, ["jobs", id, "assignment" | "comments"]) => json!({"id": id, "assigned_to": null, "notes": []}),
         (&Method::POST, ["pause-all"]) => {

@@ -88,3 +88,17 @@ pub fn explained(state: &str) -> Value {
         "backlog": {"account": HOSTILE, "priority": 0, "position": 17, "waiting": 1_230, "blocked": {"reason": "limit", "limit": "per-account", "text": HOSTILE, "until": NOW, "left_ms": 0}},
     })
 }
+
+/// Messages that could be no payment. The older one's beginning is not recorded, and one row is unreadable.
+pub fn rejected(empty: bool) -> Value {
+    let message = |id: u32, reason: &str, head: Option<&str>| {
+        json!({
+            "id": id, "at": EARLIER, "provider": "running", "job_id": null, "reason": reason, "detail": HOSTILE, "head": head,
+            "body_bytes": 1_234, "body_sha256": "ab", "decision": null, "decided_at": null, "decided_by": null, "os_user": null,
+            "program": null, "because": null,
+        })
+    };
+    let messages = json!([message(2, "malformed", Some(HOSTILE)), message(1, "bad_amount", None)]);
+    let unreadable = json!([{"id": "3", "problem": HOSTILE}]);
+    json!({"messages": if empty { json!([]) } else { messages }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null})
+}

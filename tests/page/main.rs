@@ -7,6 +7,7 @@ mod support;
 
 mod appearance;
 mod audit;
+mod axe;
 mod batches;
 mod browser;
 mod canned;
