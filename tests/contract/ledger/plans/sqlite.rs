@@ -13,13 +13,14 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// Tables that may be scanned in full: small ones, and rows that a statement made itself.
-const SMALL: [&str; 46] = [
+const SMALL: [&str; 47] = [
     "json_each",
     "held",
     "names",
     "e",
     "CONSTANT",
     "providers",
+    "provider_limits",
     "account_overrides",
     "limiter_authority",
     "worker_reports",
