@@ -44,12 +44,13 @@ static CHECK: Template = Template::made(|_| {
     )
 });
 
+/// `state || ''`: found by the id alone. PostgreSQL would read all jobs of the state for each payment.
 static ADD_MEMBERS: Template = Template::made(|dialect| {
     let given = rows_of(dialect, &[["number", "bigint"], ["id", "text"], ["seen_fence", "bigint"]]);
     format!(
         "INSERT INTO decision_batch_jobs (batch, number, job_id, seen_fence) \
          SELECT $2, given.number, given.id, given.seen_fence FROM {given} {{join}} jobs ON jobs.id = given.id \
-         WHERE jobs.state = $3 AND (given.seen_fence IS NULL OR jobs.fence = given.seen_fence)"
+         WHERE jobs.state || '' = $3 AND coalesce(given.seen_fence, jobs.fence) = jobs.fence"
     )
 });
 
