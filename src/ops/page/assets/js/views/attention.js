@@ -2,12 +2,11 @@
 
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
-import { count, plural } from "../format.js";
+import { count } from "../format.js";
 import { button, empty, loading } from "../parts.js";
 import { needs } from "../person.js";
 import { Selection } from "../selection.js";
 import { batchBar, tickColumn } from "./batch_bar.js";
-import { askBulk } from "./bulk.js";
 import { discard, replay, resolve } from "./decide.js";
 import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
 
@@ -22,7 +21,6 @@ export function attention(context, fields) {
   const provider = fields.get("provider") ?? "";
   const [, about, nothing, calm] = KINDS[state];
   const pages = new Pages();
-  const chosen = new Set();
   const selection = new Selection();
   let data = null;
 
@@ -31,10 +29,7 @@ export function attention(context, fields) {
     title: "Review and dead",
     async load(signal) {
       data = await get(path("jobs") + query({ state, provider, after: pages.after, limit: PAGE }), signal);
-      const here = new Set(data.jobs.map(({ id }) => id));
       selection.follow(data.jobs, (now) => now === state);
-      // A payment that left this page has changed its state.
-      if (pages.seen.length === 1 && !data.next) for (const id of chosen) if (!here.has(id)) chosen.delete(id);
     },
     render() {
       return [h("h1", { tabindex: "-1" }, "Review and dead"), tabs(), h("p", { class: "about" }, about), list()];
@@ -62,51 +57,13 @@ export function attention(context, fields) {
     const single = state === "review"
       ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}`, ...needs("operator") }) }
       : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}`, ...needs("operator") }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}`, ...needs("operator") })] };
-    const dead = state === "dead";
-    return [
-      dead ? bulkBar() : reviewBar(),
-      unreadableRows(data.unreadable),
-      jobTable(dead ? "Payments with exhausted retries" : "Payments to review", data.jobs, { lead: dead ? picker() : tickColumn(selection, data.jobs, context), tail: single }),
-      pages.bar(data.next, context.refresh),
-    ];
-  }
-
-  function reviewBar() {
     const known = context.overview ? { currencies: [], jobs: total(state), at_least: false } : null;
     const filter = provider ? { state, provider } : { state };
-    return batchBar({ selection, jobs: data.jobs, filter, totals: known, context });
-  }
-
-  function picker() {
-    return {
-      title: "Pick",
-      cell: (job) => h("input", { type: "checkbox", name: "pick", "aria-label": `Pick ${job.id}`, checked: chosen.has(job.id), onchange: (event) => { event.target.checked ? chosen.add(job.id) : chosen.delete(job.id); context.redraw(); } }),
-    };
-  }
-
-  function allDead(dead) {
-    return dead === 1 ? "the one dead payment" : `all ${count(dead)} dead payments`;
-  }
-
-  function bulkBar() {
-    const here = data.jobs.map(({ id }) => id);
-    const allHere = here.length > 0 && here.every((id) => chosen.has(id));
-    const some = () => ({ ids: [...chosen], total: chosen.size, words: plural(chosen.size, "picked payment", "picked payments") });
-    const all = () => ({ provider, total: total("dead"), words: `${allDead(total("dead"))}${provider ? ` of ${provider}` : ""}` });
-    const pick = () => {
-      for (const id of here) allHere ? chosen.delete(id) : chosen.add(id);
-      context.redraw();
-    };
-    const finished = () => {
-      chosen.clear();
-      context.refresh();
-    };
-    return h("div", { class: "bulk", role: "group", "aria-label": "Several at once" },
-      button(allHere ? "Pick none" : "Pick this page", pick),
-      h("span", { class: "muted", "aria-live": "polite" }, `${count(chosen.size)} picked`),
-      h("span", { class: "push" }),
-      button("Replay picked", () => askBulk("replay", some(), finished), "", { disabled: chosen.size === 0, ...needs("operator") }),
-      button("Discard picked", () => askBulk("discard", some(), finished), "", { disabled: chosen.size === 0, ...needs("operator") }),
-      button("Replay all", () => askBulk("replay", all(), finished), "primary", { disabled: total("dead") === 0 && here.length === 0, ...needs("operator") }));
+    return [
+      batchBar({ selection, jobs: data.jobs, filter, totals: known, context }),
+      unreadableRows(data.unreadable),
+      jobTable(state === "dead" ? "Payments with exhausted retries" : "Payments to review", data.jobs, { lead: tickColumn(selection, data.jobs, context), tail: single }),
+      pages.bar(data.next, context.refresh),
+    ];
   }
 }

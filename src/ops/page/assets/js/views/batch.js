@@ -8,6 +8,7 @@ import { h } from "../dom.js";
 import { count, duration, money, plural } from "../format.js";
 import { instant } from "../instants.js";
 import { button, chip, figure, figures, jobHref, loading, section, table } from "../parts.js";
+import { needs } from "../person.js";
 import { leftOut } from "./batch_dialog.js";
 import { Pages } from "./job_table.js";
 
@@ -52,7 +53,7 @@ export function batch(context, id) {
       h("h1", { tabindex: "-1" }, `${decisionWords(data.decision)}: ${plural(data.jobs, "payment", "payments")}`),
       h("span", { "aria-live": "polite" }, chip(batchState(data.state))),
       h("span", { class: "push" }),
-      data.state === "running" ? button("Stop", stop, "danger", { "aria-label": "Stop this batch" }) : null);
+      data.state === "running" ? button("Stop", stop, "danger", { "aria-label": "Stop this batch", ...needs("operator") }) : null);
   }
 
   function progress() {

@@ -4,6 +4,7 @@ import { DECIDABLE, decisionsFor } from "../decisions.js";
 import { h } from "../dom.js";
 import { count, plural } from "../format.js";
 import { button } from "../parts.js";
+import { needs } from "../person.js";
 import { askBatch } from "./batch_dialog.js";
 
 /** The first column of the list. Only a payment that waits for a decision, or that can be cancelled, can be ticked. */
@@ -40,7 +41,7 @@ export function batchBar({ selection, jobs, filter, totals, context }) {
     h("span", { class: "muted", role: "status" }, selection.all ? `All ${matching}` : `${plural(selection.size, "payment", "payments")} picked`),
     h("span", { class: "push" }),
     decisionsFor(states).map(([code, { label, danger }]) =>
-      button(label, () => askBatch(code, chosen), danger ? "danger" : "", { key: code })),
+      button(label, () => askBatch(code, chosen), danger ? "danger" : "", { key: code, ...needs("operator") })),
     h("a", { href: "#/batches" }, "Batches"));
 }
 

@@ -7,6 +7,7 @@ import { h } from "../dom.js";
 import { agoWords } from "../format.js";
 import { instant } from "../instants.js";
 import { button, section } from "../parts.js";
+import { needs } from "../person.js";
 
 const WORDS_MAX = "500";
 const NAME_MAX = "100";
@@ -19,8 +20,8 @@ export function notes(details, context) {
     reviewed || details.assigned_to ? h("p", {}, whom) : null,
     all.length === 0 ? h("p", { class: "muted" }, "No comment yet.") : h("ol", { class: "notes" }, all.map((note, at) => item(note, at))),
     h("div", { class: "tools" },
-      reviewed ? button("Assign", () => assign(details, context)) : null,
-      button("Comment", () => comment(details, context))));
+      reviewed ? button("Assign", () => assign(details, context), "", needs("operator")) : null,
+      button("Comment", () => comment(details, context), "", needs("operator"))));
 }
 
 function item({ at, who, os_user: user, kind, text }, key) {

@@ -8,6 +8,7 @@ import { h } from "../dom.js";
 import { plural } from "../format.js";
 import { about, instant } from "../instants.js";
 import { button, change, total } from "../parts.js";
+import { needs } from "../person.js";
 
 const NAMES_MAX = 12;
 
@@ -19,11 +20,11 @@ function names(all) {
 /** Null while nothing could be paused. */
 export function pauseAllButton(context) {
   const running = (context.overview?.providers ?? []).filter(({ paused }) => !paused);
-  return running.length === 0 ? null : button("Pause all", () => pauseAll(context), "quiet", { "aria-label": "Pause all providers" });
+  return running.length === 0 ? null : button("Pause all", () => pauseAll(context), "quiet", { "aria-label": "Pause all providers", ...needs("operator") });
 }
 
 export const resumeAllButton = (pause, context) =>
-  button("Resume all", () => resumeAll(pause, context));
+  button("Resume all", () => resumeAll(pause, context), "", needs("operator"));
 
 function pauseAll(context) {
   const { providers, pause_of_all: before } = context.overview;
