@@ -7,6 +7,7 @@ mod readout_oracle;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod billing_day;
 mod broker;
 mod coverage;
 // Needs a build with crash points: `cargo test --features faults --test faults crash::`

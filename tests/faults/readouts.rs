@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::Row as _;
 
 use crate::provider::ProviderOptions;
@@ -62,6 +62,10 @@ impl Deployment for Watched<'_> {
 
     fn received(&self, provider: &str, from: Instant, to: Instant) -> u64 {
         self.stand.provider(provider).received_between(from, to)
+    }
+
+    fn status(&self, ops_port: u16) -> Option<Value> {
+        serde_json::from_str(&self.stand.asked(ops_port, &["status", "--json"])?).ok()
     }
 
     fn state_of(&self, job: &str) -> Option<String> {

@@ -152,6 +152,18 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// Output of a command that reads a worker's ops server; `None`: it has failed.
+    pub fn asked(&self, ops_port: u16, args: &[&str]) -> Option<String> {
+        let environment = [
+            ("SLUICEGATE_DATABASE__URL", self.postgres.url(DATABASE)),
+            ("SLUICEGATE_QUEUE__URL", self.broker_url.clone()),
+            ("SLUICEGATE_LIMITER__URL", self.redis.url()),
+            ("SLUICEGATE_OPS__LISTEN", format!("127.0.0.1:{ops_port}")),
+        ];
+        let output = Command::new(PROGRAM).args(args).envs(environment).output().unwrap();
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+    }
+
     /// Starts one more worker, waits until it is ready, and returns its number.
     pub fn add_worker(&mut self) -> usize {
         let (redis, rabbit, postgres) = (Road::new(), Road::new(), Road::new());

@@ -19,6 +19,8 @@ const WAITED_MIN: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
     pub overview: Option<Overview>,
+    /// What `status --json` prints.
+    pub status: Option<Overview>,
     /// Worker processes that are shown as lost, and as alive.
     pub lost_pids: Vec<u32>,
     pub live_pids: Vec<u32>,
@@ -27,6 +29,9 @@ pub struct Shown {
     pub explained: Vec<Explained>,
     /// Waiting jobs by provider, from `/metrics`; empty if the worker omits the sample.
     pub waiting_metric: Option<BTreeMap<String, f64>>,
+    /// Clear time in seconds, and payments that miss the next cut-off, by provider, from `/metrics`.
+    pub clear_metric: BTreeMap<String, f64>,
+    pub cutoff_metric: BTreeMap<String, f64>,
     /// The dashboard's panels: value by provider.
     pub panels: BTreeMap<String, BTreeMap<String, f64>>,
     /// Alerts whose expression is true now.
@@ -37,6 +42,8 @@ pub struct Shown {
 pub struct Overview {
     pub providers: BTreeMap<String, Provider>,
     pub warnings: Vec<String>,
+    /// Backends that are shown as unavailable.
+    pub outages: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,6 +56,14 @@ pub struct Provider {
     pub in_flight: u64,
     pub finished: u64,
     pub clears_in_ms: Option<u64>,
+    pub cutoff: Option<Cutoff>,
+}
+
+/// The next cut-off, and the payments that miss it; `None`: there is no forecast.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cutoff {
+    pub in_ms: u64,
+    pub missed: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +92,15 @@ const FINISHED: [&str; 6] = ["succeeded", "declined", "dead", "expired", "review
 pub fn counts(port: u16) -> Shown {
     let overview = get_json(port, "/api/v1/overview").and_then(|body| overview(&body));
     let metrics = get(port, "/metrics").filter(|(status, _)| *status == 200);
-    Shown { overview, waiting_metric: metrics.map(|(_, text)| waiting(&text)), ..Shown::default() }
+    let text = metrics.map(|(_, text)| text);
+    let samples = |name: &str| text.as_deref().map(|text| samples(text, name));
+    Shown {
+        overview,
+        waiting_metric: samples("sluicegate_waiting_jobs"),
+        clear_metric: samples("sluicegate_clear_seconds").unwrap_or_default(),
+        cutoff_metric: samples("sluicegate_cutoff_missed_payments").unwrap_or_default(),
+        ..Shown::default()
+    }
 }
 
 /// Reads all readouts of one worker.
@@ -102,6 +125,7 @@ pub fn everything(deployment: &dyn Deployment, port: u16, jobs: &[String], prome
         }
     }
     Shown {
+        status: deployment.status(port).and_then(|body| overview(&body)),
         lost_pids: pids(true),
         live_pids: pids(false),
         limits,
@@ -124,12 +148,23 @@ fn overview(body: &Value) -> Option<Overview> {
             in_flight: number(provider, "in_flight"),
             finished: FINISHED.iter().map(|state| number(provider, state)).sum(),
             clears_in_ms: clears["ms"].as_u64().filter(|_| clears["kind"] == "clears_in"),
+            cutoff: provider["cutoff"]["in_ms"].as_u64().map(|in_ms| cutoff(in_ms, &provider["cutoff"]["forecast"])),
         };
         Some((provider["name"].as_str()?.to_owned(), shown))
     };
     let providers = body["providers"].as_array()?.iter().filter_map(provider).collect();
     let warnings = body["warnings"].as_array()?.iter().filter_map(|text| Some(text.as_str()?.to_owned()));
-    Some(Overview { providers, warnings: warnings.collect() })
+    let outages = body["outages"].as_array().into_iter().flatten();
+    let outages = outages.filter_map(|outage| Some(outage["backend"].as_str()?.to_owned())).collect();
+    Some(Overview { providers, warnings: warnings.collect(), outages })
+}
+
+fn cutoff(in_ms: u64, forecast: &Value) -> Cutoff {
+    let missed = match forecast["kind"].as_str() {
+        Some("on_time") => Some(0),
+        _ => forecast["payments"].as_u64(),
+    };
+    Cutoff { in_ms, missed }
 }
 
 /// The limits of a provider, with the requests that it received in each window.
@@ -143,9 +178,12 @@ fn limits(deployment: &dyn Deployment, port: u16, provider: &str) -> Result<Vec<
     let body: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     let limit = |line: &Value| {
         let (used, remaining) = (line["used"].as_u64()?, line["remaining"].as_u64()?);
-        let window = window(line["allows"].as_str()?)?;
-        let from = after.checked_sub(window)?;
-        let received = deployment.received(provider, from, before);
+        let allows = line["allows"].as_str()?;
+        // Which requests were in flight at the moment of the readout is not recorded.
+        let received = match allows.ends_with(" at once") {
+            true => 0,
+            false => deployment.received(provider, after.checked_sub(window(allows)?)?, before),
+        };
         Some(Limit { name: line["limit"].as_str()?.to_owned(), used, capacity: used + remaining, received })
     };
     body.as_array().ok_or("no list of limits")?.iter().map(|line| limit(line).ok_or(line.to_string())).collect()
@@ -173,9 +211,9 @@ fn explained(deployment: &dyn Deployment, port: u16, job: &str) -> Explained {
     Explained { job: job.to_owned(), before, after: deployment.state_of(job), state }
 }
 
-/// Samples of the metric of waiting jobs.
-fn waiting(metrics: &str) -> BTreeMap<String, f64> {
-    let lines = metrics.lines().filter_map(|line| line.strip_prefix("sluicegate_waiting_jobs{provider=\""));
+/// Samples of a metric by provider.
+fn samples(metrics: &str, name: &str) -> BTreeMap<String, f64> {
+    let lines = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix("{provider=\""));
     lines
         .filter_map(|rest| {
             let (provider, value) = rest.split_once("\"} ")?;

@@ -18,16 +18,16 @@ pub const GRACE: Duration = Duration::from_secs(6);
 /// Longest lease plus a readout's age. Until then, jobs of a killed or frozen worker may be counted twice.
 const LEASE_MAX: Duration = Duration::from_secs(40);
 /// Most payments that workers have consumed and not recorded yet: they are in no source for up to half a second.
-const TAKEN_MAX: u64 = 64;
+pub(super) const TAKEN_MAX: u64 = 64;
 /// States that report an unavailable backend, or no worker.
-const UNAVAILABLE: [&str; 2] = ["backend_unavailable", "no_worker"];
+pub(super) const UNAVAILABLE: [&str; 2] = ["backend_unavailable", "no_worker"];
 /// Cause of a database that answers but has committed nothing for half a second. It is correct on an overloaded
 /// machine, and gone after a second.
-const TOO_SLOW: &str = "the ledger does not commit within the send budget";
+pub(super) const TOO_SLOW: &str = "the ledger does not commit within the send budget";
 /// Alerts whose expression may be true without a fault. Causes: a limit used in full, a paused provider's backlog,
 /// payments in review, a provider's expected refusals, invalid messages, counts over the last minutes, and late commits
 /// on an overloaded machine (the alert waits ten minutes).
-const EARNED: [&str; 7] = [
+pub(super) const EARNED: [&str; 7] = [
     "SluicegateMessagesRejected",
     "SluicegateLimitNearlyUsed",
     "SluicegatePermitsLate",
@@ -127,7 +127,7 @@ pub fn judged(history: &History) -> BTreeMap<&'static str, usize> {
 pub struct Around<'a> {
     sample: &'a Sample,
     /// No worker started, ended or stopped for [`LEASE_MAX`], or since the start.
-    no_lost_leases: bool,
+    pub(super) no_lost_leases: bool,
     /// From the last one that ended [`AGE_MAX`] before the request to the first one that began after the response.
     truths: Vec<&'a Truth>,
 }
@@ -187,7 +187,7 @@ impl<'a> Around<'a> {
     }
 
     /// No payment of the provider moved between queue and ledger, so that each is in one of the two.
-    fn is_still(&self, provider: &str) -> bool {
+    pub(super) fn is_still(&self, provider: &str) -> bool {
         let states = |truth: &Truth| truth.ledger.as_ref().map(|ledger| ledger.get(provider).cloned());
         let first = self.truths.first().map(|truth| states(truth));
         self.always(|truth| Some(states(truth)) == first)
@@ -195,7 +195,7 @@ impl<'a> Around<'a> {
 
     /// Smallest and largest number of a provider's unfinished payments. A payment with two messages in the queue counts
     /// at most twice.
-    fn open(&self, provider: &str) -> Option<Bounds> {
+    pub(super) fn open(&self, provider: &str) -> Option<Bounds> {
         self.truths
             .iter()
             .filter_map(|truth| open(truth, provider))

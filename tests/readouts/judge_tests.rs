@@ -8,14 +8,14 @@ use super::finish_times::finish_times;
 use super::judge::{RULES, judge, judged};
 use super::{History, Published, Sample, Truth, WorkerTruth};
 
-const SECONDS: u64 = 20;
+pub(super) const SECONDS: u64 = 20;
 
-fn second(number: u64) -> Duration {
+pub(super) fn second(number: u64) -> Duration {
     Duration::from_secs(number)
 }
 
 /// Fifty payments wait at a paused provider for twenty seconds, and two workers show it.
-fn true_history() -> History {
+pub(super) fn true_history() -> History {
     let worker = |worker: usize, pid: u32| WorkerTruth { worker, pid, ops_port: 1, healthy: true };
     let truth = |number: u64| Truth {
         from: second(number),
@@ -40,7 +40,7 @@ fn shown() -> Shown {
     let limit = Limit { name: "all".to_owned(), used: 5, capacity: 10, received: 5 };
     let waiting = Some("waiting".to_owned());
     Shown {
-        overview: Some(Overview { providers: BTreeMap::from([("acme".to_owned(), provider)]), warnings: Vec::new() }),
+        overview: Some(Overview { providers: BTreeMap::from([("acme".to_owned(), provider)]), ..Overview::default() }),
         lost_pids: vec![9],
         live_pids: vec![10, 11],
         limits: BTreeMap::from([("acme".to_owned(), Ok(vec![limit]))]),
@@ -53,10 +53,11 @@ fn shown() -> Shown {
         waiting_metric: Some(BTreeMap::from([("acme".to_owned(), 50.0)])),
         panels: BTreeMap::from([("Waiting".to_owned(), BTreeMap::from([("acme".to_owned(), 50.0)]))]),
         alerts: Some(vec!["SluicegateLimitNearlyUsed".to_owned()]),
+        ..Shown::default()
     }
 }
 
-fn acme(sample: &mut Sample) -> &mut Provider {
+pub(super) fn acme(sample: &mut Sample) -> &mut Provider {
     sample.shown.overview.as_mut().unwrap().providers.get_mut("acme").unwrap()
 }
 

@@ -10,6 +10,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 pub mod ask;
+pub mod comparison;
+mod comparison_tests;
 pub mod finish_times;
 pub mod judge;
 mod judge_tests;
@@ -34,6 +36,10 @@ pub trait Deployment: Sync {
     fn published(&self) -> BTreeMap<String, Published>;
     /// Requests that a provider received between two instants.
     fn received(&self, provider: &str, from: Instant, to: Instant) -> u64;
+    /// The output of `status --json` with this worker's ops server; `None`: it is not read, or the command fails.
+    fn status(&self, _ops_port: u16) -> Option<serde_json::Value> {
+        None
+    }
     /// State of one job in the ledger; `None`: the database does not answer, or has no such job.
     fn state_of(&self, job: &str) -> Option<String>;
 }
