@@ -276,9 +276,9 @@ impl SimulatedProcess {
         let limited_until_us = self.limited_until_us.saturating_sub(micros_up(RESUME_AHEAD));
         let paused_until_us = limited_until_us.max(self.paused_until_us);
         let paused_until = (paused_until_us > now_us).then(|| self.clock.instant(paused_until_us));
-        let awaiting_release = self.gate.egress().awaiting_release();
+        let release_waiters = self.gate.egress().release_waiters();
         let facts = || LaneFacts {
-            bounds: AheadBounds::of(&self.provider, prefetch(&self.provider), awaiting_release),
+            bounds: AheadBounds::of(&self.provider, prefetch(&self.provider), release_waiters),
             paused_until,
             order: self.order,
         };

@@ -55,7 +55,7 @@ struct EgressState {
     /// The gate waits for a worker slot.
     gate_waits: bool,
     /// Jobs at the gate that await a release of their own account or reference.
-    awaiting_release: u32,
+    release_waiters: u32,
 }
 
 /// Counts a job of a lane that waits for a slot in flight of its own account or reference, until it is dropped.
@@ -64,7 +64,7 @@ pub(super) struct ReleaseWait(Arc<LaneEgress>);
 
 impl ReleaseWait {
     pub fn new(lane: &Arc<LaneEgress>) -> Self {
-        lane.0.lock().awaiting_release += 1;
+        lane.0.lock().release_waiters += 1;
         Self(Arc::clone(lane))
     }
 }
@@ -72,7 +72,7 @@ impl ReleaseWait {
 impl Drop for ReleaseWait {
     fn drop(&mut self) {
         let mut state = self.0.0.lock();
-        state.awaiting_release = state.awaiting_release.saturating_sub(1);
+        state.release_waiters = state.release_waiters.saturating_sub(1);
     }
 }
 
@@ -88,13 +88,13 @@ impl LaneEgress {
     /// An egress whose time begins at `origin`.
     pub(crate) fn starting_at(workers: u32, jobs_per_second: f64, origin: Instant) -> Arc<Self> {
         let bucket = LeakyBucket::new(jobs_per_second);
-        let (busy, paced, awaiting_release, gate_waits) = (0, 0, 0, false);
-        Arc::new(Self(Mutex::new(EgressState { workers, busy, paced, bucket, origin, gate_waits, awaiting_release })))
+        let (busy, paced, release_waiters, gate_waits) = (0, 0, 0, false);
+        Arc::new(Self(Mutex::new(EgressState { workers, busy, paced, bucket, origin, gate_waits, release_waiters })))
     }
 
     /// Jobs at the gate that wait for a slot in flight of their own account or reference. They hold up no others.
-    pub(crate) fn awaiting_release(&self) -> u32 {
-        self.0.lock().awaiting_release
+    pub(crate) fn release_waiters(&self) -> u32 {
+        self.0.lock().release_waiters
     }
 
     /// The state, and the time since its origin.

@@ -29,21 +29,21 @@ pub struct AheadBounds {
     pub all: u32,
     pub of_one_flow: u32,
     /// Jobs in addition: they wait for a slot in flight of their own account, and hold up no other account.
-    pub awaiting_release: u32,
+    pub release_waiters: u32,
 }
 
 impl AheadBounds {
     /// The bounds of a provider's lane that holds at most `prefetch` jobs, of which some await a release.
-    pub fn of(provider: &Provider, prefetch: u16, awaiting_release: u32) -> Self {
+    pub fn of(provider: &Provider, prefetch: u16, release_waiters: u32) -> Self {
         let by_slots = provider.workers.saturating_mul(2).max(AHEAD_OF_SLOTS_MIN);
         let all = startable_soon(provider).min(by_slots).min(u32::from(prefetch)).max(1);
         let of_one_flow = if provider.counts_by(JobField::Account) { all.min(LIMITED_FLOW_MAX) } else { all };
-        Self { all, of_one_flow, awaiting_release: awaiting_release.min(u32::from(prefetch).saturating_sub(all)) }
+        Self { all, of_one_flow, release_waiters: release_waiters.min(u32::from(prefetch).saturating_sub(all)) }
     }
 
     /// Most jobs that are claimed and have no permit.
     fn claimed(self) -> u32 {
-        self.all.saturating_add(self.awaiting_release)
+        self.all.saturating_add(self.release_waiters)
     }
 
     /// Whether jobs of the lane can come to wait for their own account alone, so that there is room without a grant.
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn full_flow_has_room_after_a_grant() {
-        let bounds = AheadBounds { all: 32, of_one_flow: 8, awaiting_release: 0 };
+        let bounds = AheadBounds { all: 32, of_one_flow: 8, release_waiters: 0 };
         let mut ahead = claimed(8);
         assert_eq!(ahead.room_within(bounds, None).full_flows, [FLOW]);
         assert!(ahead.remove(&FLOW));
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn dispatcher_is_woken_for_the_first_room_and_for_a_quarter() {
-        let bounds = AheadBounds { all: 16, of_one_flow: 16, awaiting_release: 0 };
+        let bounds = AheadBounds { all: 16, of_one_flow: 16, release_waiters: 0 };
         let mut ahead = claimed(16);
         assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
         assert!(ahead.remove(&FLOW), "a single job can be claimed a little later");
@@ -184,7 +184,7 @@ mod tests {
     /// As many urgent jobs as the bounds say go beyond them, and no others.
     #[test]
     fn urgent_job_has_room_in_a_full_lane() {
-        let bounds = AheadBounds { all: 4, of_one_flow: 4, awaiting_release: 0 };
+        let bounds = AheadBounds { all: 4, of_one_flow: 4, release_waiters: 0 };
         let mut ahead = claimed(4);
         let urgent = Flow { class: FlowClass::of_priority(9), account: None };
         for left in [4, 3, 2, 1, 0] {
@@ -206,9 +206,9 @@ mod tests {
         let row = ProviderRow { name: "acme".to_owned(), url, limits, workers: 8, ..ProviderRow::default() };
         let provider = row.validate(1).unwrap();
         let mut ahead = claimed(16);
-        for (prefetch, awaiting_release, expected) in [(100, 0, 0), (100, 10, 10), (100, 16, 16), (20, 16, 4)] {
-            let bounds = AheadBounds::of(&provider, prefetch, awaiting_release);
-            assert_eq!(ahead.room_within(bounds, None).jobs, expected, "prefetch {prefetch}, {awaiting_release} await");
+        for (prefetch, release_waiters, expected) in [(100, 0, 0), (100, 10, 10), (100, 16, 16), (20, 16, 4)] {
+            let bounds = AheadBounds::of(&provider, prefetch, release_waiters);
+            assert_eq!(ahead.room_within(bounds, None).jobs, expected, "prefetch {prefetch}, {release_waiters} await");
             assert!(bounds.grow());
         }
     }
@@ -216,7 +216,7 @@ mod tests {
     /// While some of the room is free, too: it is claimed for at once, and not with the next few jobs.
     #[test]
     fn urgent_job_does_not_wait_for_more_room() {
-        let bounds = AheadBounds { all: 16, of_one_flow: 16, awaiting_release: 0 };
+        let bounds = AheadBounds { all: 16, of_one_flow: 16, release_waiters: 0 };
         let mut ahead = claimed(14);
         let urgent = Flow { class: FlowClass::of_priority(9), account: None::<u8> };
         for (first_class, expected) in [(None, false), (Some(FlowClass::LAST), false), (Some(urgent.class), true)] {
@@ -252,7 +252,7 @@ mod tests {
                 let row = ProviderRow { leak_per_second, ..row.clone() };
                 assert_eq!(
                     AheadBounds::of(&row.validate(1).unwrap(), prefetch, 0),
-                    AheadBounds { all, of_one_flow, awaiting_release: 0 },
+                    AheadBounds { all, of_one_flow, release_waiters: 0 },
                     "{workers} workers, prefetch {prefetch}, egress rate {leak_per_second:?}"
                 );
             }

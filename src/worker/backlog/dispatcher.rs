@@ -139,7 +139,7 @@ fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
 fn lane_facts(lane: &LaneContext) -> LaneFacts {
     let (prefetch, paused_until) = (current_prefetch(lane), cannot_send_until(lane));
     let provider = &lane.settings.borrow().provider;
-    let bounds = AheadBounds::of(provider, prefetch, lane.egress.awaiting_release());
+    let bounds = AheadBounds::of(provider, prefetch, lane.egress.release_waiters());
     LaneFacts { bounds, paused_until, order: provider.order }
 }
 

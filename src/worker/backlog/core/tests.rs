@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::domain::fair_order::{FairOrder, FairReturn, WaitingJob};
 
-const BOUNDS: AheadBounds = AheadBounds { all: 12, of_one_flow: 4, awaiting_release: 0 };
+const BOUNDS: AheadBounds = AheadBounds { all: 12, of_one_flow: 4, release_waiters: 0 };
 const FLOW: Flow<u8> = Flow { class: FlowClass::LAST, account: None };
 const PROCESSES: usize = 2;
 const ACCOUNTS: u8 = 4;
@@ -295,7 +295,7 @@ fn lane_with_more_jobs_than_room_is_limited() {
 #[test]
 fn one_claim_follows_the_other_while_there_is_room() {
     let jobs = 2 * CLAIM_MAX + 50;
-    let mut rig = Rig { bounds: AheadBounds { all: jobs, of_one_flow: jobs, awaiting_release: 0 }, ..Rig::new() };
+    let mut rig = Rig { bounds: AheadBounds { all: jobs, of_one_flow: jobs, release_waiters: 0 }, ..Rig::new() };
     (0..jobs).for_each(|_| rig.record(0, FLOW));
     rig.settle();
     assert_eq!(rig.ahead.len(), jobs as usize, "at the same instant");
