@@ -42,7 +42,7 @@ async fn slider_shows_the_finish_time_by_keyboard() {
     assert!(shown.starts_with("Clears at "), "{shown}");
     let value = "return document.querySelector('dialog input[name=slider]').getAttribute('aria-valuetext')";
     assert_eq!(browser.run(value).await, json!("2 per 1\u{a0}h"));
-    browser.press("\u{E013}").await;
+    browser.press("\u{E012}").await;
     browser.await_text("dialog .finish", "as before").await;
     browser.press("\u{E00C}").await;
     assert_eq!(all_of("hourly").await["rate"], "1/1h", "nothing was changed");
