@@ -52,6 +52,8 @@ async fn rows_are_ticked_by_mouse_and_keyboard() {
         browser.run_with("return document.activeElement.matches(args[0])", json!([tick(10)])).await,
         json!(true)
     );
+    // The header would cover the button.
+    browser.run("scrollTo(0, 0)").await;
     browser.click("//button[text()='Pick this page']").await;
     browser.await_text(".bulk [role=status]", "50 payments picked").await;
     browser.click("//button[text()='Pick none']").await;

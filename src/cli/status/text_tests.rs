@@ -1,5 +1,6 @@
 use super::*;
 use crate::fleet::OverviewInput;
+use crate::ledger::pause_of_all::PauseOfAll;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::ledger::upkeep::ProviderReconciliation;
 
@@ -32,6 +33,18 @@ fn sample_overview() -> Overview {
     picture.reconciliation =
         Some(vec![ProviderReconciliation { recorded: 1_234, ..ProviderReconciliation::default() }]);
     picture
+}
+
+#[test]
+fn pause_of_all_is_a_line_of_its_own() {
+    let mut picture = sample_overview();
+    let since = "2026-03-01T11:57:55.000Z".to_owned();
+    let (by, because) = ("alice@desk".to_owned(), Some("incident 12".to_owned()));
+    picture.pause_of_all = Some(PauseOfAll { id: 7, since, by, because, providers: vec!["acme".to_owned()] });
+    let page = render_overview(&picture, TableShape::Plain, None);
+    let line = "all providers paused by alice@desk since 2026-03-01T11:57:55.000Z (incident 12): \
+                `sluicegate provider resume --all` resumes 1 provider";
+    assert!(page.contains(line), "{page}");
 }
 
 fn account(picture: &mut Overview) -> &mut ProviderReconciliation {
