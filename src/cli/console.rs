@@ -16,8 +16,7 @@ use crate::domain::printable::{printable, printable_json};
 
 /// Longest cell that stays on one line if there is room, in characters.
 const UNBROKEN_CELL_MAX: usize = 24;
-/// Minimum width of a column, in characters.
-const COLUMN_WIDTH_MIN: usize = 10;
+const COLUMN_CHARS_MIN: usize = 10;
 /// Blanks beside a cell plus the blank between two cells.
 const PADDING: usize = 3;
 /// A line below the header and none between rows: the cells of the first column show where a row begins.
@@ -75,8 +74,7 @@ impl Console {
         let draws_progress = io::stderr().is_terminal();
         let colours = Colours::of_terminals(io::stdout().is_terminal(), draws_progress);
         let command_line = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-        let err = Box::new(io::stderr());
-        Self { out, err, shape, colours, input, has_document: false, draws_progress, command_line }
+        Self { colours, input, draws_progress, command_line, ..Self::new(out, Box::new(io::stderr()), shape) }
     }
 
     /// Where raw data goes (scripts, manual pages).
@@ -281,7 +279,7 @@ fn keep_short_cells_unbroken(table: &mut Table, header: &[&str], rows: &[Vec<Cow
     columns.sort_unstable();
     let least_by = |word: fn(&str) -> usize| -> Vec<usize> {
         let least = |(content, index): &(usize, usize)| {
-            (*content).min(COLUMN_WIDTH_MIN.max(of(*index, word).min(UNBROKEN_CELL_MAX))) + PADDING
+            (*content).min(COLUMN_CHARS_MIN.max(of(*index, word).min(UNBROKEN_CELL_MAX))) + PADDING
         };
         columns.iter().map(least).collect()
     };

@@ -165,7 +165,8 @@ fn validate_proxy(keys: &mut KeyValidator<'_>) -> Option<Option<ProxyConfig>> {
     };
     let mut problem = None;
     if trusted.is_empty() {
-        problem = Some(("ops.proxy_trusted", "is empty, so no request could use the header", "Name the proxy's address"));
+        problem =
+            Some(("ops.proxy_trusted", "is empty, so no request could use the header", "Name the proxy's address"));
     } else if roles.is_empty() {
         let fix = "Write each as GROUP:ROLE, or `*:viewer` for everyone that the proxy lets through";
         problem = Some(("ops.proxy_roles", "is empty, so no user would have a role", fix));

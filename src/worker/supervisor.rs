@@ -22,9 +22,7 @@ use super::meter::{DecisionKind, LaneDecision, Meter};
 use super::quotas::Quotas;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::settings_sync::{self, LoadedSettings};
-use super::{
-    Backends, WorkerContext, WorkerOptions, decision_batches, limit_returns, outbox, sweeper, topology,
-};
+use super::{Backends, WorkerContext, WorkerOptions, decision_batches, limit_returns, outbox, sweeper, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::InvalidRow;

@@ -31,7 +31,7 @@ use crate::watch::Watch;
 mod happenings;
 mod script;
 
-/// Payments of the short day, a minute and a half long.
+/// Payments of the short day, a few minutes long.
 const SHORT: u64 = 6_000;
 /// The whole day.
 const WHOLE: u64 = 80_000;

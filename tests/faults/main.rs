@@ -7,6 +7,8 @@ mod readout_oracle;
 #[path = "../support/mod.rs"]
 mod support;
 
+// Twenty minutes: `BILLING_DAY_PAYMENTS=80000 cargo test --features faults --test faults billing_day::`
+#[cfg(feature = "faults")]
 mod billing_day;
 mod broker;
 mod coverage;

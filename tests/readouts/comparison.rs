@@ -147,8 +147,9 @@ pub fn compare(history: &History, day: &Day) -> Vec<Row> {
 pub fn table(rows: &[Row]) -> String {
     let mut text = format!("{:<52} {:>7} {:>10} {:>9}\n", "rule", "judged", "violations", "worst");
     for row in rows {
-        let Row { rule, judged, violations, worst, unit, .. } = row;
-        let _ = writeln!(text, "{rule:<52} {judged:>7} {:>10} {worst:>7.1} {unit}", violations.len());
+        let Row { rule, judged, violations, worst, unit, is_forecast } = row;
+        let kind = if *is_forecast { " forecast" } else { "" };
+        let _ = writeln!(text, "{rule:<52} {judged:>7} {:>10} {worst:>7.1} {unit}{kind}", violations.len());
     }
     for row in rows.iter().filter(|row| !row.violations.is_empty()) {
         let _ = writeln!(text, "{}:", row.rule);

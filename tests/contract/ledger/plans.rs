@@ -141,8 +141,12 @@ trait Explained {
 fn judge(kind: &str, accesses: &[Access]) {
     let bad: Vec<_> = accesses.iter().filter(|access| access.is_in_full() && access.reason().is_none()).collect();
     assert!(bad.is_empty(), "{kind}: without an index:\n{bad:#?}");
-    for during in
-        work::ON_THE_WAY.into_iter().chain(backlog::ON_THE_WAY).chain(history::ON_THE_WAY).chain(rejected::ON_THE_WAY).chain(decision_batches::ON_THE_WAY)
+    for during in work::ON_THE_WAY
+        .into_iter()
+        .chain(backlog::ON_THE_WAY)
+        .chain(history::ON_THE_WAY)
+        .chain(rejected::ON_THE_WAY)
+        .chain(decision_batches::ON_THE_WAY)
     {
         let sought = accesses.iter().any(|access| access.during == during && access.sought);
         assert!(sought, "{kind}: no index was used for: {during}: {accesses:#?}");
