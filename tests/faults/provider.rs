@@ -43,7 +43,8 @@ pub enum Trouble {
     Error,
     /// Responds 503 with `Retry-After: 1`, without a charge.
     Unavailable,
-    /// Responds 401, without a charge: the credential has expired.
+    /// Responds 401, without a charge: the credential has expired. The billing day alone does so.
+    #[cfg(feature = "faults")]
     Unauthorized,
     /// Responds 429 with `Retry-After`, without a charge.
     Throttle {
@@ -246,6 +247,7 @@ impl Provider {
         match books.trouble {
             Trouble::ResetBefore => return Reply::Reset,
             Trouble::Error => return plain(500, "fault"),
+            #[cfg(feature = "faults")]
             Trouble::Unauthorized => return plain(401, "expired_key"),
             Trouble::Unavailable => return later(503, 1),
             Trouble::Throttle { seconds } => return later(429, seconds),
