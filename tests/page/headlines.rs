@@ -39,6 +39,8 @@ async fn ids_and_questions_are_copied_as_shown() {
         browser.await_true(&format!("return window.copied === '{wanted}'")).await;
         browser.await_text("#messages", &format!("The {what} is copied.")).await;
     }
+    // The header would cover the button.
+    browser.run("scrollTo(0, 0)").await;
     browser.click("//button[@aria-label='Copy the question']").await;
     browser.await_true("return window.copied.includes('Idempotency key')").await;
     let copied = browser.run("return window.copied").await;
