@@ -167,7 +167,7 @@ async fn axe_finds_nothing_in_any_dialog() {
     // This one needs a selection first.
     browser.visit("#/attention?state=dead").await;
     browser.click("//button[starts-with(text(), 'All ')]").await;
-    browser.click("//button[text()='Replay']").await;
+    browser.click("//div[@class='bulk']//button[text()='Replay']").await;
     browser.await_text("dialog[open]", "Takes about").await;
     assert_clean(&browser, BATCH_DIALOG).await;
 }

@@ -159,8 +159,9 @@ async fn dead_payments_are_replayed_at_a_rate() {
     browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {AWAY}")).await;
     // The number of payments is shown before the action.
     browser.await_text("a[href='#/attention?state=dead&provider=away'] .badge", &AWAY.to_string()).await;
-    browser.click("//button[text()='Replay all']").await;
-    browser.await_text("dialog", &format!("Replay all {AWAY} dead payments of away?")).await;
+    browser.click("//button[starts-with(text(), 'All ')]").await;
+    browser.click("//div[@class='bulk']//button[text()='Replay']").await;
+    browser.await_text("dialog button[type=submit]", &format!("Replay: {AWAY} payments")).await;
     browser.click("//dialog//button[text()='Cancel']").await;
     browser.await_true("return document.querySelector('dialog[open]') === null").await;
     let _back = beside(Stand::away_is_back).await;
@@ -169,14 +170,17 @@ async fn dead_payments_are_replayed_at_a_rate() {
     browser.click("dialog button[type=submit]").await;
     browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {}", AWAY - 1)).await;
     browser.click("//button[text()='Pick this page']").await;
-    browser.click("//button[text()='Replay picked']").await;
+    browser.click("//div[@class='bulk']//button[text()='Replay']").await;
     browser.fill("dialog input[name=rate]", "2").await;
-    browser.await_text("dialog button[type=submit]", "Replay 3 at 2/s").await;
+    browser.fill("dialog input[name=because]", "they are back").await;
+    browser.await_text("dialog button[type=submit]", "Replay: 3 payments").await;
+    browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
     let began = Instant::now();
     browser.click("dialog button[type=submit]").await;
-    browser.await_text(".run", "3 of 3 replayed").await;
+    browser.await_text(".view-head", "Finished").await;
     // The first at once, the last after two halves of a second. Without the rate it would be earlier.
     assert!(began.elapsed().as_millis() >= 1_000, "{:?}", began.elapsed());
+    browser.visit("#/attention?state=dead&provider=away").await;
     browser.await_text("main", "Nothing is dead").await;
     beside(|stand| stand.await_jobs("away", "succeeded", AWAY)).await;
     browser.nothing_went_wrong(&[]).await;
