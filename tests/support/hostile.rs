@@ -100,22 +100,29 @@ pub async fn fill(pool: &SqlitePool, text: &str) {
         "INSERT OR REPLACE INTO history_marks (provider, at, kind, worker, detail) \
          VALUES ('', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER), '{text}', 'w', '{text}')"
     ));
-    let batch = "01937f2c5b0e7c3a9d4e5f60718293a4";
-    changes.push(format!(
-        "INSERT OR REPLACE INTO decision_batches \
-             (id, decision, state, jobs, rate, digest, sums, created_at, created_by, because, stopped_by, worker, next_at) \
-         VALUES ('{batch}', '{text}', '{text}', 1, '{text}', '{text}', \
-             json_array(json_object('currency', '{text}', 'jobs', 1, 'amount', 1)), 1, '{text}', '{text}', '{text}', '{text}', 1)"
-    ));
-    changes.push(format!(
-        "INSERT OR REPLACE INTO decision_batch_jobs (batch, number, job_id, outcome, refusal, detail, at) \
-         VALUES ('{batch}', 1, '{text}', '{text}', '{text}', '{text}', 1)"
-    ));
-    changes.push(format!(
-        "INSERT OR REPLACE INTO decision_batch_refusals (batch, refusal, jobs, example, detail) \
-         VALUES ('{batch}', '{text}', 1, '{text}', '{text}')"
-    ));
+    changes.extend(batch_rows(text));
     unchecked(pool, &changes).await;
+}
+
+/// A batch, a payment of it and a refusal with hostile texts.
+fn batch_rows(text: &str) -> [String; 3] {
+    let batch = "01937f2c5b0e7c3a9d4e5f60718293a4";
+    [
+        format!(
+            "INSERT OR REPLACE INTO decision_batches \
+                 (id, decision, state, jobs, rate, digest, sums, created_at, created_by, because, stopped_by, worker, next_at) \
+             VALUES ('{batch}', '{text}', '{text}', 1, '{text}', '{text}', \
+                 json_array(json_object('currency', '{text}', 'jobs', 1, 'amount', 1)), 1, '{text}', '{text}', '{text}', '{text}', 1)"
+        ),
+        format!(
+            "INSERT OR REPLACE INTO decision_batch_jobs (batch, number, job_id, outcome, refusal, detail, at) \
+             VALUES ('{batch}', 1, '{text}', '{text}', '{text}', '{text}', 1)"
+        ),
+        format!(
+            "INSERT OR REPLACE INTO decision_batch_refusals (batch, refusal, jobs, example, detail) \
+             VALUES ('{batch}', '{text}', 1, '{text}', '{text}')"
+        ),
+    ]
 }
 
 async fn unchecked(pool: &SqlitePool, changes: &[String]) {
