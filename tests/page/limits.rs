@@ -22,8 +22,8 @@ async fn sluicegate(args: &[&str]) -> String {
 
 async fn all_of(provider: &str) -> Value {
     let limits: Value = serde_json::from_str(&sluicegate(&["limits", "list", "--json"]).await).unwrap();
-    let limits = limits.as_array().unwrap().iter();
-    limits.filter(|limit| limit["provider"] == provider && limit["limit"] == "all").cloned().next().unwrap()
+    let mut limits = limits.as_array().unwrap().iter();
+    limits.find(|limit| limit["provider"] == provider && limit["limit"] == "all").cloned().unwrap()
 }
 
 /// The slider asks the server's estimator. One key is one step, and the number follows.

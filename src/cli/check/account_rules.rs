@@ -67,6 +67,6 @@ mod tests {
             findings.iter().any(|found| found.level == FindingLevel::Ok && found.what.contains("accounts refused"))
         );
         provider.account_rules.retain(|own| own.rule == Rule::Exempt);
-        assert_eq!(describe_account_rules(&provider), [String::new(); 0]);
+        assert_eq!(describe_account_rules(&provider), Vec::<String>::new());
     }
 }
