@@ -99,9 +99,11 @@ async fn two_workers_with_matching_limit_cause_no_429() {
 }
 
 /// Counter-test: with a bucket that is 5 % smaller and slower, the test above sees 429s.
+///
+/// At the full limit the bucket overflows after 19 seconds; on a busy machine that uses 97 % of it, after 47.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_five_percent_too_high_causes_429s() {
-    const BACKLOG: u32 = 3_000;
+    const BACKLOG: u32 = 9_000;
     let nginx = Nginx::start("95r/s", 94, 1);
     let shared = shared().await;
     shared.pay("near", &nginx, BACKLOG);
