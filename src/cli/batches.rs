@@ -90,7 +90,7 @@ fn list(page: BatchPage, json: bool, cx: &mut CommandContext<'_>) -> Result<Exit
         ]
     };
     let rows: Vec<Vec<String>> = batches.iter().map(row).collect();
-    cx.console.table(&["id", "decision", "state", "done", "begun", "by"], &rows)?;
+    cx.console.table(&["id", "decision", "state", "done", "started", "by"], &rows)?;
     if let Some(next) = next {
         cx.console.message(&format!("next page: `--after {next}`"))?;
     }
@@ -112,7 +112,7 @@ fn show(batch: BatchSummary, json: bool, cx: &mut CommandContext<'_>) -> Result<
         ("refused", Some(refused.to_string())),
         ("remaining", Some(batch.remaining.to_string())),
         ("rate", Some(batch.rate)),
-        ("begun", Some(batch.created_at.to_string())),
+        ("started", Some(batch.created_at.to_string())),
         ("ended", batch.finished_at.map(|at| at.to_string())),
         ("by", Some(batch.created_by)),
         ("because", Some(batch.because)),

@@ -39,7 +39,7 @@ pub struct PeopleConfig {
 }
 
 impl PeopleConfig {
-    /// Whether people are told apart, so that the audit names role and path of each.
+    /// Whether people are distinguished, so that the audit names role and path of each.
     pub fn are_configured(&self) -> bool {
         *self != Self::default()
     }

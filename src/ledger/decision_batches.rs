@@ -158,10 +158,10 @@ pub struct NewBatch {
     pub by: Actor,
 }
 
-/// Whether a batch began.
+/// Whether a batch was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchStart {
-    Begun,
+    Started,
     /// A payment of the set has changed meanwhile. Nothing was written.
     Changed,
     /// This batch of the same set runs already. Nothing was written.

@@ -1,4 +1,4 @@
-//! Decisions in bulk for commands and API: a selection is checked, shown with its digest, and begun as a batch.
+//! Decisions in bulk for commands and API: a selection is checked, shown with its digest, and started as a batch.
 //!
 //! A preview changes nothing. A confirmation repeats the selection and names the digest of its preview. If the same
 //! selection has another digest now, nothing is written. Workers apply the batch, see `worker::decision_batches`.
@@ -230,7 +230,7 @@ impl PreparedBatch {
         let Confirmation { rate, by, .. } = confirmed;
         let batch = NewBatch { id: id.clone(), decision, members: self.members, sums, rate, by };
         match ledger.begin_batch(&batch).await? {
-            BatchStart::Begun => find_batch(ledger, &id).await,
+            BatchStart::Started => find_batch(ledger, &id).await,
             BatchStart::Changed => Err(BatchError::Changed),
             BatchStart::Running(id) => Err(BatchError::Running(id)),
         }

@@ -1,4 +1,4 @@
-//! Account rules in the report of `check`: which accounts a provider's row blocks or refuses, and the effect.
+//! Account rules in the report of `check`: the accounts that a provider's row blocks or refuses, and the effect.
 //!
 //! Such a rule is an operator's decision, so it is no warning. But payments that wait for it are otherwise unexplained.
 

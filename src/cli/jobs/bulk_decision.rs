@@ -68,7 +68,7 @@ pub fn filter_selection(query: &str) -> Result<Selection, CommandError> {
     Ok(Selection { filter: Some(filter), ids: None })
 }
 
-/// The selection of a command: its filter, or all ids of its file or argument. An invalid line refuses the whole file.
+/// The selection of a command: its filter, or all ids of its file or argument. An invalid line rejects the whole file.
 ///
 /// # Errors
 /// When the filter is invalid, or the file cannot be read.

@@ -218,7 +218,7 @@ impl Database {
             steps.insert(0, self.step(&PLAN_BY_INDEX, []));
         }
         if self.engine.atomically_within(BEGIN_TIME, steps).await?.is_some() {
-            return Ok(BatchStart::Begun);
+            return Ok(BatchStart::Started);
         }
         let running = self.query_one(&RUNNING, args![digest]).await?;
         Ok(match running {

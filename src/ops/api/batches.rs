@@ -119,7 +119,7 @@ pub async fn preview(
     path = "/api/v1/batches",
     tag = "batches",
     request_body = BatchRequest,
-    responses((status = 201, description = "Begun; workers apply it", body = BatchSummary))
+    responses((status = 201, description = "Started; workers apply it", body = BatchSummary))
 )]
 pub async fn begin(
     State(ops): State<OpsState>,

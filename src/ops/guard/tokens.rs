@@ -1,8 +1,8 @@
 //! The callers of the ops server: their user name, program and token, and the rate limit of wrong tokens.
 //!
 //! The name that a client with the token gives is not verified. It distinguishes honest operators in the audit as long
-//! as no people are configured. Wrong tokens and passwords are limited by client address. A token that comes too soon is not compared, so its response reveals
-//! nothing. Behind a proxy all clients are one address.
+//! as no people are configured. Wrong tokens and passwords are limited by client address. A token that comes too soon is
+//! not compared, so its response reveals nothing. Behind a proxy all clients are one address.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -69,7 +69,7 @@ pub struct ApiCaller {
 }
 
 impl ApiCaller {
-    /// `is_qualified`: the audit names role and path, because people are told apart.
+    /// `is_qualified`: the audit names role and path, because people are distinguished.
     pub fn new(headers: &HeaderMap, given: &RequestCredentials, identity: Identity, is_qualified: bool) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         // Browsers mark requests of our own page, and no page can set that header itself. Over plain http only the
@@ -84,7 +84,7 @@ impl ApiCaller {
         &self.identity
     }
 
-    /// The caller as the audit names it: `user@client`, or only the client; if people are told apart,
+    /// The caller as the audit names it: `user@client`, or only the client; if people are distinguished,
     /// `alice@page (operator, user)`.
     pub fn name(&self) -> String {
         let Identity { name, role, path } = &self.identity;

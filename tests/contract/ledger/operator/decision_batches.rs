@@ -63,9 +63,9 @@ impl Fixture {
         self.checked(decision, ids).await.into_iter().map(|job| job.member).collect()
     }
 
-    async fn begun(&self, number: u32, decision: BatchDecision, ids: &[&str]) -> NewBatch {
+    async fn started(&self, number: u32, decision: BatchDecision, ids: &[&str]) -> NewBatch {
         let batch = new_batch(number, decision, self.members(decision, ids).await);
-        assert_eq!(self.database.begin_batch(&batch).await.unwrap(), BatchStart::Begun);
+        assert_eq!(self.database.begin_batch(&batch).await.unwrap(), BatchStart::Started);
         batch
     }
 
@@ -111,7 +111,7 @@ async fn changed_payment_begins_no_batch(kind: Kind) {
     fixture.attempted("b", "not_sent", &finished(FinalState::Review)).await;
     assert_eq!(fixture.database.begin_batch(&batch).await.unwrap(), BatchStart::Changed);
     assert_eq!(fixture.batch_rows().await, "0 0 0");
-    let batch = fixture.begun(2, BatchDecision::Declined, &["a", "b"]).await;
+    let batch = fixture.started(2, BatchDecision::Declined, &["a", "b"]).await;
     let twice = NewBatch { id: format!("{:032x}", 3), ..batch.clone() };
     assert_eq!(fixture.database.begin_batch(&twice).await.unwrap(), BatchStart::Running(batch.id));
     assert_eq!(fixture.batch_rows().await, "1 2 0");
@@ -133,7 +133,7 @@ async fn crash_neither_skips_nor_repeats_a_payment(kind: Kind) {
         fixture.payments(&ids, state).await;
         let copies = format!("SELECT copy FROM jobs WHERE id = '{}'", ids[2]);
         let copies_before: i64 = fixture.one(&copies).await.parse().unwrap();
-        fixture.begun(number, decision, &ids).await;
+        fixture.started(number, decision, &ids).await;
         // Lost before the change.
         let lost = fixture.leased(A).await;
         let turn = fixture.next_turn(&lost).await;
@@ -175,7 +175,7 @@ async fn two_workers_decide_each_payment_once(kind: Kind) {
     let ids: Vec<String> = (0..40).map(|number| format!("p-{number}")).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     fixture.payments(&ids, "review").await;
-    fixture.begun(1, BatchDecision::Resend, &ids).await;
+    fixture.started(1, BatchDecision::Resend, &ids).await;
     let batch = fixture.leased(A).await;
     let turns = fixture.database.next_turns(&batch.id, 100).await.unwrap();
     let work = turns.iter().flat_map(|turn| {
@@ -202,7 +202,7 @@ async fn two_workers_decide_each_payment_once(kind: Kind) {
 async fn worker_without_the_lease_changes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.payments(&["a", "b"], "review").await;
-    fixture.begun(1, BatchDecision::Succeeded, &["a", "b"]).await;
+    fixture.started(1, BatchDecision::Succeeded, &["a", "b"]).await;
     let batch = fixture.leased(A).await;
     let turn = fixture.next_turn(&batch).await;
     assert_eq!(fixture.database.lease_batches(B).await.unwrap(), [], "the lease is another worker's");
@@ -210,7 +210,7 @@ async fn worker_without_the_lease_changes_nothing(kind: Kind) {
     assert_eq!(fixture.apply_turn_by(&batch, &turn, B).await, TurnResult::Lost);
     assert_eq!(fixture.picture("a").await, before);
     fixture.database.release_batches(A).await.unwrap();
-    fixture.begun(2, BatchDecision::Declined, &["a", "b"]).await;
+    fixture.started(2, BatchDecision::Declined, &["a", "b"]).await;
     // The rate holds over a change of workers.
     fixture.sql("UPDATE decision_batches SET rate = '1/1h'").await.unwrap();
     let mut both = fixture.database.lease_batches(B).await.unwrap();
@@ -226,29 +226,29 @@ async fn worker_without_the_lease_changes_nothing(kind: Kind) {
 async fn stop_holds_from_its_commit_on(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.payments(&["a", "b"], "dead").await;
-    let begun = fixture.begun(1, BatchDecision::Replay, &["a", "b"]).await;
+    let started = fixture.started(1, BatchDecision::Replay, &["a", "b"]).await;
     let batch = fixture.leased(A).await;
     let turns = fixture.database.next_turns(&batch.id, 9).await.unwrap();
     assert_eq!(fixture.apply_turn_by(&batch, &turns[0], A).await, TurnResult::Applied);
-    assert!(fixture.database.stop_batch(&begun.id, "bob@desk").await.unwrap());
-    assert!(!fixture.database.stop_batch(&begun.id, "eve@desk").await.unwrap());
+    assert!(fixture.database.stop_batch(&started.id, "bob@desk").await.unwrap());
+    assert!(!fixture.database.stop_batch(&started.id, "eve@desk").await.unwrap());
     let before = fixture.picture("b").await;
     assert_eq!(fixture.apply_turn_by(&batch, &turns[1], A).await, TurnResult::Lost);
     assert_eq!(fixture.picture("b").await, before);
     assert_eq!(fixture.database.lease_batches(A).await.unwrap(), []);
-    let stopped = fixture.database.batch(&begun.id).await.unwrap().unwrap();
+    let stopped = fixture.database.batch(&started.id).await.unwrap().unwrap();
     assert_eq!((stopped.state.as_str(), stopped.applied, stopped.remaining), ("stopped", 1, 1));
     assert_eq!((stopped.stopped_by.as_deref(), stopped.finished_at.is_some()), (Some("bob@desk"), true));
-    let pending = fixture.database.batch_jobs(&begun.id, Some(OutcomeFilter::Pending), 0, 9).await.unwrap();
+    let pending = fixture.database.batch_jobs(&started.id, Some(OutcomeFilter::Pending), 0, 9).await.unwrap();
     assert_eq!(pending.jobs.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
     // The same set can be decided again.
-    fixture.begun(2, BatchDecision::Replay, &["b"]).await;
+    fixture.started(2, BatchDecision::Replay, &["b"]).await;
 }
 
 async fn changed_payment_is_refused_at_its_turn(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.payments(&["a", "b", "c"], "review").await;
-    let begun = fixture.begun(1, BatchDecision::Resend, &["a", "b", "c"]).await;
+    let started = fixture.started(1, BatchDecision::Resend, &["a", "b", "c"]).await;
     fixture.decide("a", &JobResolution::Declined).await.unwrap();
     // In review again, after a resend by another operator.
     fixture.decide("b", &JobResolution::Resend).await.unwrap();
@@ -260,10 +260,10 @@ async fn changed_payment_is_refused_at_its_turn(kind: Kind) {
     }
     assert_eq!(results, [TurnResult::Refused("wrong_state"), TurnResult::Refused("changed"), TurnResult::Applied]);
     assert_eq!((fixture.state("a").await.as_str(), fixture.state("b").await.as_str()), ("declined", "review"));
-    let ended = fixture.database.batch(&begun.id).await.unwrap().unwrap();
+    let ended = fixture.database.batch(&started.id).await.unwrap().unwrap();
     let refused: Vec<_> = ended.refused.iter().map(|refusal| (refusal.refusal.as_str(), refusal.jobs)).collect();
     assert_eq!((ended.state.as_str(), refused), ("finished", vec![("changed", 1), ("wrong_state", 1)]));
-    let jobs = fixture.database.batch_jobs(&begun.id, Some(OutcomeFilter::Refused), 0, 1).await.unwrap();
+    let jobs = fixture.database.batch_jobs(&started.id, Some(OutcomeFilter::Refused), 0, 1).await.unwrap();
     assert_eq!(
         (jobs.jobs[0].id.as_str(), jobs.jobs[0].refusal.as_deref(), jobs.next),
         ("a", Some("wrong_state"), Some(1))
@@ -342,7 +342,7 @@ async fn ten_thousand_payments_are_one_batch(kind: Kind) {
     let checked = fixture.database.check_jobs(BatchDecision::Discard, &selected).await.unwrap();
     assert_eq!((selected.len(), checked.iter().filter(|job| job.refusal.is_none()).count()), (10_000, 10_000));
     let batch = new_batch(1, BatchDecision::Discard, checked.into_iter().map(|job| job.member).collect());
-    assert_eq!(fixture.database.begin_batch(&batch).await.unwrap(), BatchStart::Begun);
+    assert_eq!(fixture.database.begin_batch(&batch).await.unwrap(), BatchStart::Started);
     let now = fixture.database.batch(&batch.id).await.unwrap().unwrap();
     assert_eq!((now.jobs, now.remaining, now.sums), (10_000, 10_000, batch.sums.clone()));
     let leased = fixture.leased(A).await;
@@ -355,13 +355,13 @@ async fn ten_thousand_payments_are_one_batch(kind: Kind) {
 async fn old_batches_are_forgotten(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.payments(&["a", "b", "c"], "dead").await;
-    let old = fixture.begun(1, BatchDecision::Discard, &["a", "b"]).await;
+    let old = fixture.started(1, BatchDecision::Discard, &["a", "b"]).await;
     let batch = fixture.leased(A).await;
     fixture.decide("a", &JobResolution::Replay).await.unwrap();
     for turn in fixture.database.next_turns(&batch.id, 9).await.unwrap() {
         fixture.apply_turn_by(&batch, &turn, A).await;
     }
-    let running = fixture.begun(2, BatchDecision::Discard, &["c"]).await;
+    let running = fixture.started(2, BatchDecision::Discard, &["c"]).await;
     assert_eq!(fixture.database.forget_batches(60 * SECOND, 9).await.unwrap(), 0);
     assert_eq!(fixture.batch_rows().await, "2 3 1");
     // One row at a time, and the batch itself last.

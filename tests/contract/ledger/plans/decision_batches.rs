@@ -32,7 +32,7 @@ impl<E: Explained> Working<'_, E> {
         let rate = BatchRate::parse("1000/1s").unwrap();
         let id = format!("{:032x}", u32::from(self.run.as_bytes()[0]) * 1_000 + round);
         let batch = NewBatch { id: id.clone(), decision: BatchDecision::Discard, members, sums: Vec::new(), rate, by };
-        assert_eq!(ledger.begin_batch(&batch).await.unwrap(), BatchStart::Begun);
+        assert_eq!(ledger.begin_batch(&batch).await.unwrap(), BatchStart::Started);
         self.did("a batch begins").await;
         let leased = ledger.lease_batches("worker-a").await.unwrap();
         let leased = leased.into_iter().find(|leased| leased.id == id).unwrap();

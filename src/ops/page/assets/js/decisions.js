@@ -60,6 +60,6 @@ export const decisionsFor = (states) => Object.entries(DECISIONS).filter(([, { s
 /** Names a decision; a newer server may know others. */
 export const decisionWords = (code) => DECISIONS[code]?.label ?? jobState(code)[0];
 
-const STATES = { running: ["Running", "info"], stopping: ["Stopping", "warn"], stopped: ["Stopped", "warn"], finished: ["Finished", "good"] };
+const STATES = { running: ["Running", "info"], stopped: ["Stopped", "warn"], finished: ["Finished", "good"] };
 export const batchState = (state) => STATES[state] ?? [String(state), "neutral"];
 export const batchHref = (id) => `#/batches/${encodeURIComponent(id)}`;
