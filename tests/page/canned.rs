@@ -174,7 +174,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         }
         (&Method::GET, ["jobs"]) if server.data == Data::Full => fifty_jobs(request.uri().query().unwrap_or_default()),
         (&Method::GET, ["jobs"]) => jobs(server.data == Data::Empty, request.uri().query().unwrap_or_default()),
-        (&Method::GET, ["jobs", "totals"]) => job_totals(server.data == Data::Empty),
+        (&Method::GET, ["job-totals"]) => job_totals(server.data == Data::Empty),
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["rejected"]) => rejected(server.data == Data::Empty),

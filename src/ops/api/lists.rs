@@ -199,7 +199,7 @@ async fn list_page(ops: &OpsState, filter: &JobFilter, page: Page) -> Result<Jso
 /// Of many payments only the newest are counted; then `at_least` is true.
 #[utoipa::path(
     get,
-    path = "/api/v1/jobs/totals",
+    path = "/api/v1/job-totals",
     tag = "jobs",
     params(TotalsQuery),
     responses(
@@ -219,7 +219,7 @@ pub async fn totals(
 /// A cell that a spreadsheet would run as a formula begins with an apostrophe.
 #[utoipa::path(
     get,
-    path = "/api/v1/jobs/export",
+    path = "/api/v1/job-export",
     tag = "jobs",
     params(ExportQuery),
     responses(

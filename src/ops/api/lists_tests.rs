@@ -11,11 +11,11 @@ async fn totals_and_export_have_the_payments_of_the_list() {
     for number in 0..1_003 {
         stand.add_job(&format!("p{number}"), "x", "waiting").await;
     }
-    let (_, totals) = stand.get("/api/v1/jobs/totals?account=x").await;
+    let (_, totals) = stand.get("/api/v1/job-totals?account=x").await;
     let sum = json!([{"currency": "EUR", "jobs": 1_003, "amount": 1_003 * 1_299}]);
     assert_eq!((&totals["jobs"], &totals["at_least"], &totals["currencies"]), (&1_003.into(), &false.into(), &sum));
     let export = async |query: &str| {
-        let answer = client().get(format!("{}/api/v1/jobs/export?{query}", stand.address)).send().await.unwrap();
+        let answer = client().get(format!("{}/api/v1/job-export?{query}", stand.address)).send().await.unwrap();
         let header = |name: &str| answer.headers().get(name).map(|text| text.to_str().unwrap().to_owned());
         (answer.status().as_u16(), header("content-type"), header("content-disposition"), answer.text().await.unwrap())
     };
@@ -63,5 +63,15 @@ async fn every_filter_of_a_list_is_applied() {
     ] {
         let (status, answer) = stand.get(&format!("/api/v1/jobs?{query}")).await;
         assert!(status == 400 && answer["error"].as_str().unwrap().contains(words), "{query}: {status} {answer}");
+    }
+}
+
+#[tokio::test]
+async fn no_id_is_taken_for_a_list() {
+    let stand = TestApi::new().await;
+    for id in ["totals", "export", "job-totals", "explain"] {
+        stand.add_job(id, "x", "waiting").await;
+        let (status, found) = stand.get(&format!("/api/v1/jobs/{id}")).await;
+        assert_eq!((status, &found["id"]), (200, &id.into()), "{found}");
     }
 }

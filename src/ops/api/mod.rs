@@ -50,8 +50,8 @@ pub struct OperatorContext {
 pub fn routes() -> Router<OpsState> {
     Router::new()
         .route("/api/v1/jobs", get(lists::list))
-        .route("/api/v1/jobs/totals", get(lists::totals))
-        .route("/api/v1/jobs/export", get(lists::export))
+        .route("/api/v1/job-totals", get(lists::totals))
+        .route("/api/v1/job-export", get(lists::export))
         .route("/api/v1/jobs/{id}", get(show))
         .route("/api/v1/jobs/{id}/resolve", post(changes::resolve))
         .route("/api/v1/jobs/{id}/cancel", post(changes::cancel))

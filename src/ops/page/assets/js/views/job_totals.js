@@ -12,7 +12,7 @@ export function totalsLine(filter, totals, problem) {
     h("p", { role: "status" }, words(totals, problem)),
     h("p", {}, "Export: ", FORMATS.map(([format, name], at) => [
       at > 0 ? " · " : null,
-      h("a", { key: format, href: `/api/v1/jobs/export${query({ format, ...filter })}`, download: `payments.${format}` }, name),
+      h("a", { key: format, href: `/api/v1/job-export${query({ format, ...filter })}`, download: `payments.${format}` }, name),
     ])));
 }
 

@@ -71,7 +71,7 @@ export function jobs(context, fields) {
   async function loadTotals(signal) {
     totalsAt = Date.now();
     try {
-      totals = await get(path("jobs", "totals") + query(wanted), signal);
+      totals = await get(path("job-totals") + query(wanted), signal);
       totalsProblem = null;
     } catch (error) {
       if (signal.aborted) throw error;
