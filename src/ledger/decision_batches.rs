@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use super::operator::{Actor, CurrencyTotal, DatabaseTime, JobResolution, ResolutionRefusal};
 use crate::domain::job::JobId;
 use crate::domain::limit::{InvalidRate, Rate};
+use crate::domain::provider::ProviderName;
 
 /// Most ids that a selection may name.
 pub const IDS_MAX: usize = 10_000;
@@ -95,6 +96,18 @@ pub fn set_digest(decision: BatchDecision, members: &[BatchMember]) -> String {
         // No id holds a separator.
         let version = seen_fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string());
         hash.update(format!("\n{id}\t{version}"));
+    }
+    hex::encode(hash.finalize())
+}
+
+/// The digest of a set and of ids that the ledger does not know, which are cancelled ahead at a provider.
+pub fn digest_with_unknown(set: &str, provider: &ProviderName, unknown: &[JobId]) -> String {
+    let mut sorted: Vec<&JobId> = unknown.iter().collect();
+    sorted.sort_unstable();
+    let mut hash = Sha256::new();
+    hash.update(format!("{set}\n{provider}"));
+    for id in sorted {
+        hash.update(format!("\n{id}"));
     }
     hex::encode(hash.finalize())
 }
@@ -321,6 +334,23 @@ mod tests {
             set_digest(BatchDecision::Resend, &[member("a", Some(1)), member("c", Some(2))]),
             set_digest(BatchDecision::Resend, &[member("a", Some(12)), member("b", Some(2))]),
             set_digest(BatchDecision::Resend, &[]),
+        ];
+        for (index, other) in others.iter().enumerate() {
+            assert!(*other != digest && !others[..index].contains(other), "{index}");
+        }
+    }
+
+    #[test]
+    fn digest_covers_unknown_ids_and_their_provider() {
+        let [a, b] = ["a", "b"].map(|id| JobId::new(id).unwrap());
+        let [acme, bolt] = ["acme", "bolt"].map(|name| ProviderName::new(name).unwrap());
+        let digest = digest_with_unknown("set", &acme, &[a.clone(), b.clone()]);
+        assert_eq!(digest_with_unknown("set", &acme, &[b.clone(), a.clone()]), digest, "any order");
+        let others = [
+            digest_with_unknown("other", &acme, &[a.clone(), b.clone()]),
+            digest_with_unknown("set", &bolt, &[a.clone(), b.clone()]),
+            digest_with_unknown("set", &acme, &[a]),
+            digest_with_unknown("set", &acme, &[b]),
         ];
         for (index, other) in others.iter().enumerate() {
             assert!(*other != digest && !others[..index].contains(other), "{index}");

@@ -18,7 +18,8 @@ use crate::fleet::workers::visible_workers;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::decision_batches::{
-    BatchDecision, BatchMember, BatchRate, BatchStart, BatchSummary, IDS_MAX, NewBatch, RefusalCount, set_digest,
+    BatchDecision, BatchMember, BatchRate, BatchStart, BatchSummary, IDS_MAX, NewBatch, RefusalCount,
+    digest_with_unknown, set_digest,
 };
 use crate::ledger::job_filter_input::{InvalidFilter, RawJobFilter};
 use crate::ledger::operator::{Actor, CurrencyTotal, ResolutionRefusal};
@@ -50,11 +51,22 @@ pub struct BatchPreview {
     pub at_most: bool,
 }
 
+/// A list of payments.
+#[derive(Clone, Debug)]
+pub struct JobList {
+    /// An id that is repeated counts once.
+    pub ids: Vec<JobId>,
+    /// Payments of another provider are not applicable, and ids that the ledger does not know are kept apart.
+    pub provider: Option<ProviderName>,
+}
+
 /// A checked selection.
 #[derive(Clone, Debug)]
 pub struct PreparedBatch {
     pub preview: BatchPreview,
     members: Vec<BatchMember>,
+    /// Ids of a list with a provider that the ledger does not know. The digest names them too; the batch leaves them out.
+    pub unknown: Vec<JobId>,
 }
 
 /// What an operator confirms.
@@ -117,20 +129,21 @@ impl Selection {
     }
 }
 
-/// Parses a list of ids. An id that is repeated counts once.
+/// Parses a list of ids.
 fn parse_ids(texts: Vec<String>) -> Result<Vec<JobId>, BatchError> {
     if !(1..=IDS_MAX).contains(&texts.len()) {
         return Err(BatchError::Ids(format!("give 1 to {IDS_MAX} ids, got {}", texts.len())));
     }
-    let (mut ids, mut known) = (Vec::with_capacity(texts.len()), HashSet::new());
-    for (index, text) in texts.into_iter().enumerate() {
-        // An invalid id is not quoted: it may hold anything.
-        let id = JobId::new(text).map_err(|why| BatchError::Ids(format!("number {}: {why}", index + 1)))?;
-        if known.insert(id.clone()) {
-            ids.push(id);
-        }
-    }
-    Ok(ids)
+    // An invalid id is not quoted: it may hold anything.
+    let parse = |(index, text)| JobId::new(text).map_err(|why| BatchError::Ids(format!("number {}: {why}", index + 1)));
+    texts.into_iter().enumerate().map(parse).collect()
+}
+
+/// The ids without repetitions, in their order.
+fn distinct(mut ids: Vec<JobId>) -> Vec<JobId> {
+    let mut known = HashSet::new();
+    ids.retain(|id| known.insert(id.clone()));
+    ids
 }
 
 /// Checks a selection. Changes nothing.
@@ -143,18 +156,38 @@ pub async fn prepare_batch(
     selection: Selection,
 ) -> Result<PreparedBatch, BatchError> {
     let ids = selection.ids(ledger, decision).await?;
+    prepare_list(ledger, decision, JobList { ids, provider: None }).await
+}
+
+/// Checks a list of payments. Changes nothing.
+///
+/// # Errors
+/// When the database fails.
+pub async fn prepare_list(
+    ledger: &Database,
+    decision: BatchDecision,
+    list: JobList,
+) -> Result<PreparedBatch, BatchError> {
+    let JobList { ids, provider } = list;
+    let ids = distinct(ids);
     let needs_lane = decision.resolution().needs_resend();
     let providers = if needs_lane { provider_names(ledger).await? } else { Vec::new() };
     let has_lane: HashSet<&str> = providers.iter().map(ProviderName::as_str).collect();
     let checked = ledger.check_jobs(decision, &ids).await?;
     let mut found: HashMap<JobId, _> = checked.into_iter().map(|job| (job.member.id.clone(), job)).collect();
-    let (mut members, mut sums, mut refused) = (Vec::new(), BTreeMap::new(), Refused::default());
+    let (mut members, mut unknown) = (Vec::new(), Vec::new());
+    let (mut sums, mut refused) = (BTreeMap::new(), Refused::default());
     for id in ids {
         let Some(job) = found.remove(&id) else {
-            refused.add(&id, &ResolutionRefusal::NoSuchJob.into());
+            match provider {
+                Some(_) => unknown.push(id),
+                None => refused.add(&id, &ResolutionRefusal::NoSuchJob.into()),
+            }
             continue;
         };
-        if let Some(refusal) = job.refusal {
+        if provider.as_ref().is_some_and(|name| name.as_str() != job.provider) {
+            refused.add(&id, &ResolutionRefusal::OtherProvider { provider: job.provider }.into());
+        } else if let Some(refusal) = job.refusal {
             refused.add(&id, &refusal.into());
         } else if needs_lane && !has_lane.contains(job.provider.as_str()) {
             refused.add(&id, &missing_lane(job.provider)?);
@@ -170,10 +203,15 @@ pub async fn prepare_batch(
         jobs: members.len() as u64,
         sums: sums.into_values().collect(),
         not_applicable: refused.counts(),
-        digest: set_digest(decision, &members),
+        digest: match &provider {
+            Some(provider) if !unknown.is_empty() => {
+                digest_with_unknown(&set_digest(decision, &members), provider, &unknown)
+            }
+            _ => set_digest(decision, &members),
+        },
         at_most: decision.may_be_refused_later(),
     };
-    Ok(PreparedBatch { preview, members })
+    Ok(PreparedBatch { preview, members, unknown })
 }
 
 fn missing_lane(provider: String) -> Result<ResendError, LedgerError> {
@@ -271,7 +309,7 @@ mod tests {
     #[test]
     fn ids_are_bounded_and_count_once() {
         let parse = |ids: Vec<&str>| parse_ids(ids.into_iter().map(str::to_owned).collect());
-        let ids = parse(vec!["b", "a", "b"]).unwrap();
+        let ids = distinct(parse(vec!["b", "a", "b"]).unwrap());
         assert_eq!(ids.iter().map(JobId::as_str).collect::<Vec<_>>(), ["b", "a"]);
         assert!(parse(vec![]).unwrap_err().to_string().contains("1 to 10000 ids, got 0"));
         let why = parse(vec!["a", "not an id"]).unwrap_err().to_string();

@@ -97,8 +97,8 @@ async fn operators_resolve_undecided_payments() {
     let back = serve(acme, FakeOptions { limits: vec!["100/1s".parse().unwrap()], ..FakeOptions::default() }).await;
     stand.sluicegate(&["dlq", "discard", "acme-5", "--yes"]);
     let dry: Value = serde_json::from_str(&stand.sluicegate(&["dlq", "replay", "--dry-run", "--json"])).unwrap();
-    assert_eq!(dry["would_change"], json!({ "acme": 5 }));
-    stand.sluicegate(&["dlq", "replay", "--yes", "--because", "acme is back"]);
+    assert_eq!(dry["jobs"], 5);
+    stand.sluicegate(&["dlq", "replay", "--confirm", dry["digest"].as_str().unwrap(), "--because", "acme is back"]);
     await_counts(&stand, "acme", "succeeded", 5).await;
     assert_paid_once(&back, 5);
 
@@ -115,7 +115,12 @@ async fn operators_resolve_undecided_payments() {
     assert_paid_once(&mended, 5);
 
     stand.sluicegate(&["jobs", "cancel", "shut-0"]);
-    stand.sluicegate(&["jobs", "cancel", "shut-1"]);
+    // The worker of the stand applies a list.
+    let file = stand.file("ids", "shut-1\n");
+    let dry = stand.sluicegate(&["jobs", "cancel", "--file", &file, "--dry-run", "--json"]);
+    let digest = serde_json::from_str::<Value>(&dry).unwrap()["digest"].as_str().unwrap().to_owned();
+    stand.sluicegate(&["jobs", "cancel", "--file", &file, "--confirm", &digest, "--because", "closed"]);
+    await_counts(&stand, "shut", "waiting", 0).await;
     stand.sluicegate(&["limits", "set", "shut", "per-second", "100/1s"]);
     let details: Value = serde_json::from_str(&stand.sluicegate(&["jobs", "show", "bolt-1", "--json"])).unwrap();
     let events: Vec<&str> =

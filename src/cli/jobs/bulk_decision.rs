@@ -1,20 +1,28 @@
 //! Decisions in bulk by commands: `--filter` or `--file`, first a preview with its digest, then a confirmed batch.
 //!
 //! The command only writes the batch. Workers apply it, so it goes on without the terminal, and `sluicegate batches`
-//! shows and stops it.
+//! shows and stops it. A list with a provider may have ids that the ledger does not know. They have no row that a batch
+//! could name, and nothing is sent for them, so the command itself cancels them ahead of their messages.
 
 use clap::Args;
+use serde::Serialize;
 
 use crate::amount::display_amount;
 use crate::cli::console::group_thousands;
-use crate::cli::jobs::bulk::{IdEntry, IdSource};
-use crate::cli::jobs::{IdArgs, actor};
+use crate::cli::jobs::actor;
+use crate::cli::jobs::report::DecisionReport;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::format::count;
-use crate::ledger::decision_batches::{BatchDecision, BatchRate, DEFAULT_RATE, RefusalCount};
+use crate::domain::job::JobId;
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::database::Database;
+use crate::ledger::decision_batches::{BatchDecision, BatchRate, BatchSummary, DEFAULT_RATE, RefusalCount};
 use crate::ledger::job_filter_input::RawJobFilter;
-use crate::ledger::operator::CurrencyTotal;
-use crate::ops::batch::{BatchError, BatchPreview, Confirmation, Selection, has_worker, prepare_batch};
+use crate::ledger::operator::{Actor, CurrencyTotal, JobResolution, ResolutionError, ResolutionRefusal};
+use crate::ops::batch::{
+    BatchError, BatchPreview, Confirmation, JobList, PreparedBatch, Selection, has_worker, prepare_batch, prepare_list,
+};
 
 /// The rate of a decision about many payments, and its two steps.
 #[derive(Debug, Args)]
@@ -36,6 +44,10 @@ fn parse_rate(text: &str) -> Result<BatchRate, String> {
         Err(_) => BatchRate::parse(text),
     }
 }
+
+/// The message of such a job may be in a broker's queue, which cannot be searched.
+pub const UNKNOWN_JOB: &str = "if the message of a job that the ledger does not know may still arrive, add \
+                               --provider NAME to cancel the payment before that";
 
 /// A decision about many payments, from the command line.
 #[derive(Debug)]
@@ -62,29 +74,31 @@ impl From<BatchError> for CommandError {
     }
 }
 
-/// The selection that a filter names.
-pub fn filter_selection(query: &str) -> Result<Selection, CommandError> {
-    let filter = RawJobFilter::from_query(query).map_err(|why| CommandError::Usage(format!("--filter: {why}")))?;
-    Ok(Selection { filter: Some(filter), ids: None })
+/// The payments of a decision, from the command line.
+#[derive(Debug)]
+pub enum BulkSelection {
+    Filter(Box<RawJobFilter>),
+    List(JobList),
 }
 
-/// The selection of a command: its filter, or all ids of its file or argument. An invalid line rejects the whole file.
-///
-/// # Errors
-/// When the filter is invalid, or the file cannot be read.
-pub async fn selection(ids: &IdArgs) -> Result<Selection, CommandError> {
-    if let Some(query) = &ids.filter {
-        return filter_selection(query);
+impl BulkSelection {
+    /// The payments that match a filter, written like the address of the page's list.
+    ///
+    /// # Errors
+    /// When a field is unknown or given twice.
+    pub fn from_query(query: &str) -> Result<Self, CommandError> {
+        let filter = RawJobFilter::from_query(query).map_err(|why| CommandError::Usage(format!("--filter: {why}")))?;
+        Ok(Self::Filter(Box::new(filter)))
     }
-    let (mut source, mut all) = (IdSource::from_args(ids).await?, Vec::new());
-    while let Some(IdEntry { line, id }) = source.next().await? {
-        let id = id.map_err(|why| {
-            let line = line.map(|line| format!("line {line}: ")).unwrap_or_default();
-            CommandError::Failed(format!("{line}{why}: nothing was changed"))
-        })?;
-        all.push(id.to_string());
+
+    async fn prepare(self, ledger: &Database, decision: BatchDecision) -> Result<PreparedBatch, BatchError> {
+        match self {
+            Self::Filter(filter) => {
+                prepare_batch(ledger, decision, Selection { filter: Some(*filter), ids: None }).await
+            }
+            Self::List(list) => prepare_list(ledger, decision, list).await,
+        }
     }
-    Ok(Selection { filter: None, ids: Some(all) })
 }
 
 /// Shows what a decision would do, or begins it with the digest of what was shown.
@@ -93,49 +107,146 @@ pub async fn selection(ids: &IdArgs) -> Result<Selection, CommandError> {
 /// When the set has changed since, the reason is missing, or the database fails.
 pub async fn decide_in_bulk(
     bulk: BulkDecision<'_>,
-    selection: Selection,
+    selection: BulkSelection,
     cx: &mut CommandContext<'_>,
 ) -> Result<Exit, CommandError> {
-    let BulkDecision { decision, args, because, json } = bulk;
     let ledger = cx.ledger().await?;
-    let confirm = args.confirm.as_ref().filter(|_| !args.dry_run);
-    let by = actor(because);
+    let confirm = bulk.args.confirm.as_ref().filter(|_| !bulk.args.dry_run);
+    let by = actor(bulk.because);
     if confirm.is_some() && by.reason.is_none() {
         return Err(CommandError::Usage("--because: is missing: write a reason for the audit".to_owned()));
     }
-    let prepared = prepare_batch(&ledger, decision, selection).await?;
-    let Some(digest) = confirm else {
-        print_preview(&prepared.preview, json, cx.console)?;
-        let digest = &prepared.preview.digest;
-        let what = if args.dry_run { "dry run: nothing was changed" } else { "nothing was changed" };
-        cx.console
-            .message(&format!("{what}; to do it, use `--confirm {digest} --because TEXT` in place of --dry-run"))?;
-        return Ok(if args.dry_run { Exit::Success } else { Exit::Failed });
+    let provider = match &selection {
+        BulkSelection::List(list) => list.provider.clone(),
+        BulkSelection::Filter(_) => None,
     };
-    let jobs = Some(prepared.preview.jobs);
-    let confirmed = Confirmation { digest: digest.clone(), jobs, rate: args.rate, by };
-    let batch = prepared.begin(&ledger, confirmed).await?;
-    if json {
-        cx.console.json(&batch)?;
-    } else {
-        let payments = count(batch.jobs, "payment");
-        cx.console.line(&format!("batch {}: {} {payments} at {}", batch.id, batch.decision, batch.rate))?;
+    let prepared = selection.prepare(&ledger, bulk.decision).await?;
+    let Some(digest) = confirm else { return show_preview(&prepared, &bulk, cx.console) };
+    let (jobs, unknown) = (Some(prepared.preview.jobs), prepared.unknown.clone());
+    let confirmed = Confirmation { digest: digest.clone(), jobs, rate: bulk.args.rate, by: by.clone() };
+    let batch = match prepared.begin(&ledger, confirmed).await {
+        Err(BatchError::Empty) if !unknown.is_empty() => None,
+        begun => Some(begun?),
+    };
+    if let Some(batch) = &batch {
+        announce(batch, &ledger, bulk.json, cx.console).await?;
     }
-    let next = format!("`sluicegate batches show {}` shows its progress", batch.id);
-    cx.console.message(&match has_worker(&ledger).await? {
-        true => next,
-        false => format!("no worker runs: the batch waits until one does; {next}"),
-    })?;
-    Ok(Exit::Success)
+    let Some(provider) = provider else {
+        if let Some(batch) = batch.filter(|_| bulk.json) {
+            cx.console.json(&batch)?;
+        }
+        return Ok(Exit::Success);
+    };
+    let mut report = DecisionReport::new(&JobResolution::Cancel, bulk.json);
+    cancel_ahead(&ledger, Unknown { provider, ids: unknown, by }, &mut report, cx.console).await?;
+    if bulk.json {
+        cx.console.json(&StartedCancel { batch, ahead: &report })?;
+    }
+    Ok(report.exit())
 }
 
-fn print_preview(preview: &BatchPreview, json: bool, console: &mut Console) -> Result<(), CommandError> {
-    if json {
-        return Ok(console.json(preview)?);
+/// Prints the batch that has begun, and where its progress is shown.
+async fn announce(
+    batch: &BatchSummary,
+    ledger: &Database,
+    json: bool,
+    console: &mut Console,
+) -> Result<(), CommandError> {
+    if !json {
+        let payments = count(batch.jobs, "payment");
+        console.line(&format!("batch {}: {} {payments} at {}", batch.id, batch.decision, batch.rate))?;
     }
+    let next = format!("`sluicegate batches show {}` shows its progress", batch.id);
+    let message = match has_worker(ledger).await? {
+        true => next,
+        false => format!("no worker runs: the batch waits until one does; {next}"),
+    };
+    Ok(console.message(&message)?)
+}
+
+/// A confirmed `jobs cancel` with a provider.
+#[derive(Serialize)]
+struct StartedCancel<'a> {
+    /// `null`: the ledger knows none of the payments.
+    batch: Option<BatchSummary>,
+    /// Payments that were cancelled before their messages came.
+    ahead: &'a DecisionReport,
+}
+
+/// Ids that the ledger does not know.
+struct Unknown {
+    provider: ProviderName,
+    ids: Vec<JobId>,
+    by: Actor,
+}
+
+/// Cancels payments before their messages come. A failure of the database ends it; the same command finds the rest.
+async fn cancel_ahead(
+    ledger: &Database,
+    unknown: Unknown,
+    report: &mut DecisionReport,
+    console: &mut Console,
+) -> Result<(), CommandError> {
+    let Unknown { provider, ids, by } = unknown;
+    for id in &ids {
+        let result = ledger.precancel(id, &provider, &by).await;
+        let stops = matches!(&result, Err(ResolutionError::Ledger(error)) if !matches!(error, LedgerError::Corrupt(_)));
+        report.record(id, result.map_err(Into::into), console)?;
+        if stops {
+            console
+                .message("stopped: the remaining ids are unchanged; fix the cause, then begin with a new preview")?;
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A preview as JSON. With a provider it also has the number of ids that the ledger does not know.
+#[derive(Serialize)]
+struct ShownPreview<'a> {
+    #[serde(flatten)]
+    preview: &'a BatchPreview,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown: Option<usize>,
+}
+
+/// Prints what a decision would do, and how to confirm it.
+fn show_preview(
+    prepared: &PreparedBatch,
+    bulk: &BulkDecision<'_>,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let (preview, unknown) = (&prepared.preview, prepared.unknown.len());
+    if bulk.json {
+        console.json(&ShownPreview { preview, unknown: (unknown > 0).then_some(unknown) })?;
+    } else {
+        print_preview(preview, unknown as u64, console)?;
+    }
+    // Without a provider such ids are not applicable.
+    let no_such_job = ResolutionRefusal::NoSuchJob.code();
+    let has_unknown = preview.not_applicable.iter().any(|refusal| refusal.refusal == no_such_job);
+    if has_unknown && bulk.decision == BatchDecision::Cancel {
+        console.message(UNKNOWN_JOB)?;
+    }
+    let what = if bulk.args.dry_run { "dry run: nothing was changed" } else { "nothing was changed" };
+    if preview.jobs == 0 && unknown == 0 {
+        console.message(&format!("{what}: the decision would change no payment"))?;
+        let is_done = bulk.args.dry_run || preview.not_applicable.is_empty();
+        return Ok(if is_done { Exit::Success } else { Exit::Failed });
+    }
+    let digest = &preview.digest;
+    console.message(&format!("{what}; to do it, use `--confirm {digest} --because TEXT` in place of --dry-run"))?;
+    Ok(if bulk.args.dry_run { Exit::Success } else { Exit::Failed })
+}
+
+fn print_preview(preview: &BatchPreview, unknown: u64, console: &mut Console) -> Result<(), CommandError> {
     let at_most = if preview.at_most { "at most " } else { "" };
     console.line(&format!("{}: {at_most}{}", preview.decision.name(), count(preview.jobs, "payment")))?;
     print_sums(&preview.sums, console)?;
+    if unknown > 0 {
+        let ids = count(unknown, "id");
+        console.line(&format!("{ids} that the ledger does not know: cancelled before their messages come"))?;
+    }
     print_refusals("not applicable to", &preview.not_applicable, console)?;
     Ok(console.line(&format!("digest: {}", preview.digest))?)
 }

@@ -1,25 +1,20 @@
-//! An operator's decisions on many payments: `jobs resolve`, `jobs cancel`, and the `dlq` command.
+//! An operator's decisions: `jobs resolve`, `jobs cancel`, and the `dlq` command, about one payment or about many.
 //!
 //! `resolve` accepts no other state than `review`: only there is an operator's decision needed. `cancel` refuses a
-//! payment that is in flight or may have been charged, and cancels one that a worker only holds. A resend runs at a
-//! steady rate. It does not start while RabbitMQ is unreachable, so that the ledger stays unchanged.
+//! payment that is in flight or may have been charged, and cancels one that a worker only holds. `dlq` is about `dead`
+//! jobs: their retries are exhausted, and they are confirmed not charged. The sweeper handles messages that the broker
+//! itself dead-lettered.
 //!
-//! `dlq` lists, shows, replays and discards `dead` jobs only: their retries are exhausted, and they are confirmed not
-//! charged. The sweeper handles messages that the broker itself dead-lettered. At a terminal, `replay` asks before it
-//! replays all payments of all providers, unless `--yes` is given. It goes through the ids once, so it replays no payment
-//! twice in one run.
-
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+//! A decision about one payment is applied at once. A filter, a list, or all dead payments are a set: it is shown, then
+//! confirmed by its digest, and workers apply it. See `docs/decisions/0049-decisions-in-bulk.md`.
 
 use clap::Subcommand;
-use tokio::sync::Mutex;
-use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::app::Services;
 use crate::cli::enqueue::declare_lanes;
-use crate::cli::jobs::bulk::{BulkReport, IdSource, JobActionResult};
-use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, decide_in_bulk, filter_selection, selection};
+use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, BulkSelection, UNKNOWN_JOB, decide_in_bulk};
+use crate::cli::jobs::ids::read_ids;
+use crate::cli::jobs::report::DecisionReport;
 use crate::cli::jobs::show::check_provider_exists;
 use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
@@ -27,10 +22,11 @@ use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::config::{Config, QueueUrl};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::ledger::database::Database;
-use crate::ledger::decision_batches::{BatchDecision, BatchRate};
+use crate::ledger::decision_batches::BatchDecision;
 use crate::ledger::decision_input;
-use crate::ledger::operator::{Actor, JobFilter, JobResolution, ResolutionRefusal};
+use crate::ledger::job_filter_input::RawJobFilter;
+use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
+use crate::ops::batch::JobList;
 use crate::ops::change::{JobDecision, ResolutionKind};
 use crate::queue::SearchResult;
 use crate::worker::resend::{ResendError, Resender, provider_names};
@@ -56,34 +52,45 @@ pub struct ResolveArgs {
 }
 
 /// Runs the command.
+///
+/// # Errors
+/// When a backend fails, or nothing was confirmed.
 pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let resolution = args
         .kind
         .resolution(args.reference.clone(), cx.config.worker.card_numbers)
         .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
-    let resends = args.kind == ResolutionKind::Resend;
-    if is_in_bulk(&args.ids, &args.bulk) || (resends && args.ids.file.is_some()) {
+    let Some(id) = &args.ids.id else {
         let decision = match args.kind {
             ResolutionKind::Succeeded => BatchDecision::Succeeded,
             ResolutionKind::Declined => BatchDecision::Declined,
             ResolutionKind::Resend => BatchDecision::Resend,
         };
         let bulk = BulkDecision { decision, args: &args.bulk, because: args.because.as_deref(), json: args.json };
-        return decide_in_bulk(bulk, selection(&args.ids).await?, cx).await;
-    }
-    if let Some(id) = args.ids.id.as_ref().filter(|_| resends && !args.bulk.dry_run) {
+        let selection = selection(&args.ids, None, cx).await?;
+        return decide_in_bulk(bulk, selection, cx).await;
+    };
+    if args.kind == ResolutionKind::Resend && !args.bulk.dry_run {
         confirm_resend(id, args.bulk.confirm.as_deref(), cx.console)?;
     }
-    let actor = actor(args.because.as_deref());
-    let source = IdSource::from_args(&args.ids).await?;
-    let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
-    decide(request, source, cx).await
+    let (dry_run, actor) = (args.bulk.dry_run, actor(args.because.as_deref()));
+    decide(DecisionRequest { id, resolution, actor, dry_run, json: args.json }, cx).await
 }
 
-/// Whether a command is about a set of payments that is first shown, then confirmed. A file alone is decided at once,
-/// line by line.
-fn is_in_bulk(ids: &IdArgs, args: &BulkArgs) -> bool {
-    ids.filter.is_some() || (ids.file.is_some() && (args.dry_run || args.confirm.is_some()))
+/// The payments of a command: those of its filter, or the ids of its list or argument.
+async fn selection(
+    ids: &IdArgs,
+    provider: Option<ProviderName>,
+    cx: &CommandContext<'_>,
+) -> Result<BulkSelection, CommandError> {
+    if let Some(query) = &ids.filter {
+        return BulkSelection::from_query(query);
+    }
+    let ids = match &ids.file {
+        Some(path) => read_ids(path, cx.ledger().await?.selection_max()).await?,
+        None => ids.id.iter().cloned().collect(),
+    };
+    Ok(BulkSelection::List(JobList { ids, provider }))
 }
 
 /// Requires the id a second time: a payment that is sent again may be charged again.
@@ -101,17 +108,13 @@ fn confirm_resend(id: &JobId, given: Option<&str>, console: &mut Console) -> Res
     }
 }
 
-/// Its message may be in a broker's queue, which cannot be searched.
-const UNKNOWN_JOB: &str = "the ledger has no such job; if its message may still arrive, add --provider NAME to cancel the \
-                             payment before that";
-
 #[derive(Debug, clap::Args)]
 pub struct CancelArgs {
     #[command(flatten)]
     ids: IdArgs,
     /// Their provider. With it, an id that the ledger does not know is cancelled too: if its message arrives later, it
     /// is acknowledged and nothing is sent.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["filter", "dry_run", "confirm"])]
+    #[arg(long, value_name = "NAME", conflicts_with = "filter")]
     provider: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
@@ -127,40 +130,39 @@ pub struct CancelArgs {
 /// provider must be named, or the embedded queue must contain the message.
 ///
 /// # Errors
-/// When the database fails or the file cannot be read.
+/// When the database fails, the list cannot be read, or nothing was confirmed.
 pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    if is_in_bulk(&args.ids, &args.bulk) || args.bulk.dry_run || args.bulk.confirm.is_some() {
-        let (args, because) = (args, args.because.as_deref());
-        let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
-        return decide_in_bulk(bulk, selection(&args.ids).await?, cx).await;
-    }
-    let by = actor(args.because.as_deref());
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     check_provider_exists(provider.as_ref(), cx).await?;
-    let ledger = cx.ledger().await?;
-    let mut source = IdSource::from_args(&args.ids).await?;
-    let (config, services) = (cx.config, cx.services);
-    let decision = JobDecision::Record { ledger: &ledger, resolution: JobResolution::Cancel, actor: by.clone() };
-    let cancel = |id: JobId| {
-        let (ledger, by, provider, decision) = (&ledger, &by, &provider, &decision);
-        async move {
-            let provider = match provider {
-                Some(provider) => Some(provider.clone()),
-                None => match decision.apply(&id).await {
-                    Ok(()) => return JobActionResult::Done,
-                    Err(ResendError::Refused(ResolutionRefusal::NoSuchJob)) => {
-                        find_in_queue(&id, config, services).await
-                    }
-                    Err(error) => return error.into(),
-                },
-            };
-            match provider {
-                Some(provider) => JobActionResult::from(ledger.precancel(&id, &provider, by).await),
-                None => JobActionResult::Refused(UNKNOWN_JOB.to_owned()),
-            }
-        }
+    let is_confirmed_set = args.bulk.dry_run || args.bulk.confirm.is_some();
+    let Some(id) = args.ids.id.as_ref().filter(|_| !is_confirmed_set) else {
+        let (args, because) = (args, args.because.as_deref());
+        let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
+        let selection = selection(&args.ids, provider, cx).await?;
+        return decide_in_bulk(bulk, selection, cx).await;
     };
-    BulkReport::new(&JobResolution::Cancel, false, args.json).run_on_all(&mut source, cancel, cx.console).await
+    let by = actor(args.because.as_deref());
+    let ledger = cx.ledger().await?;
+    let cancel = async |id| match provider {
+        Some(provider) => Ok(ledger.precancel(id, &provider, &by).await?),
+        None => match ledger.resolve_job(id, &JobResolution::Cancel, None, &by).await.map_err(ResendError::from) {
+            Err(ResendError::Refused(ResolutionRefusal::NoSuchJob)) => {
+                match find_in_queue(id, cx.config, cx.services).await {
+                    Some(provider) => Ok(ledger.precancel(id, &provider, &by).await?),
+                    None => Err(ResolutionRefusal::NoSuchJob.into()),
+                }
+            }
+            decided => decided,
+        },
+    };
+    let result: Result<(), ResendError> = cancel(id).await;
+    let is_unknown = matches!(result, Err(ResendError::Refused(ResolutionRefusal::NoSuchJob)));
+    let mut report = DecisionReport::new(&JobResolution::Cancel, args.json);
+    report.record(id, result, cx.console)?;
+    if is_unknown {
+        cx.console.message(UNKNOWN_JOB)?;
+    }
+    report.print(cx.console)
 }
 
 /// The provider whose embedded queue contains the job's message. A broker's queue cannot be searched.
@@ -175,75 +177,46 @@ async fn find_in_queue(id: &JobId, config: &Config, services: &Services) -> Opti
     }
 }
 
-/// The resolution, its actor, and how it is applied.
+/// A decision about one payment.
 struct DecisionRequest<'a> {
+    id: &'a JobId,
     resolution: JobResolution,
     actor: Actor,
-    /// Without it, a decision that sends nothing again is applied.
-    args: Option<&'a BulkArgs>,
+    dry_run: bool,
     json: bool,
 }
 
-/// Applies a decision to every payment of the source.
+/// Applies a decision to one payment. A resend does not start while the broker is unavailable, so that the ledger stays
+/// unchanged.
 ///
 /// # Errors
 /// When a backend is unreachable before anything was changed, or the output is closed.
-async fn decide(
-    request: DecisionRequest<'_>,
-    mut source: IdSource<'_>,
-    cx: &mut CommandContext<'_>,
-) -> Result<Exit, CommandError> {
-    let DecisionRequest { resolution, actor, args, json } = request;
-    let dry_run = args.is_some_and(|args| args.dry_run);
+async fn decide(request: DecisionRequest<'_>, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let DecisionRequest { id, resolution, actor, dry_run, json } = request;
     let ledger = &cx.ledger().await?;
-    let report = BulkReport::new(&resolution, dry_run, json);
+    let mut report = DecisionReport::new(&resolution, json);
     let (queue, providers);
-    let (decision, ticks) = match args.filter(|_| resolution.needs_resend()) {
-        None => (JobDecision::Record { ledger, resolution, actor }, None),
-        Some(args) => {
-            providers = provider_names(ledger).await?;
-            queue = cx.queue().await?;
-            if dry_run {
-                queue.ping().await?;
-            } else {
-                // Safe: the ledger has these payments, and the sweeper republishes lost messages.
-                for (name, why) in declare_lanes(queue.as_ref(), &providers, &providers).await? {
-                    cx.console.message(&format!("warning: {name}: {why}"))?;
-                }
+    let decision = if resolution.needs_resend() {
+        providers = provider_names(ledger).await?;
+        queue = cx.queue().await?;
+        if dry_run {
+            queue.ping().await?;
+        } else {
+            // Safe: the ledger has the payment, and the sweeper republishes lost messages.
+            for (name, why) in declare_lanes(queue.as_ref(), &providers, &providers).await? {
+                cx.console.message(&format!("warning: {name}: {why}"))?;
             }
-            let (queue, card_numbers) = (queue.as_ref(), cx.config.worker.card_numbers);
-            let resender = Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor };
-            (JobDecision::Resend(resender), Some(Mutex::new(send_interval(args.rate))))
         }
+        let (queue, card_numbers) = (queue.as_ref(), cx.config.worker.card_numbers);
+        JobDecision::Resend(Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor })
+    } else {
+        JobDecision::Record { ledger, resolution, actor }
     };
-    let ended = AtomicBool::new(false);
-    let decide = |id: JobId| {
-        let (decision, ticks, ended) = (&decision, &ticks, &ended);
-        async move {
-            if dry_run {
-                let preview = decision.preview(&id).await;
-                return preview
-                    .map_or_else(JobActionResult::from, |provider| JobActionResult::WouldChange(provider.to_string()));
-            }
-            if let Some(ticks) = ticks {
-                ticks.lock().await.tick().await;
-            }
-            if ended.load(Ordering::Relaxed) {
-                return JobActionResult::Skipped;
-            }
-            let outcome = decision.apply(&id).await.map_or_else(JobActionResult::from, |()| JobActionResult::Done);
-            ended.fetch_or(outcome.aborts_batch(), Ordering::Relaxed);
-            outcome
-        }
-    };
-    report.run_on_all(&mut source, decide, cx.console).await
-}
-
-/// A steady interval: a late tick delays the next ones instead of a burst.
-fn send_interval(rate: BatchRate) -> Interval {
-    let mut ticks = interval(rate.interval());
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
+    match dry_run {
+        true => report.record_preview(id, decision.preview(id).await, cx.console)?,
+        false => report.record(id, decision.apply(id).await, cx.console)?,
+    }
+    report.print(cx.console)
 }
 
 const DEAD: &str = "dead";
@@ -260,7 +233,7 @@ enum DlqAction {
     List(Box<show::PageArgs>),
     /// Show one dead payment: its requests, its events, and manual changes.
     Show(show::ShowArgs),
-    /// Try dead payments again, one or all: same key, same request, attempts reset, within the limits.
+    /// Try dead payments again, one or many: same key, same request, attempts reset, within the limits.
     Replay(ReplayArgs),
     /// End dead payments for good: they become `cancelled`.
     Discard(DiscardArgs),
@@ -301,32 +274,28 @@ pub async fn dlq(args: &DlqArgs, cx: &mut CommandContext<'_>) -> Result<Exit, Co
 
 /// Runs `dlq discard`.
 async fn discard(args: &DiscardArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    if let Some(query) = &args.filter {
-        let (decision, because) = (BatchDecision::Discard, args.because.as_deref());
-        let bulk = BulkDecision { decision, args: &args.bulk, because, json: args.json };
-        return decide_in_bulk(bulk, filter_selection(query)?, cx).await;
+    let (dry_run, because) = (args.bulk.dry_run, args.because.as_deref());
+    if let Some(id) = &args.id {
+        let (resolution, actor) = (JobResolution::Discard, actor(because));
+        return decide(DecisionRequest { id, resolution, actor, dry_run, json: args.json }, cx).await;
     }
-    let (resolution, actor) = (JobResolution::Discard, actor(args.because.as_deref()));
-    let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
-    decide(request, IdSource::Argument(args.id.clone()), cx).await
+    let bulk = BulkDecision { decision: BatchDecision::Discard, args: &args.bulk, because, json: args.json };
+    decide_in_bulk(bulk, BulkSelection::from_query(args.filter.as_deref().unwrap_or_default())?, cx).await
 }
 
 #[derive(Debug, clap::Args)]
 struct ReplayArgs {
-    /// One payment; without it and without --provider, all dead payments, after a confirmation.
+    /// One payment. Without it: all dead payments, which are shown first and confirmed by their digest.
     #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
     /// The dead payments of this provider; with an id, the payment must be this provider's.
     #[arg(long)]
     provider: Option<String>,
-    /// Replay all dead payments of all providers without a confirmation; without a terminal there is none.
-    #[arg(long, conflicts_with_all = ["id", "provider"])]
-    yes: bool,
     /// Why, for the audit; also in the job's reason.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
     /// All dead payments that match, written like the address of the page's list: `provider=acme&account=a1`.
-    #[arg(long, value_name = "QUERY", conflicts_with_all = ["id", "provider", "yes"], allow_hyphen_values = true)]
+    #[arg(long, value_name = "QUERY", conflicts_with_all = ["id", "provider"], allow_hyphen_values = true)]
     filter: Option<String>,
     #[command(flatten)]
     bulk: BulkArgs,
@@ -337,65 +306,28 @@ struct ReplayArgs {
 
 /// Runs `dlq replay`.
 async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    if let Some(query) = &args.filter {
-        let (decision, because) = (BatchDecision::Replay, args.because.as_deref());
-        let bulk = BulkDecision { decision, args: &args.bulk, because, json: args.json };
-        return decide_in_bulk(bulk, filter_selection(query)?, cx).await;
-    }
-    let ledger = &cx.ledger().await?;
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
-    let source = match &args.id {
-        Some(id) => {
-            let actual = ledger.job_details(id).await?.map(|details| details.line.provider);
-            if let (Some(actual), Some(wanted)) = (actual, &provider)
-                && actual != wanted.as_str()
-            {
-                return Err(CommandError::Failed(format!(
-                    "{id} is a payment of {actual}, not of {wanted}: nothing was replayed"
-                )));
-            }
-            IdSource::Argument(Some(id.clone()))
-        }
-        None => {
-            let dead = count_dead(ledger, provider.as_ref()).await?;
-            if dead.is_empty() {
-                // A success, unless the provider does not exist.
-                check_provider_exists(provider.as_ref(), cx).await?;
-                cx.console.message("no dead payments: nothing to replay")?;
-                return print_empty_report(args, Exit::Success, cx.console);
-            }
-            if provider.is_none() && !args.bulk.dry_run && !args.yes && !confirm_replay(&dead, cx.console)? {
-                cx.console.message("nothing was changed")?;
-                return print_empty_report(args, Exit::Failed, cx.console);
-            }
-            let filter = JobFilter { provider, ..JobFilter::of_state(DEAD) };
-            IdSource::Ledger { ledger, filter: Box::new(filter), page: VecDeque::new(), after: None, has_more: true }
-        }
+    let (dry_run, because) = (args.bulk.dry_run, args.because.as_deref());
+    let Some(id) = &args.id else {
+        check_provider_exists(provider.as_ref(), cx).await?;
+        let selection = match &args.filter {
+            Some(query) => BulkSelection::from_query(query)?,
+            None => BulkSelection::Filter(Box::new(RawJobFilter {
+                provider: args.provider.clone(),
+                ..RawJobFilter::default()
+            })),
+        };
+        let bulk = BulkDecision { decision: BatchDecision::Replay, args: &args.bulk, because, json: args.json };
+        return decide_in_bulk(bulk, selection, cx).await;
     };
-    let (resolution, actor) = (JobResolution::Replay, actor(args.because.as_deref()));
-    let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
-    decide(request, source, cx).await
-}
-
-/// Dead payments, by provider.
-async fn count_dead(ledger: &Database, provider: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
-    let counts = ledger.job_counts(DEAD).await?.into_iter();
-    let dead = counts.filter(|count| provider.is_none_or(|name| name.as_str() == count.provider));
-    Ok(dead.map(|count| (count.provider, count.jobs)).collect())
-}
-
-fn print_empty_report(args: &ReplayArgs, exit: Exit, console: &mut Console) -> Result<Exit, CommandError> {
-    if args.json {
-        console.json(&BulkReport::new(&JobResolution::Replay, args.bulk.dry_run, true))?;
+    let actual = cx.ledger().await?.job_details(id).await?.map(|details| details.line.provider);
+    if let (Some(actual), Some(wanted)) = (actual, &provider)
+        && actual != wanted.as_str()
+    {
+        return Err(CommandError::Failed(format!(
+            "{id} is a payment of {actual}, not of {wanted}: nothing was replayed"
+        )));
     }
-    Ok(exit)
-}
-
-/// Asks for a confirmation; without a terminal the script has decided.
-fn confirm_replay(dead: &BTreeMap<String, i64>, console: &mut Console) -> Result<bool, CommandError> {
-    let total: i64 = dead.values().sum();
-    let by_provider: Vec<String> = dead.iter().map(|(provider, jobs)| format!("{provider} {jobs}")).collect();
-    let all = if total == 1 { "the one dead payment".to_owned() } else { format!("all {total} dead payments") };
-    let question = format!("Replay {all} ({})?", by_provider.join(", "));
-    Ok(console.confirm(&question)?.unwrap_or(true))
+    let (resolution, actor) = (JobResolution::Replay, actor(because));
+    decide(DecisionRequest { id, resolution, actor, dry_run, json: args.json }, cx).await
 }

@@ -23,11 +23,12 @@ use crate::ledger::operator::{Actor, ErasureCounts, ErasureResult};
 use crate::ops::explain::{ExplainResponse, ExplainedCheck, FactSources, explain_job};
 use crate::worker::settings_sync::LoadedSettings;
 
-pub mod bulk;
 pub mod bulk_decision;
 pub mod decide;
 pub mod filter;
+mod ids;
 pub mod notes;
+mod report;
 pub mod show;
 
 #[derive(Debug, clap::Args)]
@@ -62,7 +63,7 @@ enum Action {
 pub struct IdArgs {
     #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
-    /// One id per line; `-` is stdin. Invalid lines are reported by number, the others are processed.
+    /// One id per line; `-` is stdin. One invalid line rejects the list.
     #[arg(long, value_name = "IDS")]
     file: Option<PathBuf>,
     /// All payments that match, written like the address of the page's list: `state=review&provider=acme`.
