@@ -18,6 +18,8 @@ use super::json::JsonResponse;
 use super::{LIVEZ, OpsState, READYZ, roles};
 use identity::Credentials;
 pub use identity::People;
+#[cfg(test)]
+pub use users::tests::hash_of;
 pub use tokens::{ApiCaller, AuthenticationFailures, WrongTokens};
 
 mod identity;

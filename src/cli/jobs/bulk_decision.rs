@@ -6,6 +6,7 @@
 use clap::Args;
 
 use crate::amount::display_amount;
+use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::console::group_thousands;
 use crate::cli::jobs::bulk::{IdEntry, IdSource};
 use crate::cli::jobs::{IdArgs, actor};
@@ -113,7 +114,11 @@ pub async fn decide_in_bulk(
         return Ok(if args.dry_run { Exit::Success } else { Exit::Failed });
     };
     let jobs = Some(prepared.preview.jobs);
+    let gate = gate(&ledger, cx.config, by.clone());
     let confirmed = Confirmation { digest: digest.clone(), jobs, rate: args.rate, by };
+    if let Some(awaited) = gate.batch(&prepared, &confirmed).await? {
+        return print_awaited(&awaited, json, cx.console);
+    }
     let batch = prepared.begin(&ledger, confirmed).await?;
     if json {
         cx.console.json(&batch)?;

@@ -16,23 +16,25 @@ use clap::Subcommand;
 use tokio::sync::Mutex;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::app::Services;
+use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::enqueue::declare_lanes;
 use crate::cli::jobs::bulk::{BulkReport, IdSource, JobActionResult};
 use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, decide_in_bulk, filter_selection, selection};
 use crate::cli::jobs::show::check_provider_exists;
+use crate::cli::jobs::unseen::{UNKNOWN_JOB, find_in_queue, gate_cancel};
 use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
-use crate::config::{Config, QueueUrl};
+use crate::domain::approval::GatedAction;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
+use crate::ledger::approvals::{decision_of, gated_decision};
 use crate::ledger::database::Database;
 use crate::ledger::decision_batches::{BatchDecision, BatchRate};
 use crate::ledger::decision_input;
 use crate::ledger::operator::{Actor, JobFilter, JobResolution, ResolutionRefusal};
+use crate::ops::approval::AwaitedApproval;
 use crate::ops::change::{JobDecision, ResolutionKind};
-use crate::queue::SearchResult;
 use crate::worker::resend::{ResendError, Resender, provider_names};
 
 #[derive(Debug, clap::Args)]
@@ -62,7 +64,8 @@ pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<
         .resolution(args.reference.clone(), cx.config.worker.card_numbers)
         .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
     let resends = args.kind == ResolutionKind::Resend;
-    if is_in_bulk(&args.ids, &args.bulk) || (resends && args.ids.file.is_some()) {
+    let is_gated = cx.config.approvals.rules.concern(gated_decision(decision_of(&resolution)));
+    if is_in_bulk(&args.ids, &args.bulk) || ((resends || is_gated) && args.ids.file.is_some()) {
         let decision = match args.kind {
             ResolutionKind::Succeeded => BatchDecision::Succeeded,
             ResolutionKind::Declined => BatchDecision::Declined,
@@ -75,6 +78,9 @@ pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<
         confirm_resend(id, args.bulk.confirm.as_deref(), cx.console)?;
     }
     let actor = actor(args.because.as_deref());
+    if let Some(awaited) = gate_one(args.ids.id.as_ref(), &resolution, &actor, &args.bulk, cx).await? {
+        return print_awaited(&awaited, args.json, cx.console);
+    }
     let source = IdSource::from_args(&args.ids).await?;
     let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
     decide(request, source, cx).await
@@ -101,10 +107,6 @@ fn confirm_resend(id: &JobId, given: Option<&str>, console: &mut Console) -> Res
     }
 }
 
-/// Its message may be in a broker's queue, which cannot be searched.
-const UNKNOWN_JOB: &str = "the ledger has no such job; if its message may still arrive, add --provider NAME to cancel the \
-                             payment before that";
-
 #[derive(Debug, clap::Args)]
 pub struct CancelArgs {
     #[command(flatten)]
@@ -129,7 +131,12 @@ pub struct CancelArgs {
 /// # Errors
 /// When the database fails or the file cannot be read.
 pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    if is_in_bulk(&args.ids, &args.bulk) || args.bulk.dry_run || args.bulk.confirm.is_some() {
+    let is_gated = cx.config.approvals.rules.concern(GatedAction::Cancel) && args.ids.file.is_some();
+    if is_gated && args.provider.is_some() {
+        let problem = "--provider: `cancel` needs two people (approvals.require): give one id, or leave --provider out";
+        return Err(CommandError::Usage(problem.to_owned()));
+    }
+    if is_in_bulk(&args.ids, &args.bulk) || args.bulk.dry_run || args.bulk.confirm.is_some() || is_gated {
         let (args, because) = (args, args.because.as_deref());
         let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
         return decide_in_bulk(bulk, selection(&args.ids).await?, cx).await;
@@ -138,6 +145,11 @@ pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Ex
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     check_provider_exists(provider.as_ref(), cx).await?;
     let ledger = cx.ledger().await?;
+    if let Some(id) = &args.ids.id
+        && let Some(awaited) = gate_cancel(id, provider.as_ref(), &by, cx).await?
+    {
+        return print_awaited(&awaited, args.json, cx.console);
+    }
     let mut source = IdSource::from_args(&args.ids).await?;
     let (config, services) = (cx.config, cx.services);
     let decision = JobDecision::Record { ledger: &ledger, resolution: JobResolution::Cancel, actor: by.clone() };
@@ -163,16 +175,16 @@ pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Ex
     BulkReport::new(&JobResolution::Cancel, false, args.json).run_on_all(&mut source, cancel, cx.console).await
 }
 
-/// The provider whose embedded queue contains the job's message. A broker's queue cannot be searched.
-async fn find_in_queue(id: &JobId, config: &Config, services: &Services) -> Option<ProviderName> {
-    if config.queue.url != QueueUrl::Embedded {
-        return None;
-    }
-    let queue = services.queue(config).await.ok()?;
-    match queue.find(id).await {
-        Ok(SearchResult::Found(found)) => Some(found.lane),
-        Ok(SearchResult::NotFound | SearchResult::Unsupported) | Err(_) => None,
-    }
+/// The gate before a decision about one payment; a dry run changes nothing.
+async fn gate_one(
+    id: Option<&JobId>,
+    resolution: &JobResolution,
+    by: &Actor,
+    args: &BulkArgs,
+    cx: &CommandContext<'_>,
+) -> Result<Option<AwaitedApproval>, CommandError> {
+    let Some(id) = id.filter(|_| !args.dry_run) else { return Ok(None) };
+    Ok(gate(&cx.ledger().await?, cx.config, by.clone()).job(id, resolution).await?)
 }
 
 /// The resolution, its actor, and how it is applied.
@@ -307,6 +319,9 @@ async fn discard(args: &DiscardArgs, cx: &mut CommandContext<'_>) -> Result<Exit
         return decide_in_bulk(bulk, filter_selection(query)?, cx).await;
     }
     let (resolution, actor) = (JobResolution::Discard, actor(args.because.as_deref()));
+    if let Some(awaited) = gate_one(args.id.as_ref(), &resolution, &actor, &args.bulk, cx).await? {
+        return print_awaited(&awaited, args.json, cx.console);
+    }
     let request = DecisionRequest { resolution, actor, args: Some(&args.bulk), json: args.json };
     decide(request, IdSource::Argument(args.id.clone()), cx).await
 }
@@ -337,7 +352,11 @@ struct ReplayArgs {
 
 /// Runs `dlq replay`.
 async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    if let Some(query) = &args.filter {
+    let provider = args.provider.as_ref().map(|name| format!("&provider={name}")).unwrap_or_default();
+    let all = format!("state={DEAD}{provider}");
+    // All dead payments are shown first, and replayed as one batch.
+    let is_gated = args.id.is_none() && cx.config.approvals.rules.concern(GatedAction::Replay);
+    if let Some(query) = args.filter.as_ref().or(is_gated.then_some(&all)) {
         let (decision, because) = (BatchDecision::Replay, args.because.as_deref());
         let bulk = BulkDecision { decision, args: &args.bulk, because, json: args.json };
         return decide_in_bulk(bulk, filter_selection(query)?, cx).await;
@@ -353,6 +372,10 @@ async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, 
                 return Err(CommandError::Failed(format!(
                     "{id} is a payment of {actual}, not of {wanted}: nothing was replayed"
                 )));
+            }
+            let by = actor(args.because.as_deref());
+            if let Some(awaited) = gate_one(Some(id), &JobResolution::Replay, &by, &args.bulk, cx).await? {
+                return print_awaited(&awaited, args.json, cx.console);
             }
             IdSource::Argument(Some(id.clone()))
         }

@@ -29,6 +29,7 @@ pub mod decide;
 pub mod filter;
 pub mod notes;
 pub mod show;
+mod unseen;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -380,13 +380,14 @@ impl Database {
     /// A transaction on settings with its author. The rows of its steps begin at [`LEADING_STEPS`].
     pub(super) fn settings_change_by(&self, by: &Actor, steps: Vec<Step>) -> Vec<Step> {
         let forget = (self.dialect() == Dialect::Sqlite).then(|| self.step(&FORGET_ACTOR, []));
-        std::iter::once(self.step(&SET_ACTOR, actor_args(by))).chain(steps).chain(forget).collect()
+        let approval = self.approval_steps(None);
+        std::iter::once(self.step(&SET_ACTOR, actor_args(by))).chain(steps).chain(approval).chain(forget).collect()
     }
 
     /// A change of jobs, with its author on PostgreSQL. On SQLite, the caller completes each audit row afterwards.
     pub(super) fn job_changes_by(&self, by: &Actor, change: Vec<Step>) -> Vec<Step> {
         let author = (self.dialect() == Dialect::Postgres).then(|| self.must_affect(&SET_ACTOR, actor_args(by)));
-        author.into_iter().chain(change).collect()
+        author.into_iter().chain(change).chain(self.approval_steps(None)).collect()
     }
 
     /// The change of one job, with its author on both databases.
