@@ -39,7 +39,8 @@ impl ApprovalsConfig {
 fn parse_rule(text: &str) -> Result<ApprovalRule, String> {
     let (name, threshold) = text.split_once(':').map_or((text, None), |(name, rest)| (name, Some(rest)));
     let known = || GatedAction::ALL.map(GatedAction::name).join(", ");
-    let action = GatedAction::from_name(name.trim()).ok_or_else(|| format!("`{text}`: the action is none of {}", known()))?;
+    let action =
+        GatedAction::from_name(name.trim()).ok_or_else(|| format!("`{text}`: the action is none of {}", known()))?;
     let Some(threshold) = threshold.map(str::trim) else {
         return Ok(ApprovalRule { action, threshold: Threshold::Always });
     };
@@ -51,9 +52,8 @@ fn parse_rule(text: &str) -> Result<ApprovalRule, String> {
             let payments = number.parse().ok().filter(|payments| *payments > 0);
             Threshold::Payments(payments.ok_or_else(|| format!("`{text}`: `payments` is no number from 1"))?)
         }
-        Some(("amount", amount)) => parse_amount(amount).ok_or_else(|| {
-            format!("`{text}`: `amount` is no amount above 0 with its currency, like 1000.00 EUR")
-        })?,
+        Some(("amount", amount)) => parse_amount(amount)
+            .ok_or_else(|| format!("`{text}`: `amount` is no amount above 0 with its currency, like 1000.00 EUR"))?,
         _ => return Err(format!("`{text}`: the threshold is neither `payments=N` nor `amount=AMOUNT CURRENCY`")),
     };
     Ok(ApprovalRule { action, threshold })

@@ -113,15 +113,16 @@ impl ApprovalRules {
 
     /// Whether an action of this size needs a second person. One rule that is reached suffices.
     pub fn gate(&self, action: GatedAction, size: &ActionSize) -> Gate {
-        let is_reached = |rule: &ApprovalRule| match &rule.threshold {
-            Threshold::Always => true,
-            Threshold::Payments(from) => size.payments >= *from,
-            Threshold::Amount { minor, currency } => size.sums.as_ref().is_none_or(|sums| {
-                sums.iter().any(|(summed, sum)| {
-                    if summed == currency { sum >= minor } else { !self.names_currency(action, summed) }
-                })
-            }),
-        };
+        let is_reached =
+            |rule: &ApprovalRule| match &rule.threshold {
+                Threshold::Always => true,
+                Threshold::Payments(from) => size.payments >= *from,
+                Threshold::Amount { minor, currency } => size.sums.as_ref().is_none_or(|sums| {
+                    sums.iter().any(|(summed, sum)| {
+                        if summed == currency { sum >= minor } else { !self.names_currency(action, summed) }
+                    })
+                }),
+            };
         if self.of(action).any(is_reached) { Gate::NeedsSecondPerson } else { Gate::Open }
     }
 
@@ -130,7 +131,8 @@ impl ApprovalRules {
     }
 
     fn names_currency(&self, action: GatedAction, wanted: &str) -> bool {
-        let named = |rule: &ApprovalRule| matches!(&rule.threshold, Threshold::Amount { currency, .. } if currency == wanted);
+        let named =
+            |rule: &ApprovalRule| matches!(&rule.threshold, Threshold::Amount { currency, .. } if currency == wanted);
         self.of(action).any(named)
     }
 }

@@ -29,17 +29,38 @@ pub enum StoredAction {
         seen_fence: Option<i64>,
     },
     /// The cancellation of a payment whose message has not come.
-    Precancel { job: String, provider: String },
+    Precancel {
+        job: String,
+        provider: String,
+    },
     /// The start of a decision about many payments, whose ids are stored beside it.
-    Batch { decision: BatchDecision, digest: String, rate: String },
+    Batch {
+        decision: BatchDecision,
+        digest: String,
+        rate: String,
+    },
     /// A limit's new rate, and what it was at the request.
-    Limit { provider: String, limit: String, from: LimitBefore, to: String, until_ms: Option<i64> },
-    Pause { provider: String },
+    Limit {
+        provider: String,
+        limit: String,
+        from: LimitBefore,
+        to: String,
+        until_ms: Option<i64>,
+    },
+    Pause {
+        provider: String,
+    },
     /// With the version of the provider's row at the request.
-    Resume { provider: String, version: i64 },
+    Resume {
+        provider: String,
+        version: i64,
+    },
     PauseAll,
     /// With the pause that was in force at the request, and the providers that it held.
-    ResumeAll { pause: i64, providers: Vec<String> },
+    ResumeAll {
+        pause: i64,
+        providers: Vec<String>,
+    },
 }
 
 /// A limit before its change, in words.
@@ -161,7 +182,9 @@ pub struct NewApproval {
 /// Whether a request was stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApprovalRequest {
-    Stored { expires_at: DatabaseTime },
+    Stored {
+        expires_at: DatabaseTime,
+    },
     /// The same action waits already.
     Pending(String),
 }

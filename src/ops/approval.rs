@@ -152,11 +152,7 @@ impl ApprovalGate<'_> {
     ///
     /// # Errors
     /// Why the decision would be refused, or why it was not stored.
-    pub async fn job(
-        &self,
-        id: &JobId,
-        resolution: &JobResolution,
-    ) -> Result<Option<AwaitedApproval>, ApprovalError> {
+    pub async fn job(&self, id: &JobId, resolution: &JobResolution) -> Result<Option<AwaitedApproval>, ApprovalError> {
         if !self.concerns(gated_decision(decision_of(resolution))) {
             return Ok(None);
         }
@@ -243,11 +239,7 @@ impl ApprovalGate<'_> {
     ///
     /// # Errors
     /// When there is no such provider, or why it was not stored.
-    pub async fn pause(
-        &self,
-        provider: &ProviderName,
-        paused: bool,
-    ) -> Result<Option<AwaitedApproval>, ApprovalError> {
+    pub async fn pause(&self, provider: &ProviderName, paused: bool) -> Result<Option<AwaitedApproval>, ApprovalError> {
         if !self.concerns(if paused { GatedAction::Pause } else { GatedAction::Resume }) {
             return Ok(None);
         }

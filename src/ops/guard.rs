@@ -18,9 +18,9 @@ use super::json::JsonResponse;
 use super::{LIVEZ, OpsState, READYZ, roles};
 use identity::Credentials;
 pub use identity::People;
+pub use tokens::{ApiCaller, AuthenticationFailures, WrongTokens};
 #[cfg(test)]
 pub use users::tests::hash_of;
-pub use tokens::{ApiCaller, AuthenticationFailures, WrongTokens};
 
 mod identity;
 #[cfg(test)]

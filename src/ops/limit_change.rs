@@ -68,7 +68,8 @@ impl RateChange {
         let RawRate { max_requests, window_ms } = lasting;
         let returns_after = until.map(|at| LimitReturn { until: DatabaseTime(at.0), max_requests, window_ms });
         let (returns_before, mut row_after) = (before.returns, row.clone());
-        let found = LimitBefore { rate: rate_before.to_string(), returns: returns_before.map(|returns| returns.to_string()) };
+        let found =
+            LimitBefore { rate: rate_before.to_string(), returns: returns_before.map(|returns| returns.to_string()) };
         if wanted.expects.is_some_and(|expected| *expected != found) {
             return Err(SettingsChangeError::LimitChanged { limit: wanted.limit.to_owned(), now: found.rate });
         }

@@ -124,9 +124,17 @@ async fn gated_commands_change_nothing() {
         assert_eq!(changeable(&desk).await, before, "{words:?}");
         by_zoe(&desk).await;
         let done = desk.run(&["approvals", "approve", &id, "--json"]).await;
-        assert_eq!((exit(&done), done.json()["state"].as_str()), (Exit::Success, Some("approved")), "{words:?} {}", done.err);
+        assert_eq!(
+            (exit(&done), done.json()["state"].as_str()),
+            (Exit::Success, Some("approved")),
+            "{words:?} {}",
+            done.err
+        );
         // Its payment was not recorded before.
-        assert!(changeable(&desk).await != before || arguments[0] == "unseen" || command == "provider resume", "{words:?}");
+        assert!(
+            changeable(&desk).await != before || arguments[0] == "unseen" || command == "provider resume",
+            "{words:?}"
+        );
         let again = desk.run(&["approvals", "approve", &id]).await;
         assert!(again.failure().0.contains("is approved already"), "{:?}", again.failure());
     }
@@ -155,7 +163,8 @@ async fn many_payments_are_shown_first() {
     let line = ["dlq", "replay", "--provider", "acme"];
     let preview = desk.run_set(ALWAYS, &[&line[..], &["--dry-run", "--json"]].concat()).await.json();
     assert_eq!(preview["jobs"], 2);
-    let confirmed = [&line[..], &["--confirm", preview["digest"].as_str().unwrap(), "--because", "back", "--json"]].concat();
+    let confirmed =
+        [&line[..], &["--confirm", preview["digest"].as_str().unwrap(), "--because", "back", "--json"]].concat();
     let ran = desk.run_set(ALWAYS, &confirmed).await;
     let id = ran.json()["awaits_approval"].as_str().unwrap().to_owned();
     assert!(exit(&ran) == Exit::Failed && desk.state("d1").await == "dead");
@@ -220,9 +229,12 @@ async fn provider_file_is_no_way_around() {
         );
         desk.file(&text)
     };
-    for (limits, rest, action) in
-        [(101, "", "limit"), (100, "reserve_percent = 10", "limit"), (100, "quota = \"other\"", "limit"), (100, "paused = true", "pause")]
-    {
+    for (limits, rest, action) in [
+        (101, "", "limit"),
+        (100, "reserve_percent = 10", "limit"),
+        (100, "quota = \"other\"", "limit"),
+        (100, "paused = true", "pause"),
+    ] {
         let path = file(limits, rest);
         let before = changeable(&desk).await;
         let ran = desk.run_set(ALWAYS, &["provider", "apply", &path]).await;

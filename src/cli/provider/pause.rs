@@ -30,11 +30,7 @@ pub(super) struct PauseArgs {
 }
 
 /// Pauses or resumes what the arguments name.
-pub(super) async fn run(
-    args: &PauseArgs,
-    paused: bool,
-    cx: &mut CommandContext<'_>,
-) -> Result<Exit, CommandError> {
+pub(super) async fn run(args: &PauseArgs, paused: bool, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let (ledger, by) = (&cx.ledger().await?, actor(args.because.as_deref()));
     let gate = gate(ledger, cx.config, by.clone());
     let awaited = match (&args.name, paused) {

@@ -32,7 +32,8 @@ const UNGATED: [(&str, &str); 9] = [
 ];
 
 fn rules(rules: &[(GatedAction, Threshold)]) -> ApprovalsConfig {
-    let rule = |(action, threshold): &(GatedAction, Threshold)| ApprovalRule { action: *action, threshold: threshold.clone() };
+    let rule =
+        |(action, threshold): &(GatedAction, Threshold)| ApprovalRule { action: *action, threshold: threshold.clone() };
     ApprovalsConfig {
         rules: ApprovalRules(rules.iter().map(rule).collect()),
         expire_after: std::time::Duration::from_secs(86_400),
@@ -59,7 +60,8 @@ async fn stand(configured: ApprovalsConfig) -> TestApi {
         state.approvals = Arc::new(configured);
     })
     .await;
-    for (id, state) in [("r1", "review"), ("r2", "review"), ("r3", "review"), ("d1", "dead"), ("d2", "dead"), ("w1", "waiting")]
+    for (id, state) in
+        [("r1", "review"), ("r2", "review"), ("r3", "review"), ("d1", "dead"), ("d2", "dead"), ("w1", "waiting")]
     {
         stand.add_job(id, "x", state).await;
     }
@@ -218,7 +220,8 @@ async fn second_person_approves_a_payment_once() {
 #[tokio::test]
 async fn approved_payments_are_sent_again() {
     let stand = stand(always()).await;
-    let id = awaited(post(&stand, "alice", "/api/v1/jobs/r1/resolve", json!({"as": "resend", "confirm_id": "r1"})).await);
+    let id =
+        awaited(post(&stand, "alice", "/api/v1/jobs/r1/resolve", json!({"as": "resend", "confirm_id": "r1"})).await);
     assert_eq!(approve(&stand, "bob", &id).await.0, 200);
     assert_eq!(state_of(&stand, "r1").await, "waiting");
     let id = awaited(post(&stand, "alice", "/api/v1/dlq/d1/replay", json!({})).await);
@@ -350,7 +353,9 @@ async fn pauses_and_resumes_are_approved() {
 #[tokio::test]
 async fn requests_are_refused_withdrawn_and_expire() {
     let stand = stand(always()).await;
-    let ask = async |job: &str| awaited(post(&stand, "alice", &format!("/api/v1/jobs/{job}/resolve"), json!({"as": "declined"})).await);
+    let ask = async |job: &str| {
+        awaited(post(&stand, "alice", &format!("/api/v1/jobs/{job}/resolve"), json!({"as": "declined"})).await)
+    };
     let decide = async |user: &str, id: &str, what: &str, body: Value| {
         post(&stand, user, &format!("/api/v1/approvals/{id}/{what}"), body).await
     };
@@ -359,7 +364,10 @@ async fn requests_are_refused_withdrawn_and_expire() {
     says(&decide("alice", &id, "refuse", json!({"because": "no"})).await.1, "a second person decides");
     says(&decide("bob", &id, "withdraw", json!({})).await.1, "only alice, who requested it");
     let (status, refused) = decide("bob", &id, "refuse", json!({"because": "wrong payment"})).await;
-    assert_eq!((status, &refused["state"], &refused["decided_because"]), (200, &json!("refused"), &json!("wrong payment")));
+    assert_eq!(
+        (status, &refused["state"], &refused["decided_because"]),
+        (200, &json!("refused"), &json!("wrong payment"))
+    );
     assert_eq!(approve(&stand, "carol", &id).await.0, 409);
     let id = ask("r1").await;
     assert_eq!(decide("alice", &id, "withdraw", json!({})).await.1["state"], "withdrawn");

@@ -389,7 +389,9 @@ pub async fn set_limit(
     // A gated change is only rehearsed here.
     let dry_run = asked.dry_run || gate.concerns(GatedAction::Limit);
     let change = change_limit(&ops.operator_context.ledger, &wanted, dry_run, Some(&by)).await?;
-    if !asked.dry_run && let Some(awaited) = gate.limit(&wanted, &change).await? {
+    if !asked.dry_run
+        && let Some(awaited) = gate.limit(&wanted, &change).await?
+    {
         return Ok(AwaitsApproval::response(awaited));
     }
     let FinishChange { clears, clears_at, cutoff } = FinishChange::new(&input, &change);

@@ -82,14 +82,13 @@ pub async fn approve(
     let approval = find_pending(ledger, id).await?;
     check_second_person(&approval, caller)?;
     let decision = decision(ApprovalState::Approved, caller);
-    let approved = Approved { ledger, sender, approval: &approval, decision: &decision, actor: actor(&approval, caller) };
+    let approved =
+        Approved { ledger, sender, approval: &approval, decision: &decision, actor: actor(&approval, caller) };
     let executed = approved.execute().await;
     let now = find_approval(ledger, id).await?;
     match executed {
         // Nothing was left to change, so no transaction has written the approval.
-        Ok(()) if now.state == ApprovalState::Pending => {
-            decide(ledger, &approval, &decision).await
-        }
+        Ok(()) if now.state == ApprovalState::Pending => decide(ledger, &approval, &decision).await,
         Ok(()) => Ok(now),
         Err(_) if now.state != ApprovalState::Pending => Err(ApprovalError::Decided { id: now.id, state: now.state }),
         Err(error) if is_final(&error) => {

@@ -52,7 +52,8 @@ impl Fixture {
 
     async fn until(&self, limit: &str, rate: &str, until: &str) -> RateChange {
         let (provider, until) = (name("stripe"), until.parse::<Until>().unwrap());
-        let wanted = WantedLimit { provider: &provider, limit, rate: Some(rate.parse().unwrap()), until, expects: None };
+        let wanted =
+            WantedLimit { provider: &provider, limit, rate: Some(rate.parse().unwrap()), until, expects: None };
         let by = Actor { os_user: "alice@host".to_owned(), reason: None, program: None };
         set_limit(&self.database, &wanted, false, Some(&by)).await.unwrap()
     }

@@ -1,4 +1,4 @@
-//! Approvals on both databases: a stored action is executed once and only while it is pending, whoever races or crashes.
+//! Approvals on both databases: a stored action is executed once, and only while it is pending: under races and crashes too.
 
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ fn policy() -> ApprovalsConfig {
 }
 
 fn caller(name: &str, role: Role) -> Caller {
-    let actor = Actor { os_user: format!("{name}@page ({role}, user)"), program: None, reason: Some("ticket".to_owned()) };
+    let actor =
+        Actor { os_user: format!("{name}@page ({role}, user)"), program: None, reason: Some("ticket".to_owned()) };
     Caller { identity: Identity { name: name.to_owned(), role, path: IdentityPath::User }, actor }
 }
 
@@ -231,7 +232,8 @@ async fn request_ends_after_its_time(kind: Kind) {
     let late = fixture.approve_as("bob", &approval).await.unwrap_err();
     assert!(matches!(late, ApprovalError::Decided { state: ApprovalState::Expired, .. }), "{late}");
     // Its time ends between the look and the change.
-    let grant = ApprovalGrant { id: approval.clone(), decision: decision(ApprovalState::Approved), settings_version: None };
+    let grant =
+        ApprovalGrant { id: approval.clone(), decision: decision(ApprovalState::Approved), settings_version: None };
     let granted = fixture.database.approved_by(grant);
     let declined = granted.resolve_job(&id("a"), &JobResolution::Declined, None, &by()).await;
     assert_eq!(settled(declined), Err(ResolutionRefusal::Changed));
@@ -244,7 +246,11 @@ async fn changed_actions_are_refused_for_good(kind: Kind) {
     for (asked, sql, words) in [
         (Asked::Job, None, "the job is `succeeded`"),
         (Asked::Batch, None, "the selected payments have changed"),
-        (Asked::Limit, Some("UPDATE provider_limits SET max_requests = 99"), "limit `all` has changed since the request"),
+        (
+            Asked::Limit,
+            Some("UPDATE provider_limits SET max_requests = 99"),
+            "limit `all` has changed since the request",
+        ),
         (Asked::Resume, Some("UPDATE providers SET timeout_ms = 9000"), "bolt has changed since the request"),
         (Asked::Pause, Some("DELETE FROM providers"), "there is no provider `bolt`"),
     ] {
@@ -286,5 +292,8 @@ async fn old_requests_are_forgotten(kind: Kind) {
     assert_eq!(ledger.forget_approvals(Duration::ZERO, 9).await.unwrap(), 1, "a pending one is first expired");
     ledger.expire_approvals().await.unwrap();
     assert_eq!(ledger.forget_approvals(Duration::ZERO, 9).await.unwrap(), 1);
-    assert!(ledger.approval(&pause).await.unwrap().is_none() && ledger.list_approvals(None, None, 9).await.unwrap().approvals.is_empty());
+    assert!(
+        ledger.approval(&pause).await.unwrap().is_none()
+            && ledger.list_approvals(None, None, 9).await.unwrap().approvals.is_empty()
+    );
 }
