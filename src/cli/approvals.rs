@@ -207,12 +207,17 @@ pub fn check_provider_file(
 ) -> Result<(), CommandError> {
     for before in present {
         let Some(after) = wanted.iter().find(|row| row.name == before.name) else { continue };
-        let paused = !after.pause_unmentioned && after.paused != before.paused;
-        let changed = match (paused, after.paused) {
-            (true, true) if gate.concerns(GatedAction::Pause) => GatedAction::Pause,
-            (true, false) if gate.concerns(GatedAction::Resume) => GatedAction::Resume,
-            _ if gate.concerns(GatedAction::Limit) && rate_keys(before) != rate_keys(after) => GatedAction::Limit,
-            _ => continue,
+        let paused = if after.pause_unmentioned { before.paused } else { after.paused };
+        let stops = (paused && !before.paused) || (before.enabled && !after.enabled);
+        let starts = (before.paused && !paused) || (after.enabled && !before.enabled);
+        let changed = if stops && gate.concerns(GatedAction::Pause) {
+            GatedAction::Pause
+        } else if starts && gate.concerns(GatedAction::Resume) {
+            GatedAction::Resume
+        } else if gate.concerns(GatedAction::Limit) && rate_keys(before) != rate_keys(after) {
+            GatedAction::Limit
+        } else {
+            continue;
         };
         let command = match changed {
             GatedAction::Pause => "provider pause",
@@ -236,7 +241,6 @@ fn rate_keys(row: &ProviderRow) -> serde_json::Value {
         row.quota.as_deref().unwrap_or(&row.name),
         row.reserve_percent,
         row.store_down,
-        row.share_of,
-        row.enabled
+        row.share_of
     ])
 }

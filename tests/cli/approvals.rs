@@ -234,6 +234,7 @@ async fn provider_file_is_no_way_around() {
         (100, "reserve_percent = 10", "limit"),
         (100, "quota = \"other\"", "limit"),
         (100, "paused = true", "pause"),
+        (100, "enabled = false", "pause"),
     ] {
         let path = file(limits, rest);
         let before = changeable(&desk).await;

@@ -112,9 +112,13 @@ impl Database {
     /// The steps by which this handle's approval becomes part of a change; none without one.
     pub(super) fn approval_steps(&self, batch: Option<&str>) -> Vec<Step> {
         let Some(grant) = &self.approval else { return Vec::new() };
-        let unchanged = grant.settings_version.map(|version| self.unless_changed_since(version));
-        let decide = self.must_affect(&DECIDE, decide_args(&grant.id, &grant.decision, batch));
-        unchanged.into_iter().chain([decide]).collect()
+        vec![self.must_affect(&DECIDE, decide_args(&grant.id, &grant.decision, batch))]
+    }
+
+    /// The step before a change of settings that was approved for one version of them. The change raises the version.
+    pub(super) fn approval_condition(&self) -> Option<Step> {
+        let version = self.approval.as_ref()?.settings_version?;
+        Some(self.unless_changed_since(version))
     }
 
     /// `None`: there is no such request.
