@@ -11,7 +11,7 @@ use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
-use crate::ledger::approvals::{Approval, ApprovalDecision, ApprovalGrant, ApprovalState, StoredAction};
+use crate::ledger::approvals::{Approval, ApprovalDecision, ApprovalGrant, ApprovalState, Party, StoredAction};
 use crate::ledger::database::Database;
 use crate::ledger::decision_batches::{BatchDecision, BatchRate};
 use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
@@ -86,11 +86,14 @@ pub async fn approve(
         Approved { ledger, sender, approval: &approval, decision: &decision, actor: actor(&approval, caller) };
     let executed = approved.execute().await;
     let now = find_approval(ledger, id).await?;
+    if now.state != ApprovalState::Pending {
+        // Another approver may have been faster, so that nothing was left to change.
+        let is_ours = executed.is_ok() && now.decided_by.as_ref() == Some(&Party::from(&caller.identity));
+        return if is_ours { Ok(now) } else { Err(ApprovalError::Decided { id: now.id, state: now.state }) };
+    }
     match executed {
-        // Nothing was left to change, so no transaction has written the approval.
-        Ok(()) if now.state == ApprovalState::Pending => decide(ledger, &approval, &decision).await,
-        Ok(()) => Ok(now),
-        Err(_) if now.state != ApprovalState::Pending => Err(ApprovalError::Decided { id: now.id, state: now.state }),
+        // There was nothing to change, so no transaction has written the approval.
+        Ok(()) => decide(ledger, &approval, &decision).await,
         Err(error) if is_final(&error) => {
             let why = error.to_string();
             let refusal = ApprovalDecision { state: ApprovalState::Refused, because: Some(why.clone()), ..decision };
