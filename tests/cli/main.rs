@@ -5,6 +5,7 @@
 mod support;
 
 mod apply;
+mod approvals;
 mod bulk_decisions;
 mod check;
 mod confirmations;

@@ -8,9 +8,11 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::amount::display_amount;
+use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::console::group_thousands;
 use crate::cli::jobs::actor;
 use crate::cli::jobs::report::DecisionReport;
+use crate::cli::jobs::unseen::UNKNOWN_JOB;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::format::count;
 use crate::domain::job::JobId;
@@ -44,10 +46,6 @@ fn parse_rate(text: &str) -> Result<BatchRate, String> {
         Err(_) => BatchRate::parse(text),
     }
 }
-
-/// The message of such a job may be in a broker's queue, which cannot be searched.
-pub const UNKNOWN_JOB: &str = "if the message of a job that the ledger does not know may still arrive, add \
-                               --provider NAME to cancel the payment before that";
 
 /// A decision about many payments, from the command line.
 #[derive(Debug)]
@@ -124,6 +122,9 @@ pub async fn decide_in_bulk(
     let Some(digest) = confirm else { return show_preview(&prepared, &bulk, cx.console) };
     let (jobs, unknown) = (Some(prepared.preview.jobs), prepared.unknown.clone());
     let confirmed = Confirmation { digest: digest.clone(), jobs, rate: bulk.args.rate, by: by.clone() };
+    if let Some(awaited) = gate(&ledger, cx.config, by.clone()).batch(&prepared, &confirmed).await? {
+        return print_awaited(&awaited, bulk.json, cx.console);
+    }
     let batch = match prepared.begin(&ledger, confirmed).await {
         Err(BatchError::Empty) if !unknown.is_empty() => None,
         begun => Some(begun?),

@@ -10,16 +10,17 @@
 
 use clap::Subcommand;
 
-use crate::app::Services;
+use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::enqueue::declare_lanes;
-use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, BulkSelection, UNKNOWN_JOB, decide_in_bulk};
+use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, BulkSelection, decide_in_bulk};
 use crate::cli::jobs::ids::read_ids;
 use crate::cli::jobs::report::DecisionReport;
 use crate::cli::jobs::show::check_provider_exists;
+use crate::cli::jobs::unseen::{UNKNOWN_JOB, find_in_queue, gate_cancel};
 use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
-use crate::config::{Config, QueueUrl};
+use crate::domain::approval::GatedAction;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::decision_batches::BatchDecision;
@@ -28,7 +29,6 @@ use crate::ledger::job_filter_input::RawJobFilter;
 use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
 use crate::ops::batch::JobList;
 use crate::ops::change::{JobDecision, ResolutionKind};
-use crate::queue::SearchResult;
 use crate::worker::resend::{ResendError, Resender, provider_names};
 
 #[derive(Debug, clap::Args)]
@@ -136,12 +136,20 @@ pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Ex
     check_provider_exists(provider.as_ref(), cx).await?;
     let is_confirmed_set = args.bulk.dry_run || args.bulk.confirm.is_some();
     let Some(id) = args.ids.id.as_ref().filter(|_| !is_confirmed_set) else {
+        if provider.is_some() && !args.bulk.dry_run && cx.config.approvals.rules.concern(GatedAction::Cancel) {
+            let problem =
+                "--provider: `cancel` needs two people (approvals.require): give one id, or leave --provider out";
+            return Err(CommandError::Usage(problem.to_owned()));
+        }
         let (args, because) = (args, args.because.as_deref());
         let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
         let selection = selection(&args.ids, provider, cx).await?;
         return decide_in_bulk(bulk, selection, cx).await;
     };
     let by = actor(args.because.as_deref());
+    if let Some(awaited) = gate_cancel(id, provider.as_ref(), &by, cx).await? {
+        return print_awaited(&awaited, args.json, cx.console);
+    }
     let ledger = cx.ledger().await?;
     let cancel = async |id| match provider {
         Some(provider) => Ok(ledger.precancel(id, &provider, &by).await?),
@@ -165,18 +173,6 @@ pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Ex
     report.print(cx.console)
 }
 
-/// The provider whose embedded queue contains the job's message. A broker's queue cannot be searched.
-async fn find_in_queue(id: &JobId, config: &Config, services: &Services) -> Option<ProviderName> {
-    if config.queue.url != QueueUrl::Embedded {
-        return None;
-    }
-    let queue = services.queue(config).await.ok()?;
-    match queue.find(id).await {
-        Ok(SearchResult::Found(found)) => Some(found.lane),
-        Ok(SearchResult::NotFound | SearchResult::Unsupported) | Err(_) => None,
-    }
-}
-
 /// A decision about one payment.
 struct DecisionRequest<'a> {
     id: &'a JobId,
@@ -194,6 +190,10 @@ struct DecisionRequest<'a> {
 async fn decide(request: DecisionRequest<'_>, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let DecisionRequest { id, resolution, actor, dry_run, json } = request;
     let ledger = &cx.ledger().await?;
+    let gate = gate(ledger, cx.config, actor.clone());
+    if !dry_run && let Some(awaited) = gate.job(id, &resolution).await? {
+        return print_awaited(&awaited, json, cx.console);
+    }
     let mut report = DecisionReport::new(&resolution, json);
     let (queue, providers);
     let decision = if resolution.needs_resend() {

@@ -30,6 +30,7 @@ mod ids;
 pub mod notes;
 mod report;
 pub mod show;
+mod unseen;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -118,7 +118,8 @@ async fn each_route_needs_its_role() {
 #[tokio::test]
 async fn each_caller_has_one_identity() {
     let server = Server::new(people(), Some(TOKEN)).await;
-    let is = |name: &str, role: &str, path: &str| (200, json!({"name": name, "role": role, "path": path}));
+    let is =
+        |name: &str, role: &str, path: &str| (200, json!({"name": name, "role": role, "path": path, "approvals": []}));
     let basic = |user: &'static str, password: &'static str| {
         move |request: reqwest::RequestBuilder| request.basic_auth(user, Some(password))
     };

@@ -89,6 +89,8 @@ struct RowsWithPauses {
     paused_by: BTreeMap<String, String>,
     pause_of_all: Option<PauseOfAll>,
 }
+/// What awaits a decision beside the payments: rejected messages, and the number of actions for a second person.
+type OpenDecisions = (Vec<RejectedCount>, u64);
 type UsageByQuota = BTreeMap<ProviderName, Vec<LimitStatus>>;
 
 /// The collected input, and the overview made from it.
@@ -106,7 +108,7 @@ pub struct OverviewCollector {
     /// Queue depths while the database is unavailable and there are no backlog counts.
     depths: CachedSource<QueueDepths>,
     oldest: CachedSource<BTreeMap<String, i64>>,
-    rejected: CachedSource<Vec<RejectedCount>>,
+    open_decisions: CachedSource<OpenDecisions>,
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
     database_was_unavailable: AtomicBool,
@@ -128,7 +130,7 @@ impl OverviewCollector {
             reports: CachedSource::new(SOURCE_TIMEOUT),
             depths: CachedSource::new(SOURCE_TIMEOUT),
             oldest: CachedSource::new(SOURCE_TIMEOUT),
-            rejected: CachedSource::new(SOURCE_TIMEOUT),
+            open_decisions: CachedSource::new(SOURCE_TIMEOUT),
             limit_usage: CachedSource::new(SOURCE_TIMEOUT),
             counts: BacklogCounter::new(),
             database_was_unavailable: AtomicBool::default(),
@@ -248,14 +250,15 @@ impl OverviewCollector {
             }
             self.limit_usage.get(USAGE_AGE_MAX, self.query_limit_usage(&known)).await
         };
-        let rejected = async {
+        let open = async {
             if purpose == CollectFor::HistoryOnly || reports.problem.is_some() {
                 return CachedValue::not_queried();
             }
-            self.rejected.get(REJECTED_AGE_MAX, self.query_rejected()).await
+            self.open_decisions.get(REJECTED_AGE_MAX, self.query_open_decisions()).await
         };
         let stored = self.collect_stored(purpose, reports.problem.is_some(), known.version);
-        let (used, rejected, (rows, oldest, counted)) = tokio::join!(used, rejected, stored);
+        let (used, open, (rows, oldest, counted)) = tokio::join!(used, open, stored);
+        let (rejected, pending_approvals) = open.current().unzip();
         let problem_of =
             |what: &str, problem: &Option<String>| problem.as_ref().map(|problem| problem_with_name(what, problem));
         let mut problems: Vec<String> = Vec::new();
@@ -292,7 +295,8 @@ impl OverviewCollector {
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
-            rejected: rejected.current(),
+            rejected,
+            pending_approvals,
             queue_reports_ages: self.sources.queue.reports_ages(),
             limit_usage: used.value.unwrap_or_default(),
             database_problem,
@@ -383,8 +387,10 @@ impl OverviewCollector {
         Ok(oldest)
     }
 
-    async fn query_rejected(&self) -> Result<Vec<RejectedCount>, String> {
-        self.sources.ledger.count_rejected().await.map_err(|error| error.to_string())
+    async fn query_open_decisions(&self) -> Result<OpenDecisions, String> {
+        let rejected = self.sources.ledger.count_rejected().await.map_err(|error| error.to_string())?;
+        let approvals = self.sources.ledger.pending_approvals().await.map_err(|error| error.to_string())?;
+        Ok((rejected, approvals))
     }
 
     async fn query_jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {

@@ -6,6 +6,7 @@
 
 use super::*;
 
+mod approvals;
 mod backlog;
 mod decision_batches;
 mod filling;
