@@ -1,7 +1,10 @@
 //! Third-party software: the rows of `config/providers` on both databases, localstripe read by the stripe SDK, nginx as
-//! a limiter. Also special files that are given as secrets.
+//! a limiter and as an authenticating proxy. Also special files that are given as secrets.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+#[path = "../security/authority.rs"]
+#[allow(dead_code, reason = "its other half is for the security tests")]
+mod authority;
 #[path = "../docs/page.rs"]
 #[allow(dead_code, reason = "its other half is for other pages")]
 mod page;
@@ -18,6 +21,7 @@ mod embedded;
 mod hung;
 mod limit_req;
 mod nginx;
+mod people;
 mod python;
 mod recipes;
 mod sender;

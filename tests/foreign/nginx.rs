@@ -1,6 +1,7 @@
-//! nginx with `limit_req` in front of a plain upstream, as a provider with a rate limit. Its access log decides.
+//! nginx as a server of its own: with `limit_req` in front of a plain upstream, as a provider with a rate limit whose
+//! access log decides, or with another `http` block.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::support::process::{Server, free_port, private_dir};
@@ -23,25 +24,33 @@ pub struct Served {
     pub key: String,
 }
 
+/// Starts nginx in this directory with the content of its `http` block, and waits for its port.
+pub fn start(dir: &Path, http: &str, port: u16) -> Server {
+    let place = dir.display();
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|part| format!("{part}_temp_path {place}/{part};\n"))
+        .concat();
+    let configuration = format!(
+        "daemon off;\nmaster_process off;\npid {place}/pid;\nerror_log {place}/error.log;\n\
+         events {{ worker_connections 1024; }}\nhttp {{\n{temporary}{http}\n}}\n"
+    );
+    let file = dir.join("nginx.conf");
+    std::fs::write(&file, configuration).unwrap();
+    let command = [NGINX, "-p", dir.to_str().unwrap(), "-c", file.to_str().unwrap()];
+    let server = Server::start(&command, &[], &dir.join("nginx.log"), Some(dir), "");
+    server.await_port(port);
+    server
+}
+
 impl Nginx {
     /// `rate` is the value of `limit_req_zone`, `burst` that of `limit_req`. Requests beyond them get a 429 with a
     /// Retry-After of `retry_after_s`.
     pub fn start(rate: &str, burst: u32, retry_after_s: u32) -> Self {
         let (dir, port, upstream) = (private_dir("nginx"), free_port(), free_port());
         let place = dir.display();
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|part| format!("{part}_temp_path {place}/{part};\n"))
-            .concat();
         // `return` is evaluated before the limit, so the responses come from a second server.
-        let configuration = format!(
+        let http = format!(
             r#"
-daemon off;
-master_process off;
-pid {place}/pid;
-error_log {place}/error.log;
-events {{ worker_connections 1024; }}
-http {{
-    {temporary}
     log_format judge '$msec $status $http_idempotency_key';
     limit_req_zone $binary_remote_addr zone=payments:1m rate={rate};
     keepalive_requests 1000000;
@@ -68,15 +77,9 @@ http {{
         default_type application/json;
         location / {{ return 200 '{{"id": "ch_$http_idempotency_key"}}'; }}
     }}
-}}
 "#
         );
-        let file = dir.join("nginx.conf");
-        std::fs::write(&file, configuration).unwrap();
-        let command = [NGINX, "-p", dir.to_str().unwrap(), "-c", file.to_str().unwrap()];
-        let server = Server::start(&command, &[], &dir.join("nginx.log"), Some(&dir), "");
-        server.await_port(port);
-        Self { server, dir, port }
+        Self { server: start(&dir, &http, port), dir, port }
     }
 
     pub fn url(&self) -> String {

@@ -35,7 +35,7 @@ pub struct BulkArgs {
     /// Show what would be changed, and change nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// With --filter or --file: the digest that --dry-run prints. To send one payment again: its id once more.
+    /// For many payments: the digest that --dry-run prints. To send one payment again: its id once more.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub confirm: Option<String>,
 }

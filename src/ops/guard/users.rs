@@ -4,6 +4,7 @@
 //! remembered as a digest with a key of this process: a page that polls pays once. An unknown name takes as long.
 
 use std::fmt;
+use std::sync::Arc;
 
 use argon2::{Argon2, Params, PasswordHash, PasswordVerifier as _};
 use parking_lot::Mutex;
@@ -26,14 +27,17 @@ const MEMORY_KIB_MAX: u32 = 256 * 1_024;
 const PASSES_MAX: u32 = 16;
 const LANES_MAX: u32 = 16;
 
+/// Compares a password with a hash. That is costly.
+type Comparison = dyn Fn(&[u8], &PasswordHash) -> bool + Send + Sync;
+
 /// The users of `ops.users`.
-#[derive(Default)]
 pub struct Users {
     list: Vec<User>,
     /// Key of the digests; random for each process.
     key: [u8; 32],
     /// Held while a hash is compared.
     comparing: tokio::sync::Mutex<()>,
+    comparison: Arc<Comparison>,
 }
 
 struct User {
@@ -43,6 +47,17 @@ struct User {
     hash: Option<PasswordHash>,
     /// Digest of the right password, once it is known.
     right: Mutex<Option<[u8; 32]>>,
+}
+
+impl Default for Users {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            key: [0; 32],
+            comparing: tokio::sync::Mutex::default(),
+            comparison: Arc::new(is_right),
+        }
+    }
 }
 
 impl fmt::Debug for Users {
@@ -67,8 +82,7 @@ impl Users {
                 }
             }
         }
-        let comparing = tokio::sync::Mutex::default();
-        if problems.is_empty() { Ok(Self { list, key, comparing }) } else { Err(problems) }
+        if problems.is_empty() { Ok(Self { list, key, ..Self::default() }) } else { Err(problems) }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -105,8 +119,8 @@ impl Users {
         if guesses.must_wait(address) {
             return guesses.check(address, || false);
         }
-        let password = password.to_vec();
-        let compare = move || Argon2::default().verify_password(&password, &hash).is_ok();
+        let (password, comparison) = (password.to_vec(), Arc::clone(&self.comparison));
+        let compare = move || comparison(&password, &hash);
         let is_right = tokio::task::spawn_blocking(compare).await.unwrap_or(false);
         let check = guesses.check(address, || is_right && known.is_some());
         if let (TokenCheck::Valid, Some(user)) = (check, known) {
@@ -132,6 +146,10 @@ impl User {
     fn is_right(&self, given: &[u8; 32]) -> bool {
         self.right.lock().is_some_and(|right| right.ct_eq(given).into())
     }
+}
+
+fn is_right(password: &[u8], hash: &PasswordHash) -> bool {
+    Argon2::default().verify_password(password, hash).is_ok()
 }
 
 fn digest(key: &[u8; 32], name: &str, password: &[u8]) -> [u8; 32] {
@@ -167,6 +185,7 @@ fn read_secret(reference: &SecretReference, variable: &impl Fn(&str) -> Option<S
 #[cfg(test)]
 pub mod tests {
     use std::net::{IpAddr, Ipv4Addr};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use argon2::PasswordHasher as _;
 
@@ -217,13 +236,23 @@ pub mod tests {
 
     #[tokio::test]
     async fn early_password_is_not_compared() {
-        let users = load(&[("alice", &hash_of("correct horse"))]).unwrap();
+        let compared = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&compared);
+        let counted = move |password: &[u8], hash: &PasswordHash| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            is_right(password, hash)
+        };
+        let users = Users { comparison: Arc::new(counted), ..load(&[("alice", &hash_of("correct horse"))]).unwrap() };
         let (guesses, address) = (WrongTokens::default(), IpAddr::V4(Ipv4Addr::LOCALHOST).into());
         let check = async |password: &str| users.check("alice", password.as_bytes(), &guesses, address).await;
         for _ in 0..4 {
             assert_eq!(check("wrong").await, TokenCheck::Wrong);
         }
-        assert!(matches!(check("correct horse").await, TokenCheck::TooSoon { .. }), "the response reveals nothing");
+        assert_eq!(compared.load(Ordering::Relaxed), 4);
+        for password in ["correct horse", "wrong"] {
+            assert!(matches!(check(password).await, TokenCheck::TooSoon { .. }), "the response reveals nothing");
+        }
+        assert_eq!(compared.load(Ordering::Relaxed), 4, "a hash is costly, so an early guess has none");
         assert_eq!(guesses.failures().wrong_token, 4);
     }
 
