@@ -238,7 +238,8 @@ fn promises(course: &Course, records: &Records) -> (String, usize) {
             let _ = writeln!(text, "  {}", violation.what);
         }
     }
-    for (rule, judged, found) in script::windows(records, &course.log.lock().unwrap()) {
+    let began_us = course.stand.provider("acme").micros_at(course.began);
+    for (rule, judged, found) in script::windows(records, &course.log.lock().unwrap(), began_us) {
         let _ = writeln!(text, "{rule:<52} {judged:>7} {found:>10}");
         count += found;
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ask::{Overview, Provider, Shown};
 use super::judge::{Around, Bounds, EARNED, TAKEN_MAX, TOO_SLOW, UNAVAILABLE, open};
@@ -110,6 +110,18 @@ impl View {
         }
     }
 
+    /// When the sample read it, since the start of the watch.
+    fn asked(self, history: &History, sample: &Sample) -> Duration {
+        let at = match self {
+            Self::Api => None,
+            Self::Status => sample.shown.asked.status,
+            Self::Metric => sample.shown.asked.metrics,
+            Self::Panel => sample.shown.asked.panels,
+        };
+        let since_start = |at: Instant| history.started.map(|started| at.saturating_duration_since(started));
+        at.and_then(since_start).unwrap_or(sample.asked)
+    }
+
     fn clears_in(self, shown: &Shown, name: &str) -> Option<Duration> {
         match self {
             Self::Api | Self::Status => self.provider(shown, name)?.clears_in_ms.map(Duration::from_millis),
@@ -204,9 +216,11 @@ impl Steady<'_> {
 fn finish_time(history: &History, steady: Steady<'_>, view: View) -> Row {
     let mut row = Row::of_forecast(format!("finish time of {}, {}", steady.provider, view.name()));
     let Some(done) = steady.done(history) else { return row };
-    for sample in steady.samples(history).filter(|sample| sample.asked < done.from) {
+    for sample in steady.samples(history) {
+        let asked = view.asked(history, sample);
+        let Some(left) = done.from.checked_sub(asked).filter(|left| !left.is_zero()) else { continue };
         let Some(clears_in) = view.clears_in(&sample.shown, steady.provider) else { continue };
-        let (left, shown) = (done.from - sample.asked, sample.asked + clears_in);
+        let shown = asked + clears_in;
         let off = shown.abs_diff(done.from);
         let part = off.as_secs_f64() / left.as_secs_f64();
         let is_violation = off > FINISH_SLACK.max(left.mul_f64(FORECAST_MAX));
