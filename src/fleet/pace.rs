@@ -286,6 +286,7 @@ pub(super) fn estimate<T>(
         waiting: waiting(evidence, provider, &counted, sending_for),
         used_counts: &provider.limits.iter().filter_map(usage).collect::<Vec<_>>(),
         sent_before: &sent_before,
+        judged_before: evidence.judged_before.get(name).map_or(&[], Vec::as_slice),
         hold: counted.hold(provider),
         lanes: counted.lanes,
         recent_rate: evidence.recent_per_s.get(name).copied(),
