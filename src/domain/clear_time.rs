@@ -120,8 +120,8 @@ pub struct ClearTimeInput<'a> {
     /// Requests that all providers of the quota sent in each [`SENT_STEP`] until now, the last step first. It ends where
     /// they are not known.
     pub sent_before: &'a [f64],
-    /// The part of each of these steps, 0 to 1, in which the lanes had a backlog and only their own pace held it back.
-    pub judged_before: &'a [f64],
+    /// The part of the limits' pace that the lanes keep, at most 1; see [`Self::measured_part`].
+    pub kept_part: f64,
     /// From a request's start to its response.
     pub hold: Duration,
     /// Live workers that run the lane.
@@ -190,10 +190,8 @@ impl SendPace {
     /// `None`: nothing is sent.
     fn new(input: &ClearTimeInput<'_>) -> Option<Self> {
         let per_second = steady_rate(input)?;
-        let holding = input.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
-        let mut limits: Vec<LimitPace> = holding.map(|limit| LimitPace::new(input, limit)).collect();
-        limits.extend(even_pacing(input.provider));
-        let per_second = kept_per_second(input, &limits, per_second).unwrap_or(per_second).min(per_second);
+        let limits = limit_paces(input);
+        let per_second = kept_per_second(input.kept_part, &limits, per_second);
         Some(Self { combined: CombinedPace::new(limits, per_second), hold: input.hold.as_secs_f64() })
     }
 
@@ -215,6 +213,14 @@ fn steady_rate(input: &ClearTimeInput<'_>) -> Option<f64> {
     let hold = input.hold.as_secs_f64();
     let slots = if hold > 0.0 { f64::from(input.provider.workers) * lanes / hold } else { f64::INFINITY };
     Some(egress.min(slots)).filter(|rate| *rate > 0.0)
+}
+
+/// The paces of the limits that hold every charge back.
+fn limit_paces(input: &ClearTimeInput<'_>) -> Vec<LimitPace> {
+    let holding = input.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
+    let mut limits: Vec<LimitPace> = holding.map(|limit| LimitPace::new(input, limit)).collect();
+    limits.extend(even_pacing(input.provider));
+    limits
 }
 
 /// The spacing by the tightest limit, if starts are spread evenly.

@@ -267,6 +267,7 @@ fn every_readout_is_true_on_a_billing_day() {
     let compared = compare(&history, &course.day(course.cutoff_at()));
     text += &comparison::table(&compared);
     text += &table(&untruths);
+    text += &happenings::pace_after_restarts(&course);
     println!("{text}");
     std::fs::write(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("billing-day.txt"), &text).unwrap();
     assert!(drained.is_ok(), "{drained:?}");

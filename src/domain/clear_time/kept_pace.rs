@@ -8,7 +8,7 @@
 //! Invariant: within two seconds, the interval of the readouts, the part changes by at most a tenth of itself (held by
 //! `part_moves_by_at_most_a_tenth_in_two_seconds`).
 
-use super::{ClearTimeInput, LimitPace, PaceKind, SENT_STEP};
+use super::{ClearTimeInput, LimitPace, PaceKind, SENT_STEP, float, limit_paces, steady_rate};
 
 /// Time that is looked at.
 const HORIZON_STEPS: usize = 12;
@@ -18,23 +18,30 @@ const PART_MIN: f64 = 0.15;
 /// order of starts within the step decides.
 const ALLOWED_MIN: f64 = 0.5;
 
-/// Jobs per second that the lanes send by themselves, whatever the longer limits let out. `None`: as fast as the limits
-/// and `steady` let them. `steady`: jobs per second without any limit.
-pub(super) fn kept_per_second(input: &ClearTimeInput<'_>, limits: &[LimitPace], steady: f64) -> Option<f64> {
-    let step = SENT_STEP.as_secs_f64();
-    let full = limits.iter().filter(|limit| limit.is_short()).map(LimitPace::per_second).fold(steady, f64::min) * step;
-    let part = kept_part(input, limits, full);
-    (part < 1.0).then(|| part * full / step)
+/// Jobs per second of lanes that keep this part of their pace. `steady`: jobs per second without any limit.
+pub(super) fn kept_per_second(part: f64, limits: &[LimitPace], steady: f64) -> f64 {
+    if part < 1.0 { steady.min(part.max(PART_MIN) * full_per_second(limits, steady)) } else { steady }
 }
 
-/// The part of the pace that was kept, [`PART_MIN`] to 1. `full`: jobs that a step lets out.
-fn kept_part(input: &ClearTimeInput<'_>, limits: &[LimitPace], full: f64) -> f64 {
-    let judged = input.judged_before.iter().take(HORIZON_STEPS).enumerate();
-    let missed: f64 =
-        judged.map(|(number, judged)| judged.clamp(0.0, 1.0) * missed_part(input, limits, full, number)).sum();
-    #[allow(clippy::cast_precision_loss, reason = "a dozen")]
-    let horizon = HORIZON_STEPS as f64;
-    (1.0 - missed / horizon).max(PART_MIN)
+/// Jobs per second that all limits but the longer ones let out.
+fn full_per_second(limits: &[LimitPace], steady: f64) -> f64 {
+    limits.iter().filter(|limit| limit.is_short()).map(LimitPace::per_second).fold(steady, f64::min)
+}
+
+impl ClearTimeInput<'_> {
+    /// The part of the limits' pace that was kept lately, at most 1. It is measured by the limits in force, and holds for
+    /// proposed ones, too. `judged_before`: the part of each [`SENT_STEP`] until now, 0 to 1, in which the lanes had a
+    /// backlog and only their own pace held it back.
+    pub fn measured_part(&self, judged_before: &[f64]) -> f64 {
+        let Some(steady) = steady_rate(self) else { return 1.0 };
+        let limits = limit_paces(self);
+        let full = full_per_second(&limits, steady) * SENT_STEP.as_secs_f64();
+        let judged = judged_before.iter().take(HORIZON_STEPS).enumerate();
+        let missed = judged.map(|(number, part)| part.clamp(0.0, 1.0) * missed_part(self, &limits, full, number));
+        #[allow(clippy::cast_precision_loss, reason = "a dozen")]
+        let horizon = HORIZON_STEPS as f64;
+        (1.0 - missed.sum::<f64>() / horizon).max(PART_MIN)
+    }
 }
 
 /// The part of its pace that the lanes missed in one step, 0 to 1.
@@ -60,7 +67,7 @@ impl LimitPace {
 
     /// Jobs per second over a long time.
     fn per_second(&self) -> f64 {
-        super::float(self.per_cycle) / self.cycle.max(f64::MIN_POSITIVE)
+        float(self.per_cycle) / self.cycle.max(f64::MIN_POSITIVE)
     }
 
     /// Jobs that it lets out in a step after those that were sent in the steps before, the last step first. `None`:
@@ -76,7 +83,7 @@ impl LimitPace {
             used += earlier.next()? * left.min(1.0);
             left -= 1.0;
         }
-        Some((super::float(self.per_cycle) - used).max(0.0))
+        Some((float(self.per_cycle) - used).max(0.0))
     }
 }
 

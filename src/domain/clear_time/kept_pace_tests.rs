@@ -11,6 +11,11 @@ use crate::ledger::provider_row::LimitRow;
 
 const JUDGED: [f64; 12] = [1.0; 12];
 
+/// The clear time by the pace that these steps show.
+fn measured(input: &ClearTimeInput<'_>, judged_before: &[f64]) -> Duration {
+    clears_in(&ClearTimeInput { kept_part: input.measured_part(judged_before), ..*input })
+}
+
 fn clears_in(input: &ClearTimeInput<'_>) -> Duration {
     match input.clear_time() {
         ClearTime::In(clears_in) => clears_in,
@@ -24,7 +29,7 @@ fn plain() -> Provider {
 }
 
 fn clears_in_s(provider: &Provider, jobs: u64, sent_before: &[f64], judged_before: &[f64]) -> u64 {
-    clears_in(&ClearTimeInput { sent_before, judged_before, ..conditions(provider, jobs) }).as_secs()
+    measured(&ClearTimeInput { sent_before, ..conditions(provider, jobs) }, judged_before).as_secs()
 }
 
 #[test]
@@ -74,7 +79,7 @@ fn time_between_two_requests_in_flight_counts() {
     let hold = Duration::from_millis(150);
     let input = ClearTimeInput { hold, sent_before: &[110.0; 12], ..conditions(&slots, 1_100) };
     assert_eq!(clears_in(&input).as_secs(), 82);
-    assert_eq!(clears_in(&ClearTimeInput { judged_before: &JUDGED, ..input }).as_secs(), 100);
+    assert_eq!(measured(&input, &JUDGED).as_secs(), 100);
 }
 
 /// Requests of each of the last seconds as sums of steps, from so many seconds ago.
@@ -94,12 +99,11 @@ proptest! {
     ) {
         let limits = [limit("second", 20, 1_000), limit("minute", 600, 60_000), limit("hour", 9_000, 3_600_000)];
         let provider = provider(limits.into_iter().take(usize::try_from(long).unwrap() + 1).collect(), |_| ());
-        let input = ClearTimeInput { sent_before: &sent, judged_before: &judged, ..conditions(&provider, jobs) };
-        let by_limits = clears_in(&ClearTimeInput { judged_before: &[], ..input });
-        let measured = clears_in(&input);
-        prop_assert!(measured >= by_limits, "{measured:?}, and the limits allow {by_limits:?}");
-        let larger = ClearTimeInput { sent_before: &sent, judged_before: &judged, ..conditions(&provider, jobs + more) };
-        prop_assert!(clears_in(&larger) >= measured);
+        let input = ClearTimeInput { sent_before: &sent, ..conditions(&provider, jobs) };
+        let (by_limits, by_pace) = (clears_in(&input), measured(&input, &judged));
+        prop_assert!(by_pace >= by_limits, "{by_pace:?}, and the limits allow {by_limits:?}");
+        let larger = ClearTimeInput { sent_before: &sent, ..conditions(&provider, jobs + more) };
+        prop_assert!(measured(&larger, &judged) >= by_pace);
     }
 
     /// The next readout comes two seconds later.
@@ -108,20 +112,20 @@ proptest! {
         let plain = plain();
         let [now, before] = [0, 2].map(|from| {
             let sent = steps(&seconds, from);
-            clears_in(&ClearTimeInput { sent_before: &sent, judged_before: &JUDGED, ..conditions(&plain, 100_000) })
+            measured(&ClearTimeInput { sent_before: &sent, ..conditions(&plain, 100_000) }, &JUDGED)
         });
         let ratio = now.as_secs_f64() / before.as_secs_f64();
         prop_assert!((1.0 / 1.1..=1.1).contains(&ratio), "{before:?}, then {now:?}");
     }
 
-    /// Whatever a lane did, at first or until now.
+    /// Whatever pace a lane had before, and has since.
     #[test]
     fn part_moves_slowly_at_any_turn(before in 0.0_f64..20.0, after in 0.0_f64..20.0, since in 0_usize..150) {
         let plain = plain();
         let seconds: Vec<f64> = (0..150).map(|age| if age < since { after } else { before }).collect();
         let [now, earlier] = [0, 2].map(|from| {
             let sent = steps(&seconds, from);
-            clears_in(&ClearTimeInput { sent_before: &sent, judged_before: &JUDGED, ..conditions(&plain, 100_000) })
+            measured(&ClearTimeInput { sent_before: &sent, ..conditions(&plain, 100_000) }, &JUDGED)
         });
         let ratio = now.as_secs_f64() / earlier.as_secs_f64();
         prop_assert!((1.0 / 1.1..=1.1).contains(&ratio), "{earlier:?}, then {now:?}");
