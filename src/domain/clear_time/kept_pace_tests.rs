@@ -43,7 +43,7 @@ fn slow_lane_is_expected_to_stay_slow() {
         (&[100.0; 12][..], &JUDGED[..], 1_199, "half of the pace for the whole time"),
         (&[100.0; 12][..], &JUDGED[..6], 799, "half of the pace for a minute"),
         (&[100.0; 12][..], &[][..], 599, "it has just started"),
-        (&[100.0; 12][..], &[0.1][..], 604, "its first second was slow"),
+        (&[100.0; 12][..], &[0.1][..], 602, "its first second was slow"),
         (&[0.0, 0.0, 200.0, 200.0][..], &JUDGED[..], 719, "it stood for twenty seconds"),
         (&[0.0; 12][..], &JUDGED[..], 3_999, "it sends nothing: no time is certain"),
         (&[200.0, 200.0][..], &JUDGED[..], 599, "what is not known was kept"),
