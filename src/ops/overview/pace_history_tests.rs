@@ -1,4 +1,4 @@
-//! Tests of the judged times: what is a cause, and which part of a step counts.
+//! Tests of the judged times: what is a cause, which part of a step counts, and when a lane has no work.
 
 use super::*;
 
