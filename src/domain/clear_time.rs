@@ -3,7 +3,8 @@
 //! It is an estimate, not a promise: it assumes that no new job arrives. Invariant: a larger backlog never clears
 //! sooner, and a higher limit never clears it later (held by `estimates_are_monotone`).
 //!
-//! Each limit lets a number of jobs out per cycle; `combined` says what several of them let out together.
+//! Each limit lets a number of jobs out per cycle; `combined` says what several of them let out together. Lanes that have
+//! been slower than their limits lately are expected to stay so: `kept_pace` says how fast they are.
 
 use std::time::Duration;
 
@@ -12,10 +13,12 @@ use super::provider::{Pacing, Provider, SlotRelease};
 use super::time::EpochMs;
 
 mod combined;
+mod kept_pace;
 mod missed;
 mod slot_returns;
 
 use self::combined::CombinedPace;
+use self::kept_pace::kept_per_second;
 pub use self::missed::{CutoffForecast, MissedCutoff};
 use self::slot_returns::ReturnCurve;
 
@@ -117,6 +120,8 @@ pub struct ClearTimeInput<'a> {
     /// Requests that all providers of the quota sent in each [`SENT_STEP`] until now, the last step first. It ends where
     /// they are not known.
     pub sent_before: &'a [f64],
+    /// The part of the limits' pace that the lanes keep, at most 1; see [`Self::measured_part`].
+    pub kept_part: f64,
     /// From a request's start to its response.
     pub hold: Duration,
     /// Live workers that run the lane.
@@ -185,9 +190,8 @@ impl SendPace {
     /// `None`: nothing is sent.
     fn new(input: &ClearTimeInput<'_>) -> Option<Self> {
         let per_second = steady_rate(input)?;
-        let holding = input.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
-        let mut limits: Vec<LimitPace> = holding.map(|limit| LimitPace::new(input, limit)).collect();
-        limits.extend(even_pacing(input.provider));
+        let limits = limit_paces(input);
+        let per_second = kept_per_second(input.kept_part, &limits, per_second);
         Some(Self { combined: CombinedPace::new(limits, per_second), hold: input.hold.as_secs_f64() })
     }
 
@@ -209,6 +213,14 @@ fn steady_rate(input: &ClearTimeInput<'_>) -> Option<f64> {
     let hold = input.hold.as_secs_f64();
     let slots = if hold > 0.0 { f64::from(input.provider.workers) * lanes / hold } else { f64::INFINITY };
     Some(egress.min(slots)).filter(|rate| *rate > 0.0)
+}
+
+/// The paces of the limits that hold every charge back.
+fn limit_paces(input: &ClearTimeInput<'_>) -> Vec<LimitPace> {
+    let holding = input.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
+    let mut limits: Vec<LimitPace> = holding.map(|limit| LimitPace::new(input, limit)).collect();
+    limits.extend(even_pacing(input.provider));
+    limits
 }
 
 /// The spacing by the tightest limit, if starts are spread evenly.

@@ -112,6 +112,32 @@ fn proposed_limit_is_estimated_like_the_current_one() {
     assert_eq!(of(600, &one), shown);
 }
 
+/// A lane at half of its pace: a raised limit is rehearsed with half of the new pace, and a lane that keeps its pace with
+/// all of it.
+#[test]
+fn proposed_limit_keeps_the_part_of_the_pace() {
+    let mut one = evidence(vec![row()], vec![worker("a", json!({"in_flight": 2, "sent_10s": 100}))]);
+    one.depths.insert("acme".to_owned(), 5_000);
+    let of = |max_requests: i64, input: &OverviewInput| {
+        let mut row = row();
+        row.limits.truncate(1);
+        row.limits[0].max_requests = max_requests;
+        ms(&ClearTimeOverview::from(clear_time(input, &row.validate(9).unwrap())))
+    };
+    one.rows[0].limits.truncate(1);
+    one.providers = one.rows[0].validate(9).into_iter().map(|row| (row.name.clone(), Arc::new(row))).collect();
+    let current = one.rows[0].limits[0].max_requests;
+    let by_limits = [current, 2 * current].map(|max_requests| of(max_requests, &one));
+    #[allow(clippy::cast_precision_loss, reason = "a small limit")]
+    let half = current as f64 * 10.0 / 2.0;
+    one.sent_before.insert("acme".to_owned(), vec![half; 12]);
+    one.judged_before.insert("acme".to_owned(), vec![1.0; 12]);
+    let by_pace = [current, 2 * current].map(|max_requests| of(max_requests, &one));
+    for (by_limits, by_pace) in by_limits.into_iter().zip(by_pace) {
+        assert!((by_limits * 18 / 10..=by_limits * 21 / 10).contains(&by_pace), "{by_limits} ms, {by_pace} ms");
+    }
+}
+
 /// Jobs that a lane sends after the count are no longer in the backlog.
 #[test]
 fn old_count_shortens_the_clear_time() {

@@ -67,6 +67,8 @@ pub struct OverviewInput {
     /// Requests in each [`crate::domain::clear_time::SENT_STEP`] until now, the last step first, by provider. It ends where
     /// they are not known.
     pub sent_before: BTreeMap<String, Vec<f64>>,
+    /// The part of each of these steps, 0 to 1, in which the lanes had a backlog and nothing disturbed them.
+    pub judged_before: BTreeMap<String, Vec<f64>>,
     /// Messages ready in a lane's queue when the jobs were counted; a queue that did not answer is left out.
     pub depths: BTreeMap<String, u64>,
     /// Payments that no worker has recorded, by the snapshots until now.

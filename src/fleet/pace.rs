@@ -279,17 +279,23 @@ pub(super) fn estimate<T>(
         Some(UsedCount { limit: limit.name.clone(), count: used.used, returns })
     };
     let sent_before = sent_before(evidence, provider);
-    estimate(&ClearTimeInput {
+    let input = ClearTimeInput {
         provider,
         now: EpochMs(evidence.at_ms),
         sending,
         waiting: waiting(evidence, provider, &counted, sending_for),
         used_counts: &provider.limits.iter().filter_map(usage).collect::<Vec<_>>(),
         sent_before: &sent_before,
+        kept_part: 1.0,
         hold: counted.hold(provider),
         lanes: counted.lanes,
         recent_rate: evidence.recent_per_s.get(name).copied(),
-    })
+    };
+    // What lanes have sent is measured by the limits that they had.
+    let in_force = evidence.providers.get(name).map_or(provider, AsRef::as_ref);
+    let judged_before = evidence.judged_before.get(name).map_or(&[][..], Vec::as_slice);
+    let kept_part = ClearTimeInput { provider: in_force, ..input }.measured_part(judged_before);
+    estimate(&ClearTimeInput { kept_part, ..input })
 }
 
 /// Requests of the provider and of those that share its limits.

@@ -74,6 +74,7 @@ fn conditions<'a>(
         waiting: WaitingJobs { jobs, ..WaitingJobs::default() },
         used_counts: used,
         sent_before: &[],
+        kept_part: 1.0,
         hold: Duration::from_millis(scenario.hold_ms),
         lanes: scenario.lanes,
         recent_rate: None,

@@ -238,7 +238,8 @@ fn promises(course: &Course, records: &Records) -> (String, usize) {
             let _ = writeln!(text, "  {}", violation.what);
         }
     }
-    for (rule, judged, found) in script::windows(records, &course.log.lock().unwrap()) {
+    let began_us = course.stand.provider("acme").micros_at(course.began);
+    for (rule, judged, found) in script::windows(records, &course.log.lock().unwrap(), began_us) {
         let _ = writeln!(text, "{rule:<52} {judged:>7} {found:>10}");
         count += found;
     }
@@ -266,6 +267,7 @@ fn every_readout_is_true_on_a_billing_day() {
     let compared = compare(&history, &course.day(course.cutoff_at()));
     text += &comparison::table(&compared);
     text += &table(&untruths);
+    text += &happenings::pace_after_restarts(&course);
     println!("{text}");
     std::fs::write(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("billing-day.txt"), &text).unwrap();
     assert!(drained.is_ok(), "{drained:?}");

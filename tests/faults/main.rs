@@ -17,6 +17,7 @@ mod connection_owner;
 #[cfg(feature = "faults")]
 mod crash;
 mod inject;
+mod ledger_restart;
 mod oracle;
 mod oracle_tests;
 mod plan;

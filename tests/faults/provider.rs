@@ -132,11 +132,14 @@ impl Provider {
         ProviderRecord { calls: self.books().calls.clone(), limits: limits.collect(), by_grant: self.options.by_grant }
     }
 
+    /// An instant of the monotonic clock as microseconds of the records.
+    pub fn micros_at(&self, at: std::time::Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.started.into_std()).as_micros()).unwrap()
+    }
+
     /// Requests that were received between two instants of the monotonic clock.
     pub fn received_between(&self, from: std::time::Instant, to: std::time::Instant) -> u64 {
-        let started = self.started.into_std();
-        let micros = |at: std::time::Instant| u64::try_from(at.saturating_duration_since(started).as_micros()).unwrap();
-        let (from_us, to_us) = (micros(from), micros(to));
+        let (from_us, to_us) = (self.micros_at(from), self.micros_at(to));
         let received = self
             .books()
             .calls

@@ -15,9 +15,19 @@ const ANSWER_MAX: Duration = Duration::from_secs(4);
 /// A request that takes this long has waited for a backend.
 const WAITED_MIN: Duration = Duration::from_secs(1);
 
+/// When each kind of readout was asked for; `None`: as its sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AskedAt {
+    pub metrics: Option<Instant>,
+    pub status: Option<Instant>,
+    pub panels: Option<Instant>,
+}
+
 /// All readouts of one worker at one moment; `None`: no response.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
+    /// When the readouts of one sample were asked for: they are read one after another, for seconds on a busy machine.
+    pub asked: AskedAt,
     pub overview: Option<Overview>,
     /// What `status --json` prints.
     pub status: Option<Overview>,
@@ -91,10 +101,12 @@ const FINISHED: [&str; 6] = ["succeeded", "declined", "dead", "expired", "review
 /// Reads only the counts of one worker.
 pub fn counts(port: u16) -> Shown {
     let overview = get_json(port, "/api/v1/overview").and_then(|body| overview(&body));
+    let asked = AskedAt { metrics: Some(Instant::now()), ..AskedAt::default() };
     let metrics = get(port, "/metrics").filter(|(status, _)| *status == 200);
     let text = metrics.map(|(_, text)| text);
     let samples = |name: &str| text.as_deref().map(|text| samples(text, name));
     Shown {
+        asked,
         overview,
         waiting_metric: samples("sluicegate_waiting_jobs"),
         clear_metric: samples("sluicegate_clear_seconds").unwrap_or_default(),
@@ -124,8 +136,12 @@ pub fn everything(deployment: &dyn Deployment, port: u16, jobs: &[String], prome
             break;
         }
     }
+    let asked_status = Some(Instant::now());
+    let status = deployment.status(port).and_then(|body| overview(&body));
+    let asked_panels = Some(Instant::now());
     Shown {
-        status: deployment.status(port).and_then(|body| overview(&body)),
+        asked: AskedAt { status: asked_status, panels: asked_panels, ..counts.asked },
+        status,
         lost_pids: pids(true),
         live_pids: pids(false),
         limits,

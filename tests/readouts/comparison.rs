@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ask::{Overview, Provider, Shown};
-use super::judge::{Around, Bounds, EARNED, TAKEN_MAX, TOO_SLOW, UNAVAILABLE, open};
+use super::judge::{Around, Bounds, EARNED, TAKEN_MAX, TOO_SLOW, UNAVAILABLE, finished, open};
 use super::{History, Sample, Truth};
 
 /// Largest deviation of the waiting payments, as a part of them.
@@ -17,6 +17,8 @@ const WAITING_MAX: f64 = 0.01;
 const FORECAST_MAX: f64 = 0.1;
 /// A finish time may be off by so much in any case: the age of a readout, and the interval of the truth.
 const FINISH_SLACK: Duration = Duration::from_secs(5);
+/// Time before a forecast whose pace it could know.
+const PACE_BEFORE: Duration = Duration::from_secs(60);
 /// Time after a recovery until no readout calls the backend unavailable any more.
 const RECOVERY_MAX: Duration = Duration::from_secs(3);
 /// Time after a recovery in which readouts are judged for that.
@@ -43,7 +45,9 @@ pub struct Row {
     pub rule: String,
     pub judged: usize,
     pub violations: Vec<String>,
-    /// Largest deviation, in the unit.
+    /// Deviations that no forecast could know: the lane sent slower or faster afterwards than in the minute before.
+    pub unforeseen: Vec<String>,
+    /// Largest deviation, in the unit; without the unforeseen ones.
     pub worst: f64,
     pub unit: &'static str,
     /// It compares a forecast, which a machine that is too slow for the limits does not keep.
@@ -52,7 +56,8 @@ pub struct Row {
 
 impl Row {
     fn new(rule: impl Into<String>, unit: &'static str) -> Self {
-        Self { rule: rule.into(), judged: 0, violations: Vec::new(), worst: 0.0, unit, is_forecast: false }
+        let (violations, unforeseen) = (Vec::new(), Vec::new());
+        Self { rule: rule.into(), judged: 0, violations, unforeseen, worst: 0.0, unit, is_forecast: false }
     }
 
     fn of_forecast(rule: impl Into<String>) -> Self {
@@ -110,6 +115,18 @@ impl View {
         }
     }
 
+    /// When the sample read it, since the start of the watch.
+    fn asked(self, history: &History, sample: &Sample) -> Duration {
+        let at = match self {
+            Self::Api => None,
+            Self::Status => sample.shown.asked.status,
+            Self::Metric => sample.shown.asked.metrics,
+            Self::Panel => sample.shown.asked.panels,
+        };
+        let since_start = |at: Instant| history.started.map(|started| at.saturating_duration_since(started));
+        at.and_then(since_start).unwrap_or(sample.asked)
+    }
+
     fn clears_in(self, shown: &Shown, name: &str) -> Option<Duration> {
         match self {
             Self::Api | Self::Status => self.provider(shown, name)?.clears_in_ms.map(Duration::from_millis),
@@ -145,15 +162,17 @@ pub fn compare(history: &History, day: &Day) -> Vec<Row> {
 
 /// The rows as text, with the first violations of each.
 pub fn table(rows: &[Row]) -> String {
-    let mut text = format!("{:<52} {:>7} {:>10} {:>9}\n", "rule", "judged", "violations", "worst");
+    let mut text = format!("{:<52} {:>7} {:>10} {:>10} {:>9}\n", "rule", "judged", "violations", "unforeseen", "worst");
     for row in rows {
-        let Row { rule, judged, violations, worst, unit, is_forecast } = row;
+        let Row { rule, judged, violations, unforeseen, worst, unit, is_forecast } = row;
         let kind = if *is_forecast { " forecast" } else { "" };
-        let _ = writeln!(text, "{rule:<52} {judged:>7} {:>10} {worst:>7.1} {unit}{kind}", violations.len());
+        let (violations, unforeseen) = (violations.len(), unforeseen.len());
+        let _ = writeln!(text, "{rule:<52} {judged:>7} {violations:>10} {unforeseen:>10} {worst:>7.1} {unit}{kind}");
     }
-    for row in rows.iter().filter(|row| !row.violations.is_empty()) {
-        let _ = writeln!(text, "{}:", row.rule);
-        for what in row.violations.iter().take(PRINTED) {
+    let kinds = rows.iter().flat_map(|row| [("", row, &row.violations), (", unforeseen", row, &row.unforeseen)]);
+    for (kind, row, found) in kinds.filter(|(_, _, found)| !found.is_empty()) {
+        let _ = writeln!(text, "{}{kind}:", row.rule);
+        for what in found.iter().take(PRINTED) {
             let _ = writeln!(text, "  {what}");
         }
     }
@@ -193,6 +212,25 @@ impl Steady<'_> {
         history.samples.iter().filter(move |sample| sample.asked >= from && Around::new(history, sample).is_calm())
     }
 
+    /// Payments per second that finished in the minute before `at` and from then until `done`, if they differ by more than
+    /// a forecast may. `None`: they do not, or there was no minute.
+    fn pace_changed(&self, history: &History, at: Duration, done: Duration) -> Option<[f64; 2]> {
+        let from = at.checked_sub(PACE_BEFORE).filter(|from| *from >= self.from)?;
+        let paces = [self.pace(history, from, at)?, self.pace(history, at, done)?];
+        let [before, after] = paces;
+        ((after - before).abs() > FORECAST_MAX * before).then_some(paces)
+    }
+
+    /// Payments per second that finished between two instants.
+    fn pace(&self, history: &History, from: Duration, to: Duration) -> Option<f64> {
+        let within = history.truths.iter().filter(|truth| truth.from >= from && truth.from <= to);
+        let mut known = within.filter_map(|truth| Some((truth.from, finished(truth, self.provider)?)));
+        let (first_at, first) = known.next()?;
+        let (last_at, last) = known.last()?;
+        let seconds = (last_at - first_at).as_secs_f64();
+        (seconds > 0.0).then(|| float(last.saturating_sub(first)) / seconds)
+    }
+
     /// The truth when all payments of the provider had finished.
     fn done<'h>(&self, history: &'h History) -> Option<&'h Truth> {
         let is_done = |truth: &&Truth| open(truth, self.provider).is_some_and(|open| open.least == 0);
@@ -204,18 +242,25 @@ impl Steady<'_> {
 fn finish_time(history: &History, steady: Steady<'_>, view: View) -> Row {
     let mut row = Row::of_forecast(format!("finish time of {}, {}", steady.provider, view.name()));
     let Some(done) = steady.done(history) else { return row };
-    for sample in steady.samples(history).filter(|sample| sample.asked < done.from) {
+    for sample in steady.samples(history) {
+        let asked = view.asked(history, sample);
+        let Some(left) = done.from.checked_sub(asked).filter(|left| !left.is_zero()) else { continue };
         let Some(clears_in) = view.clears_in(&sample.shown, steady.provider) else { continue };
-        let (left, shown) = (done.from - sample.asked, sample.asked + clears_in);
+        let shown = asked + clears_in;
         let off = shown.abs_diff(done.from);
         let part = off.as_secs_f64() / left.as_secs_f64();
         let is_violation = off > FINISH_SLACK.max(left.mul_f64(FORECAST_MAX));
         let deviation = if off > FINISH_SLACK { part * 100.0 } else { 0.0 };
         let (clears, left) = (clears_in.as_secs_f64(), left.as_secs_f64());
         let doing = View::Api.provider(&sample.shown, steady.provider).map(|shown| (&shown.state, &shown.cause));
-        row.count(deviation, is_violation, || {
-            format!("{}: clears in {clears:.1} s, came after {left:.1} s, {doing:?}", at(sample))
-        });
+        let what = format!("{}: clears in {clears:.1} s, came after {left:.1} s, {doing:?}", at(sample));
+        match steady.pace_changed(history, asked, done.from).filter(|_| is_violation) {
+            Some([before, after]) => {
+                row.judged += 1;
+                row.unforeseen.push(format!("{what}, {before:.1}/s until then and {after:.1}/s from then on"));
+            }
+            None => row.count(deviation, is_violation, || what),
+        }
     }
     row
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::ask::Cutoff;
+use super::ask::{Cutoff, Overview, Provider, Shown};
 use super::comparison::{Day, Row, compare, table};
 use super::judge_tests::{SECONDS, acme, second, true_history};
-use super::{History, Sample};
+use super::{History, Published, Sample, Truth};
 
 /// Five payments of fifty finish each second, from second 8 to second 17; the cut-off is at second 12.
 fn draining() -> (History, Day) {
@@ -84,5 +84,46 @@ fn backend_that_is_called_unavailable_too_long_is_found() {
         let rows = compare(&history, &day);
         let found = rows.iter().find(|row| row.rule == "unavailable no longer than 3 s after, page and API").unwrap();
         assert_eq!((found.violations.len(), found.judged), (expected, SECONDS as usize - 10), "{}", table(&rows));
+    }
+}
+
+/// A lane that finishes so many payments a second for two minutes, and so many for two more. After the first two, a
+/// readout shows this finish time.
+fn paced(paces: [u64; 2], clears_in: Duration) -> History {
+    let finished = |at: u64| paces[0] * at.min(120) + paces[1] * at.saturating_sub(120);
+    let all = finished(240);
+    let truth = |at: u64| {
+        let states =
+            BTreeMap::from([("succeeded".to_owned(), finished(at)), ("waiting".to_owned(), all - finished(at))]);
+        let published = Published { confirmed: all, sent: all, copies: 0 };
+        Truth {
+            from: Duration::from_secs(at),
+            to: Duration::from_secs(at),
+            ledger: Some(BTreeMap::from([("acme".to_owned(), states)])),
+            ready: Some(BTreeMap::new()),
+            limiter_kept: Some(true),
+            published: BTreeMap::from([("acme".to_owned(), published)]),
+            workers: Vec::new(),
+        }
+    };
+    let clears_in_ms = Some(u64::try_from(clears_in.as_millis()).unwrap());
+    let provider = Provider { state: "running".to_owned(), clears_in_ms, ..Provider::default() };
+    let overview = Overview { providers: BTreeMap::from([("acme".to_owned(), provider)]), ..Overview::default() };
+    let asked = Duration::from_secs(120);
+    let shown = Shown { overview: Some(overview), ..Shown::default() };
+    let sample = Sample { asked, answered: asked, worker: 0, shown };
+    History { started: None, truths: (0..=241).map(truth).collect(), samples: vec![sample] }
+}
+
+/// A forecast cannot know that a machine becomes slower; it must know how slow it was.
+#[test]
+fn change_of_pace_is_told_from_a_wrong_forecast() {
+    let day = Day { steady_from: BTreeMap::from([("acme".to_owned(), Duration::ZERO)]), ..Day::default() };
+    for (paces, clears_in_s, expected) in
+        [([10, 10], 120, (0, 0)), ([10, 5], 60, (0, 1)), ([10, 10], 60, (1, 0)), ([5, 5], 80, (1, 0))]
+    {
+        let rows = compare(&paced(paces, Duration::from_secs(clears_in_s)), &day);
+        let row = rows.iter().find(|row| row.rule == "finish time of acme, page and API").unwrap();
+        assert_eq!((row.violations.len(), row.unforeseen.len()), expected, "{paces:?}, shown {clears_in_s} s: {row:?}");
     }
 }

@@ -220,7 +220,7 @@ impl Bounds {
     }
 }
 
-fn finished(truth: &Truth, provider: &str) -> Option<u64> {
+pub(super) fn finished(truth: &Truth, provider: &str) -> Option<u64> {
     let states = truth.ledger.as_ref()?.get(provider);
     Some(states.map_or(0, |states| {
         let open: u64 = ["waiting", "sending", "unknown"].iter().filter_map(|state| states.get(*state)).sum();

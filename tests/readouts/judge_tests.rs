@@ -32,7 +32,7 @@ pub(super) fn true_history() -> History {
         worker: 0,
         shown: shown(),
     };
-    History { truths: (0..=SECONDS).map(truth).collect(), samples: (0..SECONDS).map(sample).collect() }
+    History { started: None, truths: (0..=SECONDS).map(truth).collect(), samples: (0..SECONDS).map(sample).collect() }
 }
 
 fn shown() -> Shown {

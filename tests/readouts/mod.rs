@@ -5,6 +5,7 @@
 //! SQL, the queues from the broker, the requests from the provider's own records. Afterwards [`judge`] compares both.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -104,11 +105,14 @@ pub fn is_redis_kept(url: &str) -> Option<bool> {
 /// All samples, in the order of time.
 #[derive(Clone, Debug, Default)]
 pub struct History {
+    /// Start of the watch.
+    pub started: Option<Instant>,
     pub truths: Vec<Truth>,
     pub samples: Vec<Sample>,
 }
 
-/// Samples the truth and the readouts each second until `over`, one worker after another.
+/// Samples the truth and the readouts each second until `over`, one worker after another. The truth is read beside the
+/// readouts: those wait for a backend that is down, so an outage could begin and end between two of them.
 pub fn watch(
     deployment: &dyn Deployment,
     jobs: &[String],
@@ -116,28 +120,43 @@ pub fn watch(
     over: &AtomicBool,
 ) -> History {
     let started = Instant::now();
-    let mut history = History::default();
-    let mut turn = 0;
-    while !over.load(Ordering::Relaxed) {
-        let next = Instant::now() + EVERY;
-        let truth = truth(deployment, started);
-        let workers = truth.workers.clone();
-        // While a backend is down, the readouts that need it cannot be judged, and each request waits for it.
-        let is_whole = truth.ledger.is_some() && truth.ready.is_some() && truth.limiter_kept.is_some();
-        history.truths.push(truth);
-        if let Some(worker) = workers.get(turn % workers.len().max(1)) {
+    let truths = Mutex::new(vec![truth(deployment, started)]);
+    let samples = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            each_second(over, |_| {
+                let truth = truth(deployment, started);
+                truths.lock().unwrap().push(truth);
+            });
+        });
+        let mut samples = Vec::new();
+        each_second(over, |turn| {
+            let last = truths.lock().unwrap().last().cloned().unwrap_or_default();
+            // While a backend is down, the readouts that need it cannot be judged, and each request waits for it.
+            let is_whole = last.ledger.is_some() && last.ready.is_some() && last.limiter_kept.is_some();
+            let Some(worker) = last.workers.get(turn % last.workers.len().max(1)) else { return };
             let asked = started.elapsed();
             let shown = match is_whole {
                 true => ask::everything(deployment, worker.ops_port, jobs, prometheus),
                 false => ask::counts(worker.ops_port),
             };
-            history.samples.push(Sample { asked, answered: started.elapsed(), worker: worker.worker, shown });
-        }
-        turn += 1;
+            samples.push(Sample { asked, answered: started.elapsed(), worker: worker.worker, shown });
+        });
+        samples
+    });
+    let mut truths = truths.into_inner().unwrap();
+    truths.push(truth(deployment, started));
+    History { started: Some(started), truths, samples }
+}
+
+/// Does something each second until `over`, with the number of the time.
+fn each_second(over: &AtomicBool, mut act: impl FnMut(usize)) {
+    let mut number = 0;
+    while !over.load(Ordering::Relaxed) {
+        let next = Instant::now() + EVERY;
+        act(number);
+        number += 1;
         sleep(next.saturating_duration_since(Instant::now()));
     }
-    history.truths.push(truth(deployment, started));
-    history
 }
 
 fn truth(deployment: &dyn Deployment, started: Instant) -> Truth {

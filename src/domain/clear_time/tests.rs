@@ -31,6 +31,7 @@ pub fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
         waiting: WaitingJobs { jobs, ..WaitingJobs::default() },
         used_counts: &[],
         sent_before: &[],
+        kept_part: 1.0,
         hold: Duration::ZERO,
         lanes: 1,
         recent_rate: None,

@@ -312,7 +312,7 @@ impl PoolState {
     fn record_failure(&mut self, error: sqlx::Error, short: &watch::Sender<bool>) -> Duration {
         let (open, is_passing, words) = (self.slots.open(), is_transient(&error), LedgerError::from(&error));
         let failure = ConnectFailure::from(error);
-        if open > 0 || failure.is_full() {
+        if failure.is_full() || open > 0 && !failure.is_down() {
             if !self.is_short() {
                 tracing::warn!(
                     open, configured = self.slots.total(), error = %words,

@@ -231,6 +231,28 @@ impl ConnectFailure {
     pub fn is_full(&self) -> bool {
         sqlstate(&self.0).is_some_and(|state| state.starts_with("53"))
     }
+
+    /// The server is down or starting. So the open connections are most likely broken, and the failure says nothing
+    /// about how many it allows.
+    pub fn is_down(&self) -> bool {
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
+            UnexpectedEof,
+        };
+        match &*self.0 {
+            sqlx::Error::Io(error) => matches!(
+                error.kind(),
+                BrokenPipe
+                    | ConnectionAborted
+                    | ConnectionRefused
+                    | ConnectionReset
+                    | HostUnreachable
+                    | NetworkUnreachable
+                    | UnexpectedEof
+            ),
+            error => sqlstate(error).is_some_and(|state| state.starts_with("57P")),
+        }
+    }
 }
 
 impl From<sqlx::Error> for ConnectFailure {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, QueueDepths};
 use super::sources::{CachedSource, CachedValue, QueryResult, VersionedSource};
 use super::sources::{query_concurrently, split_results};
-use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, pause_authors};
+use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, SentLately, pause_authors};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::fleet::backlog::PaymentCount;
@@ -275,7 +275,10 @@ impl OverviewCollector {
         let at_ms = unix_ms();
         let missing_since_ms = self.missing_since(&missing, purpose, at_ms);
         let unrecorded = self.unrecorded(&counted);
-        let (recent_per_s, sent_before) = self.sent_lately(at_ms);
+        let workers = visible_workers(stored_reports, reports.age, reports.outage);
+        let live = workers.iter().filter(|worker| worker.is_live()).map(|worker| worker.id.clone()).collect();
+        let SentLately { recent_per_s, sent_before, judged_before } =
+            self.history.lock().sent_lately(live, at_ms);
         let counted_for = counted.started_at.filter(|_| counted.reconciliations.is_some()).map(|at| at.elapsed());
         let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
         OverviewInput {
@@ -287,11 +290,12 @@ impl OverviewCollector {
             pause_of_all,
             providers: known.providers.clone(),
             invalid_rows: known.invalid_rows.clone(),
-            workers: visible_workers(stored_reports, reports.age, reports.outage),
+            workers,
             reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
             recent_per_s,
             sent_before,
+            judged_before,
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
@@ -304,12 +308,6 @@ impl OverviewCollector {
             missing,
             missing_since_ms,
         }
-    }
-
-    /// The rates of the last minutes, and the requests until now.
-    fn sent_lately(&self, at_ms: i64) -> (BTreeMap<String, f64>, BTreeMap<String, Vec<f64>>) {
-        let history = self.history.lock();
-        (history.recent_per_s(), history.sent_before(at_ms))
     }
 
     /// Since when each missing source has not responded. Without a reader, the limiter is not queried: its outage goes on.

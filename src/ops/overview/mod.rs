@@ -6,7 +6,7 @@
 //! their own circuit breakers and pauses. The history of a provider has a point each two seconds, in memory only. The reconciliation does not read the whole ledger: finished jobs are compared
 //! with their events only if they finished recently.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use axum::Router;
@@ -36,7 +36,10 @@ use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
 mod backlog_counts;
 mod collector;
+mod pace_history;
 mod sources;
+
+use pace_history::{PacePoint, judged_before};
 
 pub use collector::{OverviewCollector, OverviewSnapshot, OverviewSources, all_provider_names, unix_ms};
 
@@ -265,6 +268,8 @@ const POINTS_MAX: usize = 450;
 /// bursts, so ten seconds are too short.
 const RECENT_POINTS_MAX: usize = 150;
 const RECENT_POINTS_MIN: usize = 30;
+/// Points by which the pace that lanes have kept is judged: three minutes.
+const PACE_POINTS_MAX: usize = 90;
 
 /// The figures of one provider at one instant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -286,11 +291,23 @@ pub struct OverviewHistory {
     providers: BTreeMap<String, ProviderHistory>,
     /// Of the last overview that was recorded.
     last_at: Option<String>,
+    /// The live workers, and when they were others.
+    workers: BTreeSet<String>,
+    workers_changed_ms: i64,
+}
+
+/// What the lanes have sent lately, by provider; see [`crate::fleet::OverviewInput`].
+struct SentLately {
+    recent_per_s: BTreeMap<String, f64>,
+    sent_before: BTreeMap<String, Vec<f64>>,
+    judged_before: BTreeMap<String, Vec<f64>>,
 }
 
 #[derive(Debug, Default)]
 struct ProviderHistory {
     points: VecDeque<HistoryPoint>,
+    /// Of the last minutes alone.
+    pace: VecDeque<PacePoint>,
     throttled_total: Option<u64>,
 }
 
@@ -314,6 +331,10 @@ impl OverviewHistory {
             if ring.points.len() == POINTS_MAX {
                 ring.points.pop_front();
             }
+            if ring.pace.len() == PACE_POINTS_MAX {
+                ring.pace.pop_front();
+            }
+            ring.pace.push_back(PacePoint::new(overview, provider, at_ms(&overview.at)));
             ring.points.push_back(HistoryPoint {
                 at: overview.at.clone(),
                 rate_per_s: provider.rate_per_s,
@@ -335,6 +356,19 @@ impl OverviewHistory {
     /// Requests of each provider in each [`SENT_STEP`] until now, the last step first. It ends where they are not known.
     pub fn sent_before(&self, now_ms: i64) -> BTreeMap<String, Vec<f64>> {
         self.providers.iter().map(|(name, ring)| (name.clone(), sent_before(ring, now_ms))).collect()
+    }
+
+    /// The rates until now. `live`: the workers that report; those that started or ended change what the others send.
+    fn sent_lately(&mut self, live: BTreeSet<String>, now_ms: i64) -> SentLately {
+        if live != self.workers {
+            (self.workers, self.workers_changed_ms) = (live, now_ms);
+        }
+        let judged = |ring: &ProviderHistory| judged_before(&ring.pace, self.workers_changed_ms, now_ms);
+        SentLately {
+            recent_per_s: self.recent_per_s(),
+            sent_before: self.sent_before(now_ms),
+            judged_before: self.providers.iter().map(|(name, ring)| (name.clone(), judged(ring))).collect(),
+        }
     }
 
     /// The providers that have points.
@@ -385,12 +419,16 @@ fn sent_before(ring: &ProviderHistory, now_ms: i64) -> Vec<f64> {
     // The last point is up to a snapshot's age old.
     let mut end_ms = now_ms;
     loop {
-        let at_ms = |point: &HistoryPoint| point.at.parse().map_or(0, |at: jiff::Timestamp| at.as_millisecond());
-        let Some(point) = points.find(|point| at_ms(point) <= end_ms) else { return sent };
-        let Some(rate_per_s) = point.rate_per_s.filter(|_| end_ms - at_ms(point) < step_ms / 2) else { return sent };
+        let Some(point) = points.find(|point| at_ms(&point.at) <= end_ms) else { return sent };
+        let is_near = end_ms - at_ms(&point.at) < step_ms / 2;
+        let Some(rate_per_s) = point.rate_per_s.filter(|_| is_near) else { return sent };
         sent.push(rate_per_s * SENT_STEP.as_secs_f64());
         end_ms -= step_ms;
     }
+}
+
+fn at_ms(at: &str) -> i64 {
+    at.parse().map_or(0, |at: jiff::Timestamp| at.as_millisecond())
 }
 
 #[cfg(test)]

@@ -37,6 +37,50 @@ async fn killed_server_keeps_every_commit() {
     assert_eq!(ledger.lease_events(10, LEASE).await.unwrap().len(), 1);
 }
 
+/// The connections that a crash has broken, and that no statement has used since, say nothing about how many the server
+/// allows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pool_grows_again_after_a_crash_of_the_server() {
+    const READERS: usize = 12;
+    /// More than a pool keeps that takes the server for short of connections.
+    const OPEN_MIN: u64 = 5;
+    let cluster = Postgres::start();
+    let database = Database::open(&cluster.create_database("faults"), 16).unwrap();
+    database.migrate().await.unwrap();
+    // A connection for batches, which stays in the pool and is broken.
+    database.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap();
+    let readers: Vec<_> = (0..READERS)
+        .map(|_| {
+            let database = database.clone();
+            tokio::spawn(async move {
+                loop {
+                    let _outcome = database.load_settings().await;
+                }
+            })
+        })
+        .collect();
+    let open = || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sluicegate'";
+        let counted = cluster.psql("faults").args(["-c", sql]).output().unwrap();
+        String::from_utf8_lossy(&counted.stdout).trim().parse::<u64>().unwrap_or(0)
+    };
+    let grows = async || {
+        for _ in 0..50 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            if open() >= OPEN_MIN {
+                return;
+            }
+        }
+        panic!("{} connections are open after five seconds", open());
+    };
+    grows().await;
+    cluster.kill();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cluster.restart();
+    grows().await;
+    readers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminated_connection_is_replaced() {
     let fixture = Fixture::migrated(Kind::Postgres).await;

@@ -1,5 +1,6 @@
 //! What happens on the billing day: backends and a worker that are killed, changes by an operator, and failing providers.
 
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,27 @@ fn outage(course: &Course, backend: &str, kill: impl FnOnce(), restart: impl FnO
     std::thread::sleep(DOWN);
     restart();
     course.note(&format!("{backend} is started again"));
+}
+
+/// Seconds after a restart that [`pace_after_restarts`] lists.
+const LISTED_S: u64 = 25;
+
+/// Requests of each provider in each second after each restart: what a lane needs until it is at its pace again.
+pub fn pace_after_restarts(course: &Course) -> String {
+    let log = course.log.lock().unwrap().clone();
+    let mut text = String::new();
+    for (at, what) in log.iter().filter(|(_, what)| what.contains("started again")) {
+        let _ = writeln!(text, "{what} at {:.1} s; requests in each second from then on:", at.as_secs_f64());
+        for (name, placed) in &course.stand.providers {
+            let second = |number: u64| {
+                let from = course.began + *at + Duration::from_secs(number);
+                placed.provider.received_between(from, from + Duration::from_secs(1))
+            };
+            let sent: Vec<u64> = (0..LISTED_S).map(second).collect();
+            let _ = writeln!(text, "  {name:<6} {sent:?}");
+        }
+    }
+    text
 }
 
 /// The provider and its trouble at this moment of the day.

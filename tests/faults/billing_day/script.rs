@@ -112,13 +112,13 @@ pub fn published(payments_of: impl Fn(&Script) -> u64) -> BTreeMap<String, Publi
     PROVIDERS.iter().flat_map(of).map(|(id, message, _)| (id, message)).collect()
 }
 
-/// Limits that the oracles do not know: rule, requests judged, and windows broken.
-pub fn windows(records: &Records, log: &[(Duration, String)]) -> Vec<(&'static str, usize, usize)> {
+/// Limits that the oracles do not know: rule, requests judged, and windows broken. `began_us`: the start of the log on
+/// the clock of `acme`.
+pub fn windows(records: &Records, log: &[(Duration, String)], began_us: u64) -> Vec<(&'static str, usize, usize)> {
     let raised = log.iter().find(|(_, what)| what.contains("limit of acme")).map(|(at, _)| *at);
     let acme = &records.providers["acme"];
-    // The log begins later than the provider.
-    let first = acme.calls.first().map_or(0, |call| call.first_byte_us);
-    let until_us = raised.map_or(u64::MAX, |at| first + u64::try_from(at.as_micros()).unwrap());
+    // The log begins later than the provider, so it says when on the provider's clock.
+    let until_us = raised.map_or(u64::MAX, |at| began_us + u64::try_from(at.as_micros()).unwrap());
     let before = calls(acme, |call| call.first_byte_us < until_us);
     let per_second = 1_000_000;
     let broken_before = before.broken_windows(usize::try_from(FIRST).unwrap(), per_second);
