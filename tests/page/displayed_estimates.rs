@@ -95,6 +95,29 @@ async fn unknown_figures_are_marked_unknown() {
     browser.nothing_went_wrong(&[]).await;
 }
 
+/// Bursts may be faster than a mean rate, so the limit is shown as its row has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_shown_as_they_are_written() {
+    let canned = Canned::start_few().await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text(&format!("{} figcaption", card("cold")), "limit 100/1m").await;
+    browser.await_text(&format!("{} .limits", card("cold")), "100/1m").await;
+    let said = "return document.querySelector(\"[aria-labelledby='card-running'] .spark\").getAttribute('aria-label')";
+    browser.await_true(&format!("{said}.includes('limit 100/1s')")).await;
+    let words = browser.text("main").await;
+    assert!(!words.contains("allowed") && !words.contains(" per 1"), "{words}");
+    browser.visit("#/providers/running").await;
+    browser.await_text("#rate-title ~ .readout", "limit 100/1s").await;
+    // A recorded rate is that of the limit, or of another one in its time.
+    browser.click("#rate-title ~ details:last-of-type summary").await;
+    browser.await_text("#rate-title ~ details:last-of-type tbody", "100/1s").await;
+    let script = "const l = await import('/assets/js/limits.js'); return args[0].map((mean) => l.limitWas(mean, { limits: args[1] }))";
+    let limits = json!([{"max_requests": 600, "window_ms": 60_000}, {"max_requests": 5, "window_ms": null}]);
+    let found = browser.run_with(script, json!([[10.0, 20.0, null], limits])).await;
+    assert_eq!(found, json!(["600/1m", "20.0/s on average", "–"]));
+    browser.nothing_went_wrong(&[]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn card_shows_the_tightest_limits() {
     let canned = Canned::start_few().await;

@@ -41,7 +41,7 @@ async fn slider_shows_the_finish_time_by_keyboard() {
     // The same estimate as a rehearsal by command, to the minute: two wait, and an hour passes for each or for both.
     assert!(shown.starts_with("Clears at "), "{shown}");
     let value = "return document.querySelector('dialog input[name=slider]').getAttribute('aria-valuetext')";
-    assert_eq!(browser.run(value).await, json!("2 per 1\u{a0}h"));
+    assert_eq!(browser.run(value).await, json!("2/1h"));
     browser.press("\u{E012}").await;
     browser.await_text("dialog .finish", "as before").await;
     browser.press("\u{E00C}").await;
@@ -75,7 +75,7 @@ async fn limit_set_for_a_time_goes_back() {
     let answer = sluicegate(&["limits", "set", "crowd", "all", "70/1s", "--until", &soon.to_string()]).await;
     assert!(answer.contains("60/1s → 70/1s until ") && answer.contains("then back to 50/1s"), "{answer}");
     // The page may not have read the rate of a few seconds.
-    browser.await_text(".limit-list", "50 per 1 s").await;
+    browser.await_text(".limit-list", "50/1s").await;
     let list = "return document.querySelector('.limit-list').innerText.includes('then back')";
     assert_eq!(browser.run(list).await, json!(false));
     let history = sluicegate(&["limits", "history", "crowd", "--json"]).await;

@@ -6,7 +6,8 @@ import { announce } from "../announce.js";
 import { clearsAbout } from "../clears.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
-import { count, plural, rate } from "../format.js";
+import { count, plural } from "../format.js";
+import { tightestWords } from "../limits.js";
 import { button, change } from "../parts.js";
 import { needs } from "../person.js";
 
@@ -76,7 +77,6 @@ function pause(provider, context) {
 function resume(provider, context) {
   const { name } = provider;
   const state = {};
-  const perSecond = provider.limit_per_s;
   ask({
     title: `Resume ${name}?`,
     confirm: `Resume ${name}`,
@@ -85,7 +85,7 @@ function resume(provider, context) {
         change("State", "paused", "sends requests"),
         provider.waiting === 0 ? null : change("Clears in", clearsAbout(provider.clears), clearsAbout(provider.clears_if_resumed))),
       h("ul", {},
-        h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent at up to ${rate(perSecond)}, within its limits.`),
+        h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent within its limits; the tightest is ${tightestWords(provider)}.`),
         h("li", {}, `Takes effect in every worker within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
       because(state),
     ],

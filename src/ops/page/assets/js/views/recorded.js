@@ -4,6 +4,7 @@ import { get, path, query } from "../api.js";
 import { serverNow } from "../clock.js";
 import { h } from "../dom.js";
 import { count, rate, when } from "../format.js";
+import { limitWas, tightestWords } from "../limits.js";
 import { button, section, table, waitingWords } from "../parts.js";
 import { RANGES, bounded, isDue, marksNear, moved, numbered, rangeOf, rangeWords, scaled, tableRows } from "../recorded.js";
 import { recordedRates, recordedWaiting } from "../recorded_chart.js";
@@ -59,7 +60,7 @@ export function recorded(context, name) {
         h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${waitingWords(known)}.`, mount: waiting, data: read }),
         point ? marksList(marksNear(read.marks, point.at, read.to - read.from), { near: true }) : null,
         marksList(read?.marks ?? []),
-        h("details", {}, h("summary", {}, "View as table"), figuresTable(points)));
+        h("details", {}, h("summary", {}, "View as table"), figuresTable(points, known)));
     },
   };
 
@@ -78,12 +79,12 @@ export function recorded(context, name) {
 }
 
 function readout(known, point) {
-  const shown = point ?? { started_per_s: known.rate_per_s, limit_per_s: known.limit_per_s, review: known.review };
+  const shown = point ?? { started_per_s: known.rate_per_s, review: known.review };
   return h("p", { class: "readout" },
     h("span", { class: "readout-at" }, point ? when(point.at) : "Now"),
     h("span", { class: "key" }, h("b", {}, rate(shown.started_per_s)), " sent"),
     point ? h("span", { class: "key finished-key" }, h("b", {}, rate(shown.finished_per_s)), " finished") : null,
-    h("span", { class: "key limit-key" }, h("b", {}, rate(shown.limit_per_s)), " allowed on average"),
+    h("span", { class: "key limit-key" }, "limit ", h("b", {}, point ? limitWas(point.limit_per_s, known) : tightestWords(known))),
     h("span", { class: "key waiting-key" }, h("b", {}, point ? count(point.waiting) : waitingWords(known)), " waiting"),
     shown.review > 0 ? h("span", {}, h("b", {}, count(shown.review)), " in review") : null,
     shown.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(shown.throttled)), " 429s") : null);
@@ -104,7 +105,7 @@ function marksList(marks, { near = false } = {}) {
     markLines(shown));
 }
 
-const figuresTable = (points) =>
+const figuresTable = (points, known) =>
   table("Rates, limit, waiting payments, reviews and 429s of the range, newest first",
-    [["Until", "nowrap"], ["Sent", "num"], ["Finished", "num"], ["Allowed", "num"], ["Waiting", "num"], ["In review", "num"], ["429s", "num"]],
-    tableRows(points).map((row) => ({ key: row.at, cells: [when(row.at), rate(row.started_per_s), rate(row.finished_per_s), rate(row.limit_per_s), count(row.waiting), count(row.review), count(row.throttled)] })));
+    [["Until", "nowrap"], ["Sent", "num"], ["Finished", "num"], ["Limit", "num"], ["Waiting", "num"], ["In review", "num"], ["429s", "num"]],
+    tableRows(points).map((row) => ({ key: row.at, cells: [when(row.at), rate(row.started_per_s), rate(row.finished_per_s), limitWas(row.limit_per_s, known), count(row.waiting), count(row.review), count(row.throttled)] })));
