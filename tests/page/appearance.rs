@@ -88,6 +88,37 @@ async fn views_fit_a_phone_screen() {
     browser.nothing_went_wrong(&[]).await;
 }
 
+/// Neither the ten figures of a provider nor the sums of all leave a hole in their rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_figures_are_full() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    let holes = "const list = document.querySelector('main > .sums .figures');
+         const rows = new Map();
+         for (const node of list.children) {
+           const { top, right } = node.getBoundingClientRect();
+           rows.set(Math.round(top), right);
+         }
+         const end = list.getBoundingClientRect().right;
+         return [...rows.values()].filter((right) => right < end - 1.5 || right > end + 1.5)";
+    for (hash, text, figures) in [("#/", "429s", 6), ("#/providers/misconfigured", "Last decisions", 10)] {
+        browser.visit(hash).await;
+        browser.await_text("main", text).await;
+        let found = "return document.querySelectorAll('main > .sums .figure').length";
+        assert_eq!(browser.run(found).await, json!(figures), "{hash}");
+        for width in [390, 560, 768, 1_024, 1_280, 1_440, 1_600, 1_920] {
+            let screen = json!({"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 700});
+            browser.cdp("Emulation.setDeviceMetricsOverride", screen).await;
+            assert_eq!(browser.run(holes).await, json!([]), "{hash} {width}");
+        }
+    }
+    // What a person must decide is beside the state, as on the cards.
+    for text in ["2 to review", "1 dead", "1 × 429"] {
+        browser.await_text(".view-head", text).await;
+    }
+    browser.nothing_went_wrong(&[]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn external_text_is_escaped() {
     let canned = Canned::start(false).await;

@@ -133,19 +133,19 @@ export function cause(provider) {
   return h("p", { class: "cause" }, inZone(words), ends ? `${words ? ", " : ""}${when} ${duration(Math.ceil(ends / 1_000) * 1_000)}` : "");
 }
 
-/** The figures of a provider's view. Those that should be zero and are belong in a line below. */
+/** The ten figures of a provider's view: always as many, so that their rows are full. */
 export function numbers(provider) {
-  const { name, review, dead, refused_by_provider: refused } = provider;
-  return [
-    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: waitingHref(name) }),
+  return h("dl", { class: "figures ten" },
+    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: waitingHref(provider.name) }),
     figure("Oldest", oldest(provider)),
     figure("Clears in", clearsAbout(provider.clears)),
     figure("In flight", count(provider.in_flight)),
-    review === 0 ? null : figure("Review", count(review), { alarm: review > 0, href: attentionHref(name, "review") }),
-    dead === 0 ? null : figure("Dead", count(dead), { alarm: dead > 0, href: attentionHref(name, "dead") }),
-    refused === 0 ? null : figure("429s", count(refused), { alarm: refused > 0 }),
+    figure("Active", count(provider.active)),
+    figure("In the queue", count(provider.queued)),
+    figure("In the backlog", count(provider.backlog)),
+    figure("Delayed", count(provider.delayed)),
     figure("Succeeded", count(provider.succeeded)),
-  ];
+    figure("Declined", count(provider.declined)));
 }
 
 export function oldest(provider) {
