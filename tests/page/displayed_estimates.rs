@@ -95,6 +95,21 @@ async fn unknown_figures_are_marked_unknown() {
     browser.nothing_went_wrong(&[]).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_are_shown_where_there_are_any() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "#/jobs?provider=fresh").await;
+    browser.await_text("tbody", "tried").await;
+    let titles = "return [...document.querySelectorAll('thead th')].map((title) => title.textContent)";
+    let columns = json!(["Pick", "Payment", "State", "Amount", "Provider", "Account", "Created", "Reason"]);
+    assert_eq!(browser.run(titles).await, columns);
+    browser.visit("#/jobs?provider=fresh&account=tried").await;
+    browser.await_text("thead", "Attempts").await;
+    let cells = "return [...document.querySelectorAll('td[data-title=Attempts]')].map((cell) => cell.textContent)";
+    assert_eq!(browser.run(cells).await, json!(["", "3"]));
+    browser.nothing_went_wrong(&[]).await;
+}
+
 /// Bursts may be faster than a mean rate, so the limit is shown as its row has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_are_shown_as_they_are_written() {
