@@ -52,7 +52,7 @@ async fn dialogs_can_be_read_in_both_themes_too() {
         let features = json!([{"name": "prefers-color-scheme", "value": theme}]);
         browser.cdp("Emulation.setEmulatedMedia", json!({ "features": features })).await;
         for (hash, button, text) in [
-            ("#/providers/running", "[aria-label='Change limit near']", "Clears in"),
+            ("#/providers/running", "[aria-label='Change limit near']", "Clears"),
             ("#/providers/running", "[aria-label='Pause running']", "no new request is started"),
             ("#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
             ("#/jobs/review", ".view-head button.primary", "Not charged, do not retry"),

@@ -53,8 +53,8 @@ const fn dialog(file: &'static str, hash: &'static str, button: &'static str, te
 }
 
 const DIALOGS: [Dialog; 15] = [
-    dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit near']", "Clears in"),
-    dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit per-account']", "Clears in"),
+    dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit near']", "Clears"),
+    dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit per-account']", "Clears"),
     dialog("pause.js", "#/providers/running", "[aria-label='Pause running']", "no new request is started"),
     dialog("pause.js", "#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
     dialog("pause.js", "#/providers/paused-by-provider", ".view-head .push ~ button", "takes effect"),

@@ -193,7 +193,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
             json!({
                 "limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "returns": null, "ended_return": null,
                 "clears": {"from": least(120_000), "to": least(60_000)},
-                "clears_at": {"from": "2026-03-01T14:10:00.000Z", "to": "2026-03-01T12:32:00.000Z"},
+                "clears_at": {"from": "2026-03-01T12:02:00.000Z", "to": "2026-03-02T12:01:00.000Z"},
                 "cutoff": {"from": missed(3_120), "to": missed(120)},
             })
         }

@@ -31,7 +31,7 @@ async fn account_limits_mark_clear_time_as_estimate() {
     browser.click("//dialog//button[text()='Cancel']").await;
     browser.click("button[aria-label='Change limit near']").await;
     browser.fill("dialog input[name=requests]", "200").await;
-    browser.await_text("dialog .changes", "at least 1 min").await;
+    browser.await_text("dialog .changes", "not before 2 Mar, 12:01 UTC (in at least 1 min)").await;
     browser.await_text("dialog", "depends on their accounts and references").await;
     browser.nothing_went_wrong(&[]).await;
 }

@@ -34,7 +34,7 @@ async fn limit_change_shows_a_preview_first() {
     browser.await_text("dialog", "Set to 2/1m").await;
     // The dry run has returned and has changed nothing.
     browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
-    browser.await_text("dialog .changes", "Clears in").await;
+    browser.await_text("dialog .changes", " (in ").await;
     assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 1);
     browser.fill("dialog input[name=because]", "they raised it").await;
     browser.click("dialog button[type=submit]").await;

@@ -98,7 +98,7 @@ static ASSETS: &[Asset] = files! {
     SVG: "icon.svg";
     JS:
         "js/announce.js" "js/api.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/copy.js" "js/cutoff.js"
-        "js/decisions.js" "js/dialog.js" "js/dom.js" "js/early.js" "js/finish_change.js" "js/format.js"
+        "js/cutoff_change.js" "js/decisions.js" "js/dialog.js" "js/dom.js" "js/early.js" "js/format.js"
         "js/histogram.js" "js/history.js" "js/incidents.js" "js/instants.js" "js/limits.js" "js/main.js" "js/parts.js" "js/person.js"
         "js/poll.js" "js/printable.js" "js/recorded.js" "js/recorded_chart.js" "js/selection.js" "js/shell.js"
         "js/spark.js" "js/theme.js" "js/urgency.js" "js/words.js"

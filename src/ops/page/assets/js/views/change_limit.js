@@ -3,10 +3,10 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { clearsDependsOn, clearsWords } from "../clears.js";
+import { clearsAt, clearsDependsOn } from "../clears.js";
+import { cutoffChange } from "../cutoff_change.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
-import { finishChange } from "../finish_change.js";
 import { rateSpec } from "../format.js";
 import { about } from "../instants.js";
 import { written } from "../limits.js";
@@ -83,11 +83,11 @@ export function changeLimit(provider, limit, context, tried = limit) {
   }
 
   function content() {
-    const clears = state.preview?.clears;
+    const { clears, clears_at: at } = state.preview ?? {};
     const on = dependsOn();
-    const time = (clears) => {
+    const time = (clears, at) => {
       if (provider.waiting === 0) return "nothing waits";
-      return on.includes(limit.name) ? `depends on ${limit.scope}s` : clearsWords(clears);
+      return on.includes(limit.name) ? `depends on ${limit.scope}s` : clearsAt(clears, at);
     };
     return [
       h("fieldset", { class: "rate" },
@@ -97,8 +97,8 @@ export function changeLimit(provider, limit, context, tried = limit) {
       slider(),
       h("dl", { class: "changes", "aria-live": "polite" },
         change("Limit", written(limit), valid() ? spec() : "?"),
-        change("Clears in", time(clears?.from ?? provider.clears), clears ? time(clears.to) : valid() && !state.problem ? "…" : "?")),
-      h("p", { class: "finish", "aria-live": "polite" }, provider.waiting > 0 && state.preview ? finishChange(state.preview) : ""),
+        change("Clears", clears ? time(clears.from, at?.from) : time(provider.clears, provider.clears_at), clears ? time(clears.to, at?.to) : valid() && !state.problem ? "…" : "?")),
+      h("p", { class: "finish", "aria-live": "polite" }, provider.waiting > 0 && state.preview ? cutoffChange(state.preview.cutoff) : ""),
       h("p", { class: "consequence" }, consequence()),
       on.length > 0 && provider.waiting > 0
         ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference separately: the time for all waiting payments depends on their accounts and references.`)

@@ -3,7 +3,7 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { clearsAbout } from "../clears.js";
+import { clearsAt } from "../clears.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
 import { count, plural } from "../format.js";
@@ -59,7 +59,7 @@ function pause(provider, context) {
     content: () => [
       h("dl", { class: "changes" },
         change("State", "sends requests", "paused"),
-        provider.waiting === 0 ? null : change("Clears in", clearsAbout(provider.clears), "not while paused")),
+        provider.waiting === 0 ? null : change("Clears", clearsAt(provider.clears, provider.clears_at), "not while paused")),
       h("ul", {},
         h("li", {}, "Within 2 s no new request is started in any worker."),
         provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request in flight is", "requests in flight are")} not cancelled; the responses count.`) : null,
@@ -83,7 +83,7 @@ function resume(provider, context) {
     content: () => [
       h("dl", { class: "changes" },
         change("State", "paused", "sends requests"),
-        provider.waiting === 0 ? null : change("Clears in", clearsAbout(provider.clears), clearsAbout(provider.clears_if_resumed))),
+        provider.waiting === 0 ? null : change("Clears", clearsAt(provider.clears), clearsAt(provider.clears_if_resumed))),
       h("ul", {},
         h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent within its limits; the tightest is ${tightestWords(provider)}.`),
         h("li", {}, `Takes effect in every worker within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
