@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::canned_batches::Batches;
+use crate::canned_history::{history, recorded};
 use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs, rejected};
 use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
@@ -164,7 +165,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["overview"]) => overview(server.data),
         (&Method::GET, ["providers", "cold", "history"]) => json!({"step_ms": 60_000, "points": []}),
         (&Method::GET, ["providers", _, "history"]) => history(),
-        (&Method::GET, ["history"]) => recorded(server.data == Data::Empty),
+        (&Method::GET, ["history"]) => recorded(server.data == Data::Empty, request.uri().query().unwrap_or_default()),
         (&Method::GET, ["providers", name, "flows"]) => flows(name),
         (&Method::GET, ["providers", name, "throttling"]) => throttling(name),
         (&Method::GET, ["providers", name]) => {
@@ -363,31 +364,6 @@ fn overview(data: Data) -> Value {
         overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": []}]);
     }
     overview
-}
-
-fn history() -> Value {
-    let point = |minute: u32| json!({"at": format!("2026-03-01T11:{minute}:00.000Z"), "rate_per_s": f64::from(minute), "limit_per_s": 100.0, "waiting": 60 - minute, "throttled": u32::from(minute == 53)});
-    json!({"step_ms": 60_000, "points": (50..60).map(point).collect::<Vec<_>>()})
-}
-
-/// An hour with unknown times, a 429 and marks.
-fn recorded(empty: bool) -> Value {
-    let point = |minute: u32| {
-        let known = !(20..25).contains(&minute) && !empty;
-        let figure = |value: Value| if known { value } else { Value::Null };
-        json!({
-            "at": format!("2026-03-01T11:{minute:02}:00.000Z"), "started": figure(json!(minute * 60)),
-            "started_per_s": figure(json!(f64::from(minute))), "finished": figure(json!(minute * 59)),
-            "finished_per_s": figure(json!(f64::from(minute) - 0.5)), "throttled": figure(json!(u32::from(minute == 53))),
-            "waiting": figure(json!(60 - minute)), "review": figure(json!(2)), "limit_per_s": figure(json!(100.0)),
-        })
-    };
-    let mark = |minute: u32, kind: &str| json!({"at": format!("2026-03-01T11:{minute:02}:30.000Z"), "kind": kind, "text": HOSTILE});
-    let marks = [mark(10, "limit"), mark(19, "worker_started"), mark(40, "breaker_opened")];
-    json!({
-        "provider": "running", "from": "2026-03-01T11:00:00.000Z", "to": NOW, "step_ms": 60_000, "recorded_until": NOW,
-        "points": (0..60).map(point).collect::<Vec<_>>(), "marks": if empty { json!([]) } else { json!(marks) },
-    })
 }
 
 /// Accounts of every kind, and more than are listed; `idle` has no backlog.

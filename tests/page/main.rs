@@ -12,6 +12,7 @@ mod batches;
 mod browser;
 mod canned;
 mod canned_batches;
+mod canned_history;
 mod canned_jobs;
 mod displayed_estimates;
 mod flows;
