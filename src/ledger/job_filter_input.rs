@@ -102,7 +102,10 @@ impl RawJobFilter {
             },
         };
         if filter.assigned.is_some() && !filter.states.is_empty() && !filter.states.contains(&ASSIGNED_STATE) {
-            return Err(InvalidFilter::new("assigned", "only payments in `review` are assigned: filter for that state"));
+            return Err(InvalidFilter::new(
+                "assigned",
+                "only payments in `review` are assigned: filter for that state",
+            ));
         }
         let ranges =
             [("max_amount", filter.amounts, 0), ("created_to", filter.created, 1), ("finished_to", filter.finished, 1)];

@@ -16,7 +16,8 @@ pub fn jobs(empty: bool, query: &str) -> Value {
     if query.contains("provider=fresh") {
         let mut fresh = [job("waiting"), job("waiting")];
         fresh[0]["attempts"] = json!(0);
-        (fresh[1]["id"], fresh[1]["attempts"]) = (json!("tried"), json!(if query.contains("account=tried") { 3 } else { 0 }));
+        (fresh[1]["id"], fresh[1]["attempts"]) =
+            (json!("tried"), json!(if query.contains("account=tried") { 3 } else { 0 }));
         return json!({"jobs": fresh, "unreadable": [], "next": null, "searched_back_to": null});
     }
     let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));

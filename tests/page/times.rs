@@ -51,7 +51,8 @@ async fn limit_dialog_has_the_time_of_day() {
         browser.await_true("return document.querySelector('dialog') === null").await;
         browser.click(".zone").await;
     }
-    let script = "const c = await import('/assets/js/clears.js'); return args[0].map(([clears, at]) => c.clearsAt(clears, at))";
+    let script =
+        "const c = await import('/assets/js/clears.js'); return args[0].map(([clears, at]) => c.clearsAt(clears, at))";
     let at = "2026-03-01T12:04:00.000Z";
     let cases = json!([
         [{"kind": "clears_in", "ms": 240_000}, at],
