@@ -38,7 +38,7 @@ async fn overview_leads_to_what_awaits_a_second_person() {
 #[tokio::test(flavor = "multi_thread")]
 async fn second_person_approves_what_is_shown() {
     let (canned, browser) = open(&format!("#/approvals/{PENDING_ID}")).await;
-    for text in ["Resend 120 payments at 50/1s.", "EUR 12,345.00", "Review", "by bob, role operator", "2 Mar"] {
+    for text in ["Send 120 payments again at 50/1s.", "EUR 12,345.00", "Review", "by bob, role operator", "2 Mar"] {
         browser.await_text("main", text).await;
     }
     browser.click(".view-head .primary").await;
@@ -78,7 +78,7 @@ async fn refusal_needs_a_reason() {
 async fn requester_withdraws_and_cannot_approve() {
     let (canned, browser) = open("#/approvals/own").await;
     browser
-        .await_text("#why-not", "You cannot approve or refuse this: you requested it: another person decides.")
+        .await_text("#why-not", "You cannot decide this. You requested it: another person decides.")
         .await;
     let disabled = "return ['.primary', '.danger'].map((kind) => {
         const button = document.querySelector(`.view-head ${kind}`);
@@ -93,7 +93,7 @@ async fn requester_withdraws_and_cannot_approve() {
     assert_eq!(canned.approvals.last(), Some(("withdraw".to_owned(), json!({}))));
     // Another role is missing.
     browser.visit("#/approvals/limit").await;
-    browser.await_text("#why-not", "needs role admin").await;
+    browser.await_text("#why-not", "Needs role admin.").await;
     browser.await_text("main", "100/1s").await;
     assert_eq!(browser.run("return document.querySelector('.view-head .primary').disabled").await, json!(true));
     browser.visit("#/approvals/nothing").await;

@@ -32,7 +32,7 @@ pub fn awaits() -> Response {
 pub fn rules() -> Value {
     json!([
         {"action": "resend", "payments": 20, "amount": null, "currency": null},
-        {"action": "resend", "payments": null, "amount": "1000.00", "currency": "EUR"},
+        {"action": "resend", "payments": null, "amount": 100_000, "currency": "EUR"},
         {"action": "limit", "payments": null, "amount": null, "currency": null},
     ])
 }
@@ -69,7 +69,7 @@ impl Approvals {
     fn approval(&self, id: &str) -> Value {
         let person = |name: &str, role: &str| json!({"name": name, "role": role, "path": "user"});
         let mut approval = json!({
-            "id": id, "state": "pending", "action": "resend", "text": "resend 120 payments at 50/1s",
+            "id": id, "state": "pending", "action": "resend", "text": "send 120 payments again at 50/1s",
             "batch": {"digest": "ab".repeat(32), "rate": "50/1s"}, "job": null, "provider": null, "limit": null, "payments": 120,
             "sums": [{"currency": "EUR", "jobs": 119, "amount": 1_234_500}, {"currency": "KWD", "jobs": 1, "amount": 1_250}],
             "because": HOSTILE, "needed_role": "operator", "requested_by": person("bob", "operator"), "requested_at": EARLIER,
@@ -81,7 +81,7 @@ impl Approvals {
         let mut set = |more: Value| approval.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         match id {
             "own" => set(json!({
-                "action": "cancel", "text": "cancel payment pay-1", "job": "pay-1", "provider": "running", "batch": null, "payments": 1,
+                "action": "cancel", "text": "cancel payment pay-1 of running", "job": "pay-1", "provider": "running", "batch": null, "payments": 1,
                 "sums": [{"currency": "EUR", "jobs": 1, "amount": 1_299}], "requested_by": person("alice", "admin"),
                 "you": {"may_decide": false, "may_withdraw": true, "why_not": "you requested it: another person decides"},
             })),

@@ -3,7 +3,7 @@
 
 import { DECISIONS, decisionWords } from "./decisions.js";
 import { h } from "./dom.js";
-import { count, exponent, money, plural } from "./format.js";
+import { count, money, plural } from "./format.js";
 import { approvalRules } from "./person.js";
 
 const SETTINGS = { limit: "Change a limit", pause: "Pause", resume: "Resume" };
@@ -24,15 +24,13 @@ export const sumsWords = (sums) => sums.map(({ currency, amount }) => money(amou
 export function subjectWords({ action, job, limit, provider, payments }) {
   if (job) return `${actionWords(action)}: ${job}`;
   if (limit) return `Change limit ${limit.name} of ${provider}: ${limit.to}`;
-  if (action in SETTINGS) return `${actionWords(action)} ${provider ?? "all providers"}`;
+  if (action in SETTINGS) return `${actionWords(action)} ${provider ?? (action === "resume" ? "what was paused together" : "all providers")}`;
   return `${actionWords(action)}: ${plural(payments, "payment", "payments")}`;
 }
 
-const minor = ({ amount, currency }) => Math.round(Number(amount) * 10 ** exponent(currency));
-
 function thresholdWords(rule) {
   if (rule.payments) return `from ${plural(rule.payments, "payment", "payments")} on`;
-  return rule.amount ? `from ${money(minor(rule), rule.currency)} on` : "always";
+  return rule.amount ? `from ${money(rule.amount, rule.currency)} on` : "always";
 }
 
 /** The rules of an action in words: `from 100 payments on`; empty without one. */
@@ -48,7 +46,7 @@ function isReached(action, payments, sums) {
   return rules.some((rule) => {
     if (rule.payments) return payments >= rule.payments;
     if (!rule.amount) return true;
-    return sums.some(({ currency, amount }) => (currency === rule.currency ? amount >= minor(rule) : !named.has(currency)));
+    return sums.some(({ currency, amount }) => (currency === rule.currency ? amount >= rule.amount : !named.has(currency)));
   });
 }
 

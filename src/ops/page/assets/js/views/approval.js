@@ -52,7 +52,7 @@ export function approval(context, id) {
   /** Why the person at this page cannot decide, in words. */
   function whyNot() {
     if (data.state !== "pending" || data.you.may_decide) return null;
-    return h("p", { id: "why-not", class: "notice warn" }, `You cannot approve or refuse this: ${data.you.why_not ?? "another person decides"}.`);
+    return h("p", { id: "why-not", class: "notice warn" }, `You cannot decide this. ${sentence(data.you.why_not ?? "another person decides")}.`);
   }
 
   function request() {
@@ -134,19 +134,20 @@ const facts = (rows) =>
 const line = (name, value) => h("div", { class: "change", key: name }, h("dt", {}, name), h("dd", {}, value));
 
 /** What exactly is done. */
-function what({ action, text, batch, job, provider, limit, payments, sums }) {
+function what({ action, state, text, batch, job, provider, limit, payments, sums }) {
   const done = effect(action);
   return [
-    h("p", {}, sentence(text), "."),
+    // The figures of a limit say it better: in local time.
+    limit ? null : h("p", {}, sentence(text), "."),
     h("dl", { class: "changes" },
       job ? line("Payment", h("a", { href: jobHref(job), class: "mono" }, job)) : null,
-      provider || !done ? line("Provider", provider ? h("a", { href: providerHref(provider) }, provider) : "all providers") : null,
+      provider || !done ? line("Provider", provider ? h("a", { href: providerHref(provider) }, provider) : "several") : null,
       payments > 0 && !job ? line("Payments", count(payments)) : null,
       sums.map(({ currency, amount }) => line(`Sum in ${currency}`, money(amount, currency))),
       done ? change("State", jobState(done.state)[0], jobState(done.to)[0]) : null,
       limit ? [change(`Limit ${limit.name}`, limit.from, limit.to), line("Until", limit.until ? instant(limit.until) : "it is changed again")] : null,
       batch ? line("Rate", batch.rate) : null),
-    done ? h("p", {}, done.words) : null,
-    batch ? h("p", { class: "muted" }, "The set of payments is fixed. If it has changed when another person approves it, nothing is done.") : null,
+    done ? h("p", {}, job ? done.words.replace(/^Each payment/, "The payment") : done.words) : null,
+    batch && state === "pending" ? h("p", { class: "muted" }, "The set of payments is fixed. If it has changed when another person approves it, nothing is done.") : null,
   ];
 }

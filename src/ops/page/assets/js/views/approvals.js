@@ -4,12 +4,12 @@ import { allRules, approvalHref, approvalState, ruleWords, subjectWords, sumsWor
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
-import { instant } from "../instants.js";
+import { about, instant } from "../instants.js";
 import { chip, empty, loading, section, table } from "../parts.js";
 import { Pages } from "./job_table.js";
 
 const PAGE = 50;
-const PENDING = [["Requested", "nowrap"], ["What", "wide"], ["Payments", "num"], ["Sums", ""], ["By", ""], ["Because", "wide"], ["Rule", ""], ["Void at", "nowrap"]];
+const PENDING = [["Requested", "nowrap"], ["What", "wide"], ["Payments", "num"], ["Sums", ""], ["By", ""], ["Because", "wide"], ["Rule", ""], ["Void at", ""]];
 const DECIDED = [["Requested", "nowrap"], ["What", "wide"], ["State", "nowrap"], ["Payments", "num"], ["Sums", ""], ["By", ""], ["Decided by", ""], ["Reason", "wide"]];
 
 export function approvals(context) {
@@ -37,7 +37,7 @@ export function approvals(context) {
 
   function waiting() {
     if (pending.approvals.length === 0) return empty("Nothing awaits a second person", "An action that needs one appears here.");
-    const rows = pending.approvals.map((approval) => ({ key: approval.id, cells: [...what(approval), ...size(approval), approval.requested_by.name, approval.because ?? "", ruleWords(approval.action), instant(approval.expires_at)] }));
+    const rows = pending.approvals.map((approval) => ({ key: approval.id, cells: [...what(approval), ...size(approval), approval.requested_by.name, approval.because ?? "", ruleWords(approval.action), instant(approval.expires_at, about(approval.expires_at))] }));
     return [
       table("Actions that await a second person, newest first", PENDING, rows),
       pending.next ? h("p", { class: "about" }, `These are the newest ${count(pending.approvals.length)}; older ones follow when they are decided.`) : null,
