@@ -18,9 +18,10 @@ const SCREENS: [[(&str, u32); 2]; 3] =
     [[("light", 390), ("dark", 1_280)], [("dark", 390), ("light", 1_920)], [("light", 1_280), ("dark", 1_920)]];
 
 /// Each view, with a text that it shows once it is complete.
-const VIEWS: [(&str, &str); 17] = [
+const VIEWS: [(&str, &str); 18] = [
     ("#/", "429s"),
     ("#/providers/running", "Last decisions"),
+    ("#/providers/cold", "Figures begin"),
     ("#/jobs", "Attempts"),
     ("#/jobs/waiting", "37"),
     ("#/jobs/succeeded", "Waited for limit"),
