@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::decision_input::validate_reason;
 use super::operator::DatabaseTime;
+use crate::domain::job_filter::AssignedFilter;
 
 /// Longest name of an assignee, in characters.
 const ASSIGNEE_CHARS_MAX: usize = 100;
@@ -25,17 +26,12 @@ pub struct Assignee(String);
 
 impl Assignee {
     /// # Errors
-    /// When the name is empty or too long, has control characters, or holds card data or a secret.
+    /// When the name is empty or too long, has control characters, is a word of the filter, or holds card data or a
+    /// secret.
     pub fn new(text: &str) -> Result<Self, String> {
-        let name = text.trim();
-        if name.is_empty() {
-            return Err("is empty: write a name".to_owned());
-        }
-        if name.chars().count() > ASSIGNEE_CHARS_MAX {
-            return Err(format!("write at most {ASSIGNEE_CHARS_MAX} characters"));
-        }
-        if name.chars().any(char::is_control) {
-            return Err("holds control characters: write a name".to_owned());
+        let name = assignee_name(text)?;
+        if [AssignedFilter::ANYONE, AssignedFilter::NO_ONE].contains(&name) {
+            return Err(format!("`{name}` is a word of the filter by assignee: write another name"));
         }
         validate_reason(name).map(Self)
     }
@@ -43,6 +39,24 @@ impl Assignee {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// The name as it is compared.
+///
+/// # Errors
+/// When it is empty or too long, or has control characters.
+pub fn assignee_name(text: &str) -> Result<&str, String> {
+    let name = text.trim();
+    if name.is_empty() {
+        return Err("is empty: write a name".to_owned());
+    }
+    if name.chars().count() > ASSIGNEE_CHARS_MAX {
+        return Err(format!("write at most {ASSIGNEE_CHARS_MAX} characters"));
+    }
+    if name.chars().any(char::is_control) {
+        return Err("holds control characters: write a name".to_owned());
+    }
+    Ok(name)
 }
 
 /// A comment on a payment.
@@ -108,6 +122,7 @@ mod tests {
             ("", "is empty"),
             (&"x".repeat(101), "100 characters"),
             ("a\nb", "control"),
+            (" none", "a word of the filter"),
             ("4111111111111111", "leave it out"),
         ] {
             assert!(Assignee::new(text).unwrap_err().contains(words), "{text}");

@@ -52,7 +52,7 @@ async fn dialogs_can_be_read_in_both_themes_too() {
         let features = json!([{"name": "prefers-color-scheme", "value": theme}]);
         browser.cdp("Emulation.setEmulatedMedia", json!({ "features": features })).await;
         for (hash, button, text) in [
-            ("#/providers/running", "[aria-label='Change limit near']", "Clears in"),
+            ("#/providers/running", "[aria-label='Change limit near']", "Clears"),
             ("#/providers/running", "[aria-label='Pause running']", "no new request is started"),
             ("#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
             ("#/jobs/review", ".view-head button.primary", "Not charged, do not retry"),
@@ -84,6 +84,37 @@ async fn views_fit_a_phone_screen() {
         // `innerWidth` of a phone grows with the content.
         let fits = format!("const wide = document.documentElement.scrollWidth; return wide <= {width} ? [] : [wide]");
         each_view(&browser, &fits).await;
+    }
+    browser.nothing_went_wrong(&[]).await;
+}
+
+/// Neither the ten figures of a provider nor the sums of all leave a hole in their rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_figures_are_full() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    let holes = "const list = document.querySelector('main > .sums .figures');
+         const rows = new Map();
+         for (const node of list.children) {
+           const { top, right } = node.getBoundingClientRect();
+           rows.set(Math.round(top), right);
+         }
+         const end = list.getBoundingClientRect().right;
+         return [...rows.values()].filter((right) => right < end - 1.5 || right > end + 1.5)";
+    for (hash, text, figures) in [("#/", "429s", 6), ("#/providers/misconfigured", "Last decisions", 10)] {
+        browser.visit(hash).await;
+        browser.await_text("main", text).await;
+        let found = "return document.querySelectorAll('main > .sums .figure').length";
+        assert_eq!(browser.run(found).await, json!(figures), "{hash}");
+        for width in [390, 560, 768, 1_024, 1_280, 1_440, 1_600, 1_920] {
+            let screen = json!({"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 700});
+            browser.cdp("Emulation.setDeviceMetricsOverride", screen).await;
+            assert_eq!(browser.run(holes).await, json!([]), "{hash} {width}");
+        }
+    }
+    // What a person must decide is beside the state, as on the cards.
+    for text in ["2 to review", "1 dead", "1 × 429"] {
+        browser.await_text(".view-head", text).await;
     }
     browser.nothing_went_wrong(&[]).await;
 }
@@ -227,9 +258,9 @@ async fn numbers_times_and_amounts_are_formatted() {
         ("duration(125000)", "2 min 5 s"),
         ("duration(3600000)", "1 h"),
         ("duration(90061000)", "1 d 1 h"),
-        ("limitWords(600, 60000)", "600 per 1 min"),
         ("rateSpec(600, 60000)", "600/1m"),
         ("rateSpec(5, 1500)", "5/1500ms"),
+        ("rateSpec(5, null)", "5 at once"),
         ("money(1250, 'EUR')", "EUR 12.50"),
         ("money(-1250, 'JPY')", "JPY -1,250"),
         ("money(1250, 'KWD')", "KWD 1.250"),

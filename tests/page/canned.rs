@@ -12,7 +12,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::canned_approvals::{Approvals, NEEDS_TWO, awaits, rules};
 use crate::canned_batches::Batches;
+use crate::canned_history::{history, recorded};
 use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs, rejected};
 use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
@@ -69,6 +71,7 @@ struct Server {
     /// Paths of the API that were requested.
     asked: Arc<Mutex<Vec<String>>>,
     batches: Batches,
+    approvals: Approvals,
     client: reqwest::Client,
 }
 
@@ -76,6 +79,7 @@ struct Server {
 pub struct Canned {
     pub origin: String,
     pub batches: Batches,
+    pub approvals: Approvals,
     asked: Arc<Mutex<Vec<String>>>,
     _serving: DropGuard,
 }
@@ -123,13 +127,15 @@ impl Canned {
         let origin = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let batches = Batches::default();
-        let state = Server { page, data, asked: Arc::clone(&asked), batches: batches.clone(), client };
+        let (batches, approvals) = (Batches::default(), Approvals::default());
+        let (of_batches, of_approvals) = (batches.clone(), approvals.clone());
+        let state =
+            Server { page, data, asked: Arc::clone(&asked), batches: of_batches, approvals: of_approvals, client };
         let stop = CancellationToken::new();
         let router = Router::new().fallback(answer).with_state(state);
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
         tokio::spawn(serving.into_future());
-        Self { origin, batches, asked, _serving: stop.drop_guard() }
+        Self { origin, batches, approvals, asked, _serving: stop.drop_guard() }
     }
 
     /// Number of API requests so far.
@@ -155,16 +161,20 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     if server.data == Data::Troubled {
         return troubled(&parts);
     }
-    if let ["batches", below @ ..] = parts.as_slice() {
-        let (head, body) = request.into_parts();
-        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        return server.batches.answer(&head.method, below, &body);
+    let (head, body) = request.into_parts();
+    let sent = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let query = head.uri.query().unwrap_or_default();
+    match parts.as_slice() {
+        ["approvals", below @ ..] => return server.approvals.answer(&head.method, below, query, &sent),
+        _ if serde_json::from_slice::<Value>(&sent).is_ok_and(|body| body["because"] == NEEDS_TWO) => return awaits(),
+        ["batches", below @ ..] => return server.batches.answer(&head.method, below, &sent),
+        _ => {}
     }
-    let body = match (request.method(), parts.as_slice()) {
+    let body = match (&head.method, parts.as_slice()) {
         (&Method::GET, ["overview"]) => overview(server.data),
         (&Method::GET, ["providers", "cold", "history"]) => json!({"step_ms": 60_000, "points": []}),
         (&Method::GET, ["providers", _, "history"]) => history(),
-        (&Method::GET, ["history"]) => recorded(server.data == Data::Empty),
+        (&Method::GET, ["history"]) => recorded(server.data == Data::Empty, query),
         (&Method::GET, ["providers", name, "flows"]) => flows(name),
         (&Method::GET, ["providers", name, "throttling"]) => throttling(name),
         (&Method::GET, ["providers", name]) => {
@@ -172,13 +182,13 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
             let found = providers.into_iter().find(|provider| provider["name"] == *name);
             found.map_or(Value::Null, |provider| of_provider(&provider))
         }
-        (&Method::GET, ["jobs"]) if server.data == Data::Full => fifty_jobs(request.uri().query().unwrap_or_default()),
-        (&Method::GET, ["jobs"]) => jobs(server.data == Data::Empty, request.uri().query().unwrap_or_default()),
+        (&Method::GET, ["jobs"]) if server.data == Data::Full => fifty_jobs(query),
+        (&Method::GET, ["jobs"]) => jobs(server.data == Data::Empty, query),
         (&Method::GET, ["job-totals"]) => job_totals(server.data == Data::Empty),
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["rejected"]) => rejected(server.data == Data::Empty),
-        (&Method::GET, ["whoami"]) => json!({"name": "alice", "role": "admin", "path": "user"}),
+        (&Method::GET, ["whoami"]) => json!({"name": "alice", "role": "admin", "path": "user", "approvals": rules()}),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
         (&Method::POST, ["jobs", id, "assignment" | "comments"]) => json!({"id": id, "assigned_to": null, "notes": []}),
         (&Method::POST, ["pause-all"]) => {
@@ -193,7 +203,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
             json!({
                 "limit": limit, "from": "100/1s", "to": "200/1s", "changed": false, "returns": null, "ended_return": null,
                 "clears": {"from": least(120_000), "to": least(60_000)},
-                "clears_at": {"from": "2026-03-01T14:10:00.000Z", "to": "2026-03-01T12:32:00.000Z"},
+                "clears_at": {"from": "2026-03-01T12:02:00.000Z", "to": "2026-03-02T12:01:00.000Z"},
                 "cutoff": {"from": missed(3_120), "to": missed(120)},
             })
         }
@@ -352,6 +362,7 @@ fn overview(data: Data) -> Value {
     if matches!(data, Data::Empty | Data::Full) {
         return overview;
     }
+    overview["pending_approvals"] = json!(if data == Data::States { 4 } else { 1 });
     overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
     (overview["counted_at"], overview["warnings"]) = (json!(EARLIER), json!([HOSTILE]));
     if data == Data::Paused {
@@ -363,31 +374,6 @@ fn overview(data: Data) -> Value {
         overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": []}]);
     }
     overview
-}
-
-fn history() -> Value {
-    let point = |minute: u32| json!({"at": format!("2026-03-01T11:{minute}:00.000Z"), "rate_per_s": f64::from(minute), "limit_per_s": 100.0, "waiting": 60 - minute, "throttled": u32::from(minute == 53)});
-    json!({"step_ms": 60_000, "points": (50..60).map(point).collect::<Vec<_>>()})
-}
-
-/// An hour with unknown times, a 429 and marks.
-fn recorded(empty: bool) -> Value {
-    let point = |minute: u32| {
-        let known = !(20..25).contains(&minute) && !empty;
-        let figure = |value: Value| if known { value } else { Value::Null };
-        json!({
-            "at": format!("2026-03-01T11:{minute:02}:00.000Z"), "started": figure(json!(minute * 60)),
-            "started_per_s": figure(json!(f64::from(minute))), "finished": figure(json!(minute * 59)),
-            "finished_per_s": figure(json!(f64::from(minute) - 0.5)), "throttled": figure(json!(u32::from(minute == 53))),
-            "waiting": figure(json!(60 - minute)), "review": figure(json!(2)), "limit_per_s": figure(json!(100.0)),
-        })
-    };
-    let mark = |minute: u32, kind: &str| json!({"at": format!("2026-03-01T11:{minute:02}:30.000Z"), "kind": kind, "text": HOSTILE});
-    let marks = [mark(10, "limit"), mark(19, "worker_started"), mark(40, "breaker_opened")];
-    json!({
-        "provider": "running", "from": "2026-03-01T11:00:00.000Z", "to": NOW, "step_ms": 60_000, "recorded_until": NOW,
-        "points": (0..60).map(point).collect::<Vec<_>>(), "marks": if empty { json!([]) } else { json!(marks) },
-    })
 }
 
 /// Accounts of every kind, and more than are listed; `idle` has no backlog.

@@ -13,7 +13,19 @@ fn job(state: &str) -> Value {
 }
 
 pub fn jobs(empty: bool, query: &str) -> Value {
+    if query.contains("provider=fresh") {
+        let mut fresh = [job("waiting"), job("waiting")];
+        fresh[0]["attempts"] = json!(0);
+        (fresh[1]["id"], fresh[1]["attempts"]) =
+            (json!("tried"), json!(if query.contains("account=tried") { 3 } else { 0 }));
+        return json!({"jobs": fresh, "unreadable": [], "next": null, "searched_back_to": null});
+    }
     let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));
+    if let Some((_, assigned)) = query.split_once("assigned=") {
+        let mut review = job("review");
+        review["id"] = json!(format!("of-{}", assigned.split('&').next().unwrap_or_default()));
+        return json!({"jobs": [review], "unreadable": [], "next": null, "searched_back_to": null});
+    }
     if query.contains("provider=torn") {
         let unreadable = json!([{"id": "torn-1", "problem": "column `wake_at` is no instant"}]);
         return json!({"jobs": [], "unreadable": unreadable, "next": "torn-1", "searched_back_to": null});

@@ -31,7 +31,7 @@ async fn account_limits_mark_clear_time_as_estimate() {
     browser.click("//dialog//button[text()='Cancel']").await;
     browser.click("button[aria-label='Change limit near']").await;
     browser.fill("dialog input[name=requests]", "200").await;
-    browser.await_text("dialog .changes", "at least 1 min").await;
+    browser.await_text("dialog .changes", "not before 2 Mar, 12:01 UTC (in at least 1 min)").await;
     browser.await_text("dialog", "depends on their accounts and references").await;
     browser.nothing_went_wrong(&[]).await;
 }
@@ -92,6 +92,44 @@ async fn unknown_figures_are_marked_unknown() {
     browser.visit("#/workers").await;
     browser.await_text("article[aria-label=Limiter]", "No answer in time").await;
     browser.await_text("article[aria-label=Database]", "Round trip under 0.01 ms").await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_are_shown_where_there_are_any() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "#/jobs?provider=fresh").await;
+    browser.await_text("tbody", "tried").await;
+    let titles = "return [...document.querySelectorAll('thead th')].map((title) => title.textContent)";
+    let columns = json!(["Pick", "Payment", "State", "Amount", "Provider", "Account", "Created", "Reason"]);
+    assert_eq!(browser.run(titles).await, columns);
+    browser.visit("#/jobs?provider=fresh&account=tried").await;
+    browser.await_text("thead", "Attempts").await;
+    let cells = "return [...document.querySelectorAll('td[data-title=Attempts]')].map((cell) => cell.textContent)";
+    assert_eq!(browser.run(cells).await, json!(["", "3"]));
+    browser.nothing_went_wrong(&[]).await;
+}
+
+/// Bursts may be faster than a mean rate, so the limit is shown as its row has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_shown_as_they_are_written() {
+    let canned = Canned::start_few().await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text(&format!("{} figcaption", card("cold")), "limit 100/1m").await;
+    browser.await_text(&format!("{} .limits", card("cold")), "100/1m").await;
+    let said = "return document.querySelector(\"[aria-labelledby='card-running'] .spark\").getAttribute('aria-label')";
+    browser.await_true(&format!("{said}.includes('limit 100/1s')")).await;
+    let words = browser.text("main").await;
+    assert!(!words.contains("allowed") && !words.contains(" per 1"), "{words}");
+    browser.visit("#/providers/running").await;
+    browser.await_text("#rate-title ~ .readout", "limit 100/1s").await;
+    // A recorded rate is that of the limit, or of another one in its time.
+    browser.click("#rate-title ~ details:last-of-type summary").await;
+    browser.await_text("#rate-title ~ details:last-of-type tbody", "100/1s").await;
+    let script = "const l = await import('/assets/js/limits.js'); return args[0].map((mean) => l.limitWas(mean, { limits: args[1] }))";
+    let limits = json!([{"max_requests": 600, "window_ms": 60_000}, {"max_requests": 5, "window_ms": null}]);
+    let found = browser.run_with(script, json!([[10.0, 20.0, null], limits])).await;
+    assert_eq!(found, json!(["600/1m", "20.0/s on average", "–"]));
     browser.nothing_went_wrong(&[]).await;
 }
 

@@ -31,15 +31,15 @@ async fn limit_change_shows_a_preview_first() {
     let confirm = "return document.querySelector('dialog button[type=submit]').disabled";
     assert_eq!(browser.run(confirm).await, json!(true), "nothing to confirm yet");
     browser.fill("dialog input[name=requests]", "2").await;
-    browser.await_text("dialog", "Set to 2 per 1 min").await;
+    browser.await_text("dialog", "Set to 2/1m").await;
     // The dry run has returned and has changed nothing.
     browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
-    browser.await_text("dialog .changes", "Clears in").await;
+    browser.await_text("dialog .changes", " (in ").await;
     assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 1);
     browser.fill("dialog input[name=because]", "they raised it").await;
     browser.click("dialog button[type=submit]").await;
     browser.await_text("#messages", "all of minute is now 2/1m").await;
-    browser.await_text("#limits-title ~ .limit-list", "2 per 1 min").await;
+    browser.await_text("#limits-title ~ .limit-list", "2/1m").await;
     assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 2);
     browser.nothing_went_wrong(&[]).await;
 }

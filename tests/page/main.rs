@@ -6,12 +6,15 @@
 mod support;
 
 mod appearance;
+mod approvals;
 mod audit;
 mod axe;
 mod batches;
 mod browser;
 mod canned;
+mod canned_approvals;
 mod canned_batches;
+mod canned_history;
 mod canned_jobs;
 mod displayed_estimates;
 mod flows;

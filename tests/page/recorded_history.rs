@@ -69,6 +69,33 @@ async fn drag(browser: &Browser) {
     }
 }
 
+/// A young deployment is not drawn in the corner of an hour, and one that was stopped shows what was before.
+#[tokio::test(flavor = "multi_thread")]
+async fn default_range_is_the_shortest_with_the_data() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    for (provider, chosen, begins) in
+        [("cold", "15 min", "Figures begin at 11:52 UTC."), ("closed", "6 h", ""), ("running", "1 h", "")]
+    {
+        browser.visit(&format!("#/providers/{provider}")).await;
+        browser.await_text("h1", provider).await;
+        browser.await_true("return document.querySelectorAll('details.marks li').length > 0").await;
+        browser.await_true(&format!("return ({}) === '{chosen}'", CHOSEN.trim_start_matches("return "))).await;
+        assert_eq!(browser.text(".begins").await, begins, "{provider}");
+    }
+    // What a person has chosen stays.
+    browser.visit("#/providers/cold").await;
+    browser.await_text(".begins", "11:52").await;
+    browser.click("//button[text()='1 h']").await;
+    canned.await_questions(12).await;
+    assert_eq!(browser.run(CHOSEN).await, json!("1 h"));
+    let fitting = "const r = await import('/assets/js/recorded.js'); const ranges = r.RANGES.map(([label, length]) => ({ label, length }));
+         return args[0].map((age) => r.fitting(ranges, 0, age * 60_000).label)";
+    let found = browser.run_with(fitting, json!([[0, 5, 6, 15, 16, 60, 999]])).await;
+    assert_eq!(found, json!(["5 min", "5 min", "15 min", "15 min", "1 h", "1 h", "1 h"]));
+    browser.nothing_went_wrong(&[]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn empty_history_has_no_scale() {
     let canned = Canned::start(true).await;

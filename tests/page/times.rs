@@ -34,6 +34,45 @@ async fn times_are_local_with_their_zone_and_utc_on_request() {
     browser.nothing_went_wrong(&[]).await;
 }
 
+/// The limit dialog says when the backlog clears, as the rest of the page does.
+#[tokio::test(flavor = "multi_thread")]
+async fn limit_dialog_has_the_time_of_day() {
+    let canned = Canned::start(false).await;
+    let browser = in_zone(&canned, "Europe/Berlin", "#/providers/running").await;
+    for (zone, from, to) in [
+        ("CET", "not before 13:02 CET (in at least 2 min)", "not before 2 Mar, 13:01 CET (in at least 1 min)"),
+        ("UTC", "not before 12:02 UTC (in at least 2 min)", "not before 2 Mar, 12:01 UTC (in at least 1 min)"),
+    ] {
+        browser.await_text(".zone", zone).await;
+        browser.click("[aria-label='Change limit near']").await;
+        browser.await_text("dialog .change:nth-child(2) ins", to).await;
+        browser.await_text("dialog .change:nth-child(2) del", from).await;
+        browser.press("\u{E00C}").await;
+        browser.await_true("return document.querySelector('dialog') === null").await;
+        browser.click(".zone").await;
+    }
+    let script =
+        "const c = await import('/assets/js/clears.js'); return args[0].map(([clears, at]) => c.clearsAt(clears, at))";
+    let at = "2026-03-01T12:04:00.000Z";
+    let cases = json!([
+        [{"kind": "clears_in", "ms": 240_000}, at],
+        [{"kind": "clears_in", "ms": 12_000}, "2026-03-01T12:00:12.000Z"],
+        [{"kind": "depends_on_accounts", "at_least_ms": 1, "about_ms": 240_000}, at],
+        [{"kind": "clears_in", "ms": 0}, null],
+        [{"kind": "not_while_paused"}, null],
+    ]);
+    let found = browser.run_with(script, json!([cases])).await.to_string().replace('\u{a0}', " ");
+    let expected = json!([
+        "at 13:04 CET (in 4 min)",
+        "at 13:00:12 CET (in 12 s)",
+        "at about 13:04 CET (in about 4 min)",
+        "–",
+        "not while paused"
+    ]);
+    assert_eq!(found, expected.to_string());
+    browser.nothing_went_wrong(&[]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn instants_have_the_date_unless_it_is_today() {
     let canned = Canned::start(false).await;

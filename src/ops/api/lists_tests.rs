@@ -44,20 +44,27 @@ async fn every_filter_of_a_list_is_applied() {
     for (id, state) in [("a", "dead"), ("b", "review"), ("c", "waiting")] {
         stand.add_job(id, "x", state).await;
     }
+    stand.add_job("d", "y", "review").await;
+    stand.post("/api/v1/jobs/d/assignment", json!({"to": "bob"})).await;
     for (query, found) in [
-        ("state=review,dead", vec!["b", "a"]),
+        ("assigned=any", vec!["d"]),
+        ("assigned=none", vec!["b"]),
+        ("assigned=bob&state=review,dead", vec!["d"]),
+        ("assigned=bob&account=x", vec![]),
+        ("state=review,dead&account=x", vec!["b", "a"]),
         ("search=c", vec!["c"]),
-        ("reason=so%20it&currency=EUR&min_amount=0.01", vec!["b", "a"]),
+        ("reason=so%20it&currency=EUR&min_amount=0.01&account=x", vec!["b", "a"]),
         ("currency=EUR&max_amount=12.98", vec![]),
         ("reason=limit", vec![]),
         ("created_to=2026-01-01", vec![]),
-        ("finished_from=2026-01-01T00:00:00Z", vec!["b", "a"]),
+        ("finished_from=2026-01-01T00:00:00Z&account=x", vec!["b", "a"]),
     ] {
         let (status, page) = stand.get(&format!("/api/v1/jobs?{query}")).await;
         let ids: Vec<&str> = page["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
         assert_eq!((status, ids, &page["next"]), (200, found, &Value::Null), "{query}");
     }
     for (query, words) in [
+        ("assigned=bob&state=dead", "`assigned`: only payments in `review` are assigned"),
         ("min_amount=5", "`min_amount`: an amount needs its currency"),
         ("after=missing", "`after`: the ledger has no payment `missing`"),
     ] {
@@ -73,5 +80,19 @@ async fn no_id_is_taken_for_a_list() {
         stand.add_job(id, "x", "waiting").await;
         let (status, found) = stand.get(&format!("/api/v1/jobs/{id}")).await;
         assert_eq!((status, &found["id"]), (200, &id.into()), "{found}");
+    }
+}
+
+#[tokio::test]
+async fn batch_selects_reviews_by_their_assignee() {
+    let stand = TestApi::new().await;
+    for id in ["a", "b"] {
+        stand.add_job(id, "x", "review").await;
+    }
+    stand.post("/api/v1/jobs/b/assignment", json!({"to": "bob"})).await;
+    for (assigned, jobs) in [("bob", 1), ("any", 1), ("none", 1), ("alice", 0)] {
+        let body = json!({"decision": "declined", "selection": {"filter": {"assigned": assigned}}});
+        let (status, preview) = stand.post("/api/v1/batches/preview", body).await;
+        assert_eq!((status, &preview["jobs"]), (200, &jobs.into()), "{assigned}: {preview}");
     }
 }

@@ -1,6 +1,6 @@
 //! Searches for jobs by each kind of filter, and the indexes that they must use.
 
-use sluicegate::domain::job_filter::{Range, ReasonFilter};
+use sluicegate::domain::job_filter::{AssignedFilter, Range, ReasonFilter};
 use sluicegate::ledger::operator::JobFilter;
 
 use super::super::*;
@@ -8,13 +8,15 @@ use super::Explained;
 use super::work::{Working, account, lane};
 
 /// Lists of jobs, with an index of each.
-pub const LISTS: [(&str, &str); 8] = [
+pub const LISTS: [(&str, &str); 10] = [
     ("jobs are listed", "jobs_by_time"),
     ("a provider's jobs are listed", "jobs_by_state_and_time"),
     ("jobs of a state are listed", "jobs_by_state_and_time"),
     ("an account's jobs are listed", "jobs_by_account_and_time"),
     ("jobs are searched", "jobs_by_time"),
     ("jobs are searched", "jobs_by_reference"),
+    ("jobs are searched", "job_notes_by_job"),
+    ("jobs are totalled", "job_notes_by_job"),
     ("jobs are totalled", "jobs_by_time"),
     ("jobs are totalled", "jobs_by_state_and_time"),
 ];
@@ -35,7 +37,7 @@ impl<E: Explained> Working<'_, E> {
 }
 
 /// Filters of each source, with conditions that it does not ensure.
-fn searches(round: u32) -> [JobFilter; 7] {
+fn searches(round: u32) -> [JobFilter; 9] {
     let euros = JobFilter {
         currency: Some("EUR".to_owned()),
         amounts: Range { from: Some(1), to: Some(50) },
@@ -43,6 +45,7 @@ fn searches(round: u32) -> [JobFilter; 7] {
         ..JobFilter::default()
     };
     let ended = Some(ReasonFilter::Ended("rare".to_owned()));
+    let assigned = |to| JobFilter { assigned: Some(AssignedFilter::new(to)), ..JobFilter::default() };
     let search = |text: String| JobFilter { search: Some(text), ..JobFilter::default() };
     [
         euros.clone(),
@@ -52,5 +55,7 @@ fn searches(round: u32) -> [JobFilter; 7] {
         JobFilter { reason: ended, ..JobFilter::default() },
         search(format!("f-{round}77")),
         search("f-".to_owned()),
+        assigned("none"),
+        JobFilter { provider: Some(name(&lane(round))), ..assigned("bob") },
     ]
 }

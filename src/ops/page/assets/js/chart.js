@@ -42,8 +42,8 @@ export function frame(onpoint, points, words) {
   };
 }
 
-/** The rate chart in a sentence. */
-export function rateWords(points) {
+/** The rate chart in a sentence; `limit`: the tightest limit in words. */
+export function rateWords(points, limit) {
   const rates = points.map((point) => point.rate_per_s).filter((value) => Number.isFinite(value));
   if (rates.length === 0) return "No requests have been counted yet.";
   const last = points.at(-1);
@@ -51,7 +51,7 @@ export function rateWords(points) {
   const refused = points.reduce((sum, point) => sum + (point.throttled ?? 0), 0);
   const mean = rates.reduce((sum, value) => sum + value, 0) / rates.length;
   return (
-    `Requests per second over the last ${minutes} min: now ${rate(last.rate_per_s)} of ${rate(last.limit_per_s)} allowed on average, ` +
+    `Requests per second over the last ${minutes} min: now ${rate(last.rate_per_s)}, limit ${limit}, ` +
     `on average ${rate(mean)}, at most ${rate(Math.max(...rates))}. ` +
     (refused > 0 ? `The provider responded with ${plural(refused, "429", "429s")}.` : "The provider responded with no 429.")
   );

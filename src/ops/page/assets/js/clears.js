@@ -1,6 +1,10 @@
 // The clear time of a backlog in words. The server estimates it in the same way for every view.
 
+import { serverNow } from "./clock.js";
 import { DASH, duration } from "./format.js";
+import { about, when } from "./instants.js";
+
+const MINUTE_MS = 60_000;
 
 const HELD = {
   never: "never",
@@ -38,6 +42,19 @@ export function clearsWords(clears) {
 export function clearsAbout(clears) {
   if (clears?.kind === "unknown") return "unknown";
   return clears?.kind === "depends_on_accounts" && known(clears.about_ms) ? `about ${atLeastASecond(clears.about_ms)}` : clearsWords(clears);
+}
+
+/** `at 14:32 CET (in 4 min)`, the least time, or the reason why there is no estimate. `at`: the instant, if the server has
+ * said it. */
+export function clearsAt(clears, at) {
+  const estimated = clears?.kind === "depends_on_accounts" && known(clears.about_ms);
+  const ms = estimated ? clears.about_ms : (clears?.ms ?? clears?.at_least_ms);
+  if (!known(ms) || ms === 0) return clearsWords(clears);
+  const [preposition, left] = estimated ? ["at about", "in about"] : clears.kind === "clears_in" ? ["at", "in"] : ["not before", "in at least"];
+  const end = new Date(at ?? serverNow() + ms);
+  // More than a minute ahead, seconds would promise more than an estimate knows.
+  const words = ms < MINUTE_MS ? when(end) : about(new Date(Math.ceil(end / MINUTE_MS) * MINUTE_MS));
+  return `${preposition} ${words} (${left} ${atLeastASecond(ms)})`;
 }
 
 /** Limits that count each account or reference separately. */

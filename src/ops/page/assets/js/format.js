@@ -49,10 +49,7 @@ export function duration(ms) {
 
 const trimmed = (value) => ONE.format(value).replace(/\.0$/, "");
 
-/** A limit's window: `1 s`, `1 min`, `250 ms`. */
-export const windowWords = (ms) => duration(ms);
-
-/** A limit as the API writes it: `100/1s`. */
+/** A limit as commands and the API write it: `100/1s`; without a window it counts requests in flight. */
 export function rateSpec(requests, windowMs) {
   if (!windowMs) return `${requests} at once`;
   const [unit, size] = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1_000], ["ms", 1]].find(
@@ -60,10 +57,6 @@ export function rateSpec(requests, windowMs) {
   ) ?? ["ms", 1];
   return `${requests}/${windowMs / size}${unit}`;
 }
-
-/** A limit without a window counts requests in flight. */
-export const limitWords = (requests, windowMs) =>
-  windowMs ? `${count(requests)} per ${windowWords(windowMs)}` : `${count(requests)} at once`;
 
 export const since = (at) => (at ? serverNow() - Date.parse(at) : undefined);
 export const ago = (at) => (at ? duration(Math.max(0, coarse(since(at)))) : DASH);

@@ -2,7 +2,8 @@
 
 import { link } from "./api.js";
 import { h } from "./dom.js";
-import { count, limitWords, percent } from "./format.js";
+import { count, percent } from "./format.js";
+import { written } from "./limits.js";
 
 /** A state in a word, coloured by its tone. */
 export const chip = ([words, tone]) =>
@@ -67,7 +68,7 @@ export function limitBar(limit, { label, unasked = "the limiter does not respond
       "div",
       { class: "limit-head" },
       h("span", { class: "limit-name" }, label ?? limit.name, limit.shadow ? h("em", {}, " (shadow)") : null),
-      h("span", { class: "limit-allows" }, limitWords(limit.max_requests, limit.window_ms)),
+      h("span", { class: "limit-allows" }, written(limit)),
     ),
     known || closed
       ? h(

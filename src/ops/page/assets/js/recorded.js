@@ -13,7 +13,10 @@ const SHORTEST_MS = 120 * SECOND_MS;
 const ROWS_MAX = 24;
 
 /** The ranges that end now. */
-export const RANGES = [["1 h", HOUR_MS], ["6 h", 6 * HOUR_MS], ["24 h", DAY_MS], ["7 d", 7 * DAY_MS], ["30 d", LONGEST_MS]];
+export const RANGES = [["5 min", HOUR_MS / 12], ["15 min", HOUR_MS / 4], ["1 h", HOUR_MS], ["6 h", 6 * HOUR_MS], ["24 h", DAY_MS], ["7 d", 7 * DAY_MS], ["30 d", LONGEST_MS]];
+
+/** The default range: the shortest that holds the data of the last hour, which begin at `since`. */
+export const fitting = (ranges, since, now) => ranges.find(({ length }) => length >= Math.min(now - since, HOUR_MS));
 
 /** What is chosen, as a range: a length that ends now, or the two ends of a zoom. */
 export const rangeOf = (chosen, now) => (chosen.length ? { from: now - chosen.length, to: now } : chosen);
@@ -44,8 +47,19 @@ export const moved = ({ from, to }, share, now) => bounded({ from: from + (to - 
 
 const known = (value) => value !== null && value !== undefined;
 
+const isKnown = ({ started, waiting }) => known(started) || known(waiting);
+
 /** Without any count there is no scale. */
-export const isEmpty = (points) => !points.some((point) => known(point.started) || known(point.waiting));
+export const isEmpty = (points) => !points.some(isKnown);
+
+/** When the figures begin, in ms; null without any. */
+export const beginning = (points) => (isEmpty(points) ? null : Date.parse(points.find(isKnown).at));
+
+/** As `beginning`; null also for figures that begin with the range. */
+export function lateBeginning({ points, from, to }) {
+  const first = beginning(points);
+  return first !== null && first - from > (to - from) / 12 ? first : null;
+}
 
 /** A time for an axis: with the day where the range is longer than one. */
 export function axisTime(ms, lengthMs) {

@@ -8,11 +8,12 @@ const WIDTH = 300;
 const HEIGHT = 60;
 const drawn = new WeakMap();
 
-export function spark(points) {
+/** `limit`: the tightest limit in words. */
+export function spark(points, limit) {
   const lines = drawn.get(points) ?? shapes(points);
   drawn.set(points, lines);
   const empty = lines === null;
-  return h("div", { class: empty ? "canvas spark no-data" : "canvas spark", role: "img", "aria-label": rateWords(points) },
+  return h("div", { class: empty ? "canvas spark no-data" : "canvas spark", role: "img", "aria-label": rateWords(points, limit) },
     empty ? null : h("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
       h("path", { class: "spark-fill", d: lines.fill }),
       h("path", { class: "spark-rate", d: lines.rate }),

@@ -5,6 +5,7 @@ import { finishLine } from "../cutoff.js";
 import { h } from "../dom.js";
 import { ago, count, duration, plural, rate, since } from "../format.js";
 import { inZone, instant } from "../instants.js";
+import { tightestWords } from "../limits.js";
 import { chip, figure, figures, limitBar, providerHref, unasked, waitingLacks, waitingWords } from "../parts.js";
 import { spark } from "../spark.js";
 import { laneState } from "../words.js";
@@ -38,8 +39,8 @@ export function card(provider, points, context, explained) {
     h(
       "figure",
       { class: "chart" },
-      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, h("b", {}, rate(provider.limit_per_s)), " allowed"), points.some(({ throttled }) => throttled > 0) ? h("span", { class: "key bad-key" }, "429") : null),
-      spark(points),
+      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, "limit ", h("b", {}, tightestWords(provider))), points.some(({ throttled }) => throttled > 0) ? h("span", { class: "key bad-key" }, "429") : null),
+      spark(points, tightestWords(provider)),
     ),
     rest(provider),
   );
@@ -71,18 +72,21 @@ export function decisions({ name, review, dead }) {
   return [review > 0 ? link("review", `${count(review)} to review`) : null, dead > 0 ? link("dead", `${count(dead)} dead`) : null];
 }
 
+/** The 429s since the workers started; null without any. */
+export const refused = ({ refused_by_provider: all }) =>
+  (all > 0 ? h("strong", { class: "refused", title: "Since the workers started" }, `${count(all)} × 429`) : null);
+
 /** What is zero and should be, in words. */
 export const zeros = ({ review, dead, refused_by_provider: refused }) =>
   [review === 0 ? "nothing to review" : "", dead === 0 ? "none dead" : "", refused === 0 ? "no 429s" : ""].filter(Boolean).join(", ");
 
 /** The last line: what should be zero, and what is under way. */
 function rest(provider) {
-  const { refused_by_provider: refused, in_flight: flying } = provider;
   const zero = zeros(provider);
   return h("p", { class: "rest" },
-    refused > 0 ? h("strong", { class: "refused", title: "Since the workers started" }, `${count(refused)} × 429`) : null,
+    refused(provider),
     zero === "" ? null : h("span", {}, h("span", { class: "tick", "aria-hidden": "true" }, "✓ "), zero),
-    h("span", {}, `${count(flying)} in flight`));
+    h("span", {}, `${count(provider.in_flight)} in flight`));
 }
 
 const waitingHref = (name) => `#/jobs?state=waiting&provider=${encodeURIComponent(name)}`;
@@ -129,19 +133,19 @@ export function cause(provider) {
   return h("p", { class: "cause" }, inZone(words), ends ? `${words ? ", " : ""}${when} ${duration(Math.ceil(ends / 1_000) * 1_000)}` : "");
 }
 
-/** The figures of a provider's view. Those that should be zero and are belong in a line below. */
+/** The ten figures of a provider's view: always as many, so that their rows are full. */
 export function numbers(provider) {
-  const { name, review, dead, refused_by_provider: refused } = provider;
-  return [
-    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: waitingHref(name) }),
+  return h("dl", { class: "figures ten" },
+    figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: waitingHref(provider.name) }),
     figure("Oldest", oldest(provider)),
     figure("Clears in", clearsAbout(provider.clears)),
     figure("In flight", count(provider.in_flight)),
-    review === 0 ? null : figure("Review", count(review), { alarm: review > 0, href: attentionHref(name, "review") }),
-    dead === 0 ? null : figure("Dead", count(dead), { alarm: dead > 0, href: attentionHref(name, "dead") }),
-    refused === 0 ? null : figure("429s", count(refused), { alarm: refused > 0 }),
+    figure("Active", count(provider.active)),
+    figure("In the queue", count(provider.queued)),
+    figure("In the backlog", count(provider.backlog)),
+    figure("Delayed", count(provider.delayed)),
     figure("Succeeded", count(provider.succeeded)),
-  ];
+    figure("Declined", count(provider.declined)));
 }
 
 export function oldest(provider) {

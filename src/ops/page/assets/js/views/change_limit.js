@@ -3,12 +3,14 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { clearsDependsOn, clearsWords } from "../clears.js";
+import { secondPersonNote } from "../approvals.js";
+import { clearsAt, clearsDependsOn } from "../clears.js";
+import { cutoffChange } from "../cutoff_change.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
-import { finishChange } from "../finish_change.js";
-import { limitWords, rateSpec } from "../format.js";
+import { rateSpec } from "../format.js";
 import { about } from "../instants.js";
+import { written } from "../limits.js";
 import { change } from "../parts.js";
 import { untilField, untilInstant, untilWords } from "./limit_until.js";
 
@@ -35,12 +37,12 @@ export function changeLimit(provider, limit, context, tried = limit) {
   const spec = () => rateSpec(Number(state.requests), windowMs());
   const sameRate = () => Number(state.requests) === limit.max_requests && (inFlight || windowMs() === limit.window_ms);
   const same = () => sameRate() && !state.until && !limit.until;
-  const lasting = () => limit.then ?? rateSpec(limit.max_requests, limit.window_ms);
+  const lasting = () => limit.then ?? written(limit);
   const body = () => ({ rate: spec(), ...(state.until ? { until: untilInstant(state.until) } : {}) });
 
   const dialog = ask({
     title: `Change ${limit.name} of ${provider.name}`,
-    confirm: () => (valid() && !same() ? `Set to ${limitWords(Number(state.requests), windowMs())}` : "Set"),
+    confirm: () => (valid() && !same() ? `Set to ${spec()}` : "Set"),
     content,
     async act() {
       const done = await post(url, { ...body(), dry_run: false, ...reason(state) });
@@ -82,11 +84,11 @@ export function changeLimit(provider, limit, context, tried = limit) {
   }
 
   function content() {
-    const clears = state.preview?.clears;
+    const { clears, clears_at: at } = state.preview ?? {};
     const on = dependsOn();
-    const time = (clears) => {
+    const time = (clears, at) => {
       if (provider.waiting === 0) return "nothing waits";
-      return on.includes(limit.name) ? `depends on ${limit.scope}s` : clearsWords(clears);
+      return on.includes(limit.name) ? `depends on ${limit.scope}s` : clearsAt(clears, at);
     };
     return [
       h("fieldset", { class: "rate" },
@@ -95,14 +97,15 @@ export function changeLimit(provider, limit, context, tried = limit) {
         ...(inFlight ? [h("span", {}, "at once")] : window())),
       slider(),
       h("dl", { class: "changes", "aria-live": "polite" },
-        change("Limit", limitWords(limit.max_requests, limit.window_ms), valid() ? limitWords(Number(state.requests), windowMs()) : "?"),
-        change("Clears in", time(clears?.from ?? provider.clears), clears ? time(clears.to) : valid() && !state.problem ? "…" : "?")),
-      h("p", { class: "finish", "aria-live": "polite" }, provider.waiting > 0 && state.preview ? finishChange(state.preview) : ""),
+        change("Limit", written(limit), valid() ? spec() : "?"),
+        change("Clears", clears ? time(clears.from, at?.from) : time(provider.clears, provider.clears_at), clears ? time(clears.to, at?.to) : valid() && !state.problem ? "…" : "?")),
+      h("p", { class: "finish", "aria-live": "polite" }, provider.waiting > 0 && state.preview ? cutoffChange(state.preview.cutoff) : ""),
       h("p", { class: "consequence" }, consequence()),
       on.length > 0 && provider.waiting > 0
         ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference separately: the time for all waiting payments depends on their accounts and references.`)
         : null,
       state.problem ? h("p", { class: "problem", role: "alert" }, state.problem) : null,
+      secondPersonNote("limit"),
       untilField(state, lasting(), typed("until")),
       because(state),
     ];
@@ -110,7 +113,7 @@ export function changeLimit(provider, limit, context, tried = limit) {
 
   function slider() {
     const step = Math.max(1, Math.round(most / SLIDER_STEPS));
-    const now = valid() ? limitWords(Number(state.requests), windowMs()) : "?";
+    const now = valid() ? spec() : "?";
     return h("label", { class: "field slider" }, h("span", {}, "Try a rate"), h("input", { type: "range", name: "slider", "aria-valuetext": now, min: 1, max: most, step, oninput: typed("requests"), value: /^\d{1,9}$/.test(state.requests) ? state.requests : "1" }));
   }
 

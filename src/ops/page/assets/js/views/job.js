@@ -127,7 +127,7 @@ export function job(context, id) {
       ["Idempotency key", copied(details.idempotency_key, "idempotency key")],
       ["Provider's reference", copied(details.provider_reference, "provider's reference")],
       ["Reference", copied(details.reference, "reference")],
-      ["Reason", inZone(details.reason)], ["Attempts", count(details.attempts)],
+      ["Reason", inZone(details.reason)], ["Attempts", details.attempts > 0 ? count(details.attempts) : null],
       ["May have been charged", details.maybe_charged ? "yes: the outcome of an attempt is unknown" : details.state === "succeeded" ? null : "no"],
       ["Active in", details.lease_owner ? [`${details.lease_owner}, until `, at(details.lease_until)] : null],
       ["Not before", at(details.not_before)], ["Expires", at(details.expires_at)],

@@ -18,7 +18,9 @@ const COLUMNS = [
 
 /** `lead` adds a first column: {title, cell(job)}; `tail` a last one. `created` shows when, instead of the last change. */
 export function jobTable(caption, jobs, { lead, tail, created } = {}) {
-  const own = created ? COLUMNS.map(([title, kind]) => [title === "Changed" ? "Created" : title, kind]) : COLUMNS;
+  // Waiting payments have no attempt.
+  const tried = jobs.some(({ attempts }) => attempts > 0);
+  const own = COLUMNS.filter(([title]) => tried || title !== "Attempts").map(([title, kind]) => [created && title === "Changed" ? "Created" : title, kind]);
   const columns = [...(lead ? [[lead.title, "tight"]] : []), ...own, ...(tail ? [[tail.title, "actions"]] : [])];
   return table(caption, columns, jobs.map((job) => ({
     key: job.id,
@@ -29,7 +31,7 @@ export function jobTable(caption, jobs, { lead, tail, created } = {}) {
       money(job.amount, job.currency),
       h("a", { href: providerHref(job.provider) }, job.provider),
       job.account ?? "",
-      count(job.attempts),
+      ...(tried ? [job.attempts > 0 ? count(job.attempts) : ""] : []),
       agoWords(created ? job.created_at : job.updated_at),
       job.reason ?? "",
       ...(tail ? [tail.cell(job)] : []),

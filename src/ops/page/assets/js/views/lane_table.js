@@ -2,11 +2,12 @@
 
 import { clearsAbout } from "../clears.js";
 import { h } from "../dom.js";
-import { count, limitWords, percent, rate } from "../format.js";
+import { count, percent, rate } from "../format.js";
 import { instant } from "../instants.js";
+import { written } from "../limits.js";
 import { chip, providerHref, table, waitingWords } from "../parts.js";
 import { laneState } from "../words.js";
-import { cause, decisions, oldest, tightest } from "./card.js";
+import { cause, decisions, oldest, refused, tightest } from "./card.js";
 import { pauseButton } from "./pause.js";
 
 const COLUMNS = [
@@ -38,12 +39,10 @@ export function laneTable(title, providers, context, explained) {
   })));
 }
 
-const refused = ({ refused_by_provider: all }) => (all > 0 ? h("strong", { class: "refused", title: "Since the workers started" }, `${count(all)} × 429`) : null);
-
 /** The tightest limit as a small bar. */
 function mini(limit) {
   if (!limit) return "";
-  const allows = limitWords(limit.max_requests, limit.window_ms);
+  const allows = written(limit);
   const { used, remaining } = limit;
   if (used === null || used === undefined || !(used + remaining > 0)) return h("small", {}, allows);
   const share = used / (used + remaining);

@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import { agoWords } from "../format.js";
 import { instant } from "../instants.js";
 import { button, section } from "../parts.js";
-import { needs } from "../person.js";
+import { needs, ownName } from "../person.js";
 
 const WORDS_MAX = "500";
 const NAME_MAX = "100";
@@ -30,13 +30,14 @@ function item({ at, who, os_user: user, kind, text }, key) {
 }
 
 function assign(details, context) {
-  const state = { to: details.assigned_to ?? "" };
+  const before = details.assigned_to ?? ownName() ?? "";
+  const state = { to: before };
   ask({
     title: "Assign this review?",
     confirm: () => (state.to.trim() ? `Assign to ${state.to.trim()}` : "Assign to no one"),
     content: (dialog) => [
       h("p", {}, h("code", {}, details.id)),
-      field("to", "To a person or a team; empty: to no one", { value: details.assigned_to ?? "", maxlength: NAME_MAX }, (value) => {
+      field("to", "To a person or a team; empty: to no one", { value: before, maxlength: NAME_MAX }, (value) => {
         state.to = value;
         dialog.redraw();
       }),

@@ -3,10 +3,12 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { clearsAbout } from "../clears.js";
+import { secondPersonNote } from "../approvals.js";
+import { clearsAt } from "../clears.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
-import { count, plural, rate } from "../format.js";
+import { count, plural } from "../format.js";
+import { tightestWords } from "../limits.js";
 import { button, change } from "../parts.js";
 import { needs } from "../person.js";
 
@@ -38,6 +40,7 @@ function lift(provider, context) {
       h("ul", {},
         h("li", {}, "Requests start again within 2 s in every worker and for every provider of the quota, within the limits."),
         h("li", {}, "If the provider still refuses requests, the next wait that it asks for takes effect.")),
+      secondPersonNote("resume"),
       because(state),
     ],
     async act() {
@@ -58,11 +61,12 @@ function pause(provider, context) {
     content: () => [
       h("dl", { class: "changes" },
         change("State", "sends requests", "paused"),
-        provider.waiting === 0 ? null : change("Clears in", clearsAbout(provider.clears), "not while paused")),
+        provider.waiting === 0 ? null : change("Clears", clearsAt(provider.clears, provider.clears_at), "not while paused")),
       h("ul", {},
         h("li", {}, "Within 2 s no new request is started in any worker."),
         provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request in flight is", "requests in flight are")} not cancelled; the responses count.`) : null,
         h("li", {}, provider.waiting > 0 ? `${plural(provider.waiting, "waiting payment keeps", "waiting payments keep")} waiting, and new ones wait too. Deadlines still apply.` : "New payments wait in the queue. Their deadlines still apply.")),
+      secondPersonNote("pause"),
       because(state),
     ],
     async act() {
@@ -76,17 +80,17 @@ function pause(provider, context) {
 function resume(provider, context) {
   const { name } = provider;
   const state = {};
-  const perSecond = provider.limit_per_s;
   ask({
     title: `Resume ${name}?`,
     confirm: `Resume ${name}`,
     content: () => [
       h("dl", { class: "changes" },
         change("State", "paused", "sends requests"),
-        provider.waiting === 0 ? null : change("Clears in", clearsAbout(provider.clears), clearsAbout(provider.clears_if_resumed))),
+        provider.waiting === 0 ? null : change("Clears", clearsAt(provider.clears), clearsAt(provider.clears_if_resumed))),
       h("ul", {},
-        h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent at up to ${rate(perSecond)}, within its limits.`),
+        h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent within its limits; the tightest is ${tightestWords(provider)}.`),
         h("li", {}, `Takes effect in every worker within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
+      secondPersonNote("resume"),
       because(state),
     ],
     async act() {

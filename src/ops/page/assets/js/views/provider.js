@@ -6,11 +6,11 @@ import { finishLine } from "../cutoff.js";
 import { h } from "../dom.js";
 import { count, duration, rate, sentence } from "../format.js";
 import { inZone, instant } from "../instants.js";
-import { button, chip, empty, figure, figures, limitBar, loading, section, table, unasked } from "../parts.js";
+import { button, chip, empty, limitBar, loading, section, table, unasked } from "../parts.js";
 import { needs } from "../person.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
-import { cause, counted, depends, numbers, whatCounts, zeros } from "./card.js";
+import { cause, counted, decisions, depends, numbers, refused, whatCounts, zeros } from "./card.js";
 import { changeLimit } from "./change_limit.js";
 import { untilWords } from "./limit_until.js";
 import { liftButton, pauseButton } from "./pause.js";
@@ -22,7 +22,7 @@ import { waitingAccounts } from "./waiting_accounts.js";
 
 export function provider(context, name) {
   const history = recorded(context, name);
-  const refused = throttling(name);
+  const observed = throttling(name);
   const state = { data: null, flows: {} };
 
   return {
@@ -32,14 +32,14 @@ export function provider(context, name) {
       state.data = await get(path("providers", name), signal);
       context.redraw();
       state.flows = await flows(signal);
-      await refused.load(signal);
+      await observed.load(signal);
       await history.load(signal);
     },
     render() {
       const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), refused.render(known, context), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), history.render(known), detailSections(state.data)];
+      return [crumb, head(known), cause(known), problems(known), observed.render(known, context), h("section", { class: "sums", "aria-label": "Figures" }, numbers(known), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), history.render(known), detailSections(state.data)];
     },
   };
 
@@ -57,6 +57,8 @@ export function provider(context, name) {
     return h("div", { class: "view-head" },
       h("h1", { tabindex: "-1" }, name),
       h("span", { "aria-live": "polite" }, chip(laneState(known.state))),
+      decisions(known),
+      refused(known),
       known.quota && known.quota !== name ? h("span", { class: "muted" }, `shares quota ${known.quota}`) : null,
       h("span", { class: "push" }),
       liftButton(known, context, ""),
@@ -75,14 +77,6 @@ export function provider(context, name) {
           limit.until ? h("p", { class: "limit-until" }, sentence(untilWords(limit)), ".") : null))));
   }
 }
-
-const rest = (known) => [
-  figure("Active", count(known.active)),
-  figure("In the backlog", count(known.backlog)),
-  figure("Delayed", count(known.delayed)),
-  figure("In the queue", count(known.queued)),
-  figure("Declined", count(known.declined)),
-];
 
 const scope = (limit) => {
   const each = limit.scope === "provider" ? "all requests together" : `each ${limit.scope} separately`;

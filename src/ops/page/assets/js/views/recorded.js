@@ -4,16 +4,20 @@ import { get, path, query } from "../api.js";
 import { serverNow } from "../clock.js";
 import { h } from "../dom.js";
 import { count, rate, when } from "../format.js";
+import { about, instant } from "../instants.js";
+import { limitWas, tightestWords } from "../limits.js";
 import { button, section, table, waitingWords } from "../parts.js";
-import { RANGES, bounded, isDue, marksNear, moved, numbered, rangeOf, rangeWords, scaled, tableRows } from "../recorded.js";
+import { RANGES, beginning, bounded, fitting, isDue, isEmpty, lateBeginning, marksNear, moved, numbered, rangeOf, rangeWords, scaled, tableRows } from "../recorded.js";
 import { recordedRates, recordedWaiting } from "../recorded_chart.js";
 
 /** Marks in the list; the newest ones. */
 const MARKS_MAX = 40;
 const LENGTHS = RANGES.map(([label, length]) => ({ label, length }));
+const HOUR = LENGTHS.findIndex(({ label }) => label === "1 h");
 
 export function recorded(context, name) {
-  const state = { chosen: LENGTHS[0], read: null, problem: null, point: null };
+  // `since`: when the data of the last hour begin; null without any.
+  const state = { chosen: LENGTHS[HOUR], isChosen: false, isFitted: false, since: null, read: null, problem: null, point: null };
   const noted = (point) => {
     if (state.point === point) return;
     state.point = point;
@@ -21,6 +25,7 @@ export function recorded(context, name) {
   };
   const choose = (chosen) => {
     state.chosen = chosen;
+    state.isChosen = true;
     context.redraw();
     void context.refresh();
   };
@@ -31,21 +36,9 @@ export function recorded(context, name) {
 
   return {
     async load(signal) {
-      const { chosen } = state;
-      const now = serverNow();
-      if (!isDue(chosen, state.read, now)) return;
-      const range = rangeOf(chosen, now);
-      try {
-        const [from, to] = [range.from, range.to].map((at) => new Date(at).toISOString());
-        const history = await get(path("history") + query({ provider: name, from, to: chosen.length ? null : to }), signal);
-        const { points = [], marks = [] } = history;
-        state.read = { chosen, at: now, from: Date.parse(history.from), to: Date.parse(history.to), points, marks: numbered(marks) };
-        state.problem = null;
-      } catch (error) {
-        // Without the history, the rest of the view is shown.
-        if (signal.aborted || error.status === 0 || error.status === undefined) throw error;
-        state.problem = error.message;
-      }
+      if (!state.isChosen && !state.isFitted) await fit(signal);
+      if (!state.isChosen && state.since !== null) state.chosen = fitting(LENGTHS, state.since, serverNow());
+      if (isDue(state.chosen, state.read, serverNow())) await read(signal);
     },
     render(known) {
       const { read, point } = state;
@@ -53,15 +46,52 @@ export function recorded(context, name) {
       return section("rate", "Rate against limit",
         tools(),
         readout(known, point),
+        begins(),
         state.problem ? h("p", { class: "cause" }, `The history cannot be read: ${state.problem}`) : null,
         h("div", { key: "rates", class: "canvas", role: "img", "aria-label": rangeWords(points), mount: rates, data: read }),
         h("h3", {}, "Waiting"),
         h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${waitingWords(known)}.`, mount: waiting, data: read }),
         point ? marksList(marksNear(read.marks, point.at, read.to - read.from), { near: true }) : null,
         marksList(read?.marks ?? []),
-        h("details", {}, h("summary", {}, "View as table"), figuresTable(points)));
+        h("details", {}, h("summary", {}, "View as table"), figuresTable(points, known)));
     },
   };
+
+  async function read(signal) {
+    const { chosen } = state;
+    const now = serverNow();
+    const range = rangeOf(chosen, now);
+    try {
+      const [from, to] = [range.from, range.to].map((at) => new Date(at).toISOString());
+      const history = await get(path("history") + query({ provider: name, from, to: chosen.length ? null : to }), signal);
+      const { points = [], marks = [] } = history;
+      state.read = { chosen, at: now, from: Date.parse(history.from), to: Date.parse(history.to), points, marks: numbered(marks) };
+      state.problem = null;
+    } catch (error) {
+      // Without the history, the rest of the view is shown.
+      if (signal.aborted || error.status === 0 || error.status === undefined) throw error;
+      state.problem = error.message;
+    }
+  }
+
+  /** Finds the data: in the last hour, or in the shortest longer range that has some. */
+  async function fit(signal) {
+    for (const range of LENGTHS.slice(HOUR)) {
+      state.chosen = range;
+      await read(signal);
+      if (state.isChosen || state.problem) return;
+      if (!isEmpty(state.read.points)) break;
+    }
+    state.isFitted = true;
+    if (isEmpty(state.read.points)) state.chosen = LENGTHS[HOUR];
+    else if (state.chosen === LENGTHS[HOUR]) state.since = beginning(state.read.points);
+  }
+
+  /** Since when there are figures, where the range is longer. */
+  function begins() {
+    const first = state.read ? lateBeginning(state.read) : null;
+    return first === null ? null : h("p", { class: "about begins" }, "Figures begin at ", instant(first, about(first)), ".");
+  }
 
   function tools() {
     const { chosen, read } = state;
@@ -78,12 +108,12 @@ export function recorded(context, name) {
 }
 
 function readout(known, point) {
-  const shown = point ?? { started_per_s: known.rate_per_s, limit_per_s: known.limit_per_s, review: known.review };
+  const shown = point ?? { started_per_s: known.rate_per_s, review: known.review };
   return h("p", { class: "readout" },
     h("span", { class: "readout-at" }, point ? when(point.at) : "Now"),
     h("span", { class: "key" }, h("b", {}, rate(shown.started_per_s)), " sent"),
     point ? h("span", { class: "key finished-key" }, h("b", {}, rate(shown.finished_per_s)), " finished") : null,
-    h("span", { class: "key limit-key" }, h("b", {}, rate(shown.limit_per_s)), " allowed on average"),
+    h("span", { class: "key limit-key" }, "limit ", h("b", {}, point ? limitWas(point.limit_per_s, known) : tightestWords(known))),
     h("span", { class: "key waiting-key" }, h("b", {}, point ? count(point.waiting) : waitingWords(known)), " waiting"),
     shown.review > 0 ? h("span", {}, h("b", {}, count(shown.review)), " in review") : null,
     shown.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(shown.throttled)), " 429s") : null);
@@ -104,7 +134,7 @@ function marksList(marks, { near = false } = {}) {
     markLines(shown));
 }
 
-const figuresTable = (points) =>
+const figuresTable = (points, known) =>
   table("Rates, limit, waiting payments, reviews and 429s of the range, newest first",
-    [["Until", "nowrap"], ["Sent", "num"], ["Finished", "num"], ["Allowed", "num"], ["Waiting", "num"], ["In review", "num"], ["429s", "num"]],
-    tableRows(points).map((row) => ({ key: row.at, cells: [when(row.at), rate(row.started_per_s), rate(row.finished_per_s), rate(row.limit_per_s), count(row.waiting), count(row.review), count(row.throttled)] })));
+    [["Until", "nowrap"], ["Sent", "num"], ["Finished", "num"], ["Limit", "num"], ["Waiting", "num"], ["In review", "num"], ["429s", "num"]],
+    tableRows(points).map((row) => ({ key: row.at, cells: [when(row.at), rate(row.started_per_s), rate(row.finished_per_s), limitWas(row.limit_per_s, known), count(row.waiting), count(row.review), count(row.throttled)] })));

@@ -3,7 +3,7 @@
 
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
-import { limitWords } from "../format.js";
+import { written } from "../limits.js";
 import { button } from "../parts.js";
 import { needs } from "../person.js";
 import { changeLimit } from "./change_limit.js";
@@ -33,7 +33,7 @@ export function throttling(name) {
       return h("div", { class: "notice warn throttled", role: "status" },
         h("p", {}, h("strong", {}, "The provider refuses requests."), ` ${hint.text}.`),
         limit && hint.window_ms
-          ? button(`Try ${limitWords(hint.max_requests, hint.window_ms)}`, () => changeLimit(known, limit, context, hint), "", { "aria-label": `Try ${limitWords(hint.max_requests, hint.window_ms)} as limit ${limit.name}`, ...needs("admin") })
+          ? button(`Try ${written(hint)}`, () => changeLimit(known, limit, context, hint), "", { "aria-label": `Try ${written(hint)} as limit ${limit.name}`, ...needs("admin") })
           : null);
     },
   };
