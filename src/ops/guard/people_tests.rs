@@ -198,7 +198,7 @@ async fn with_people_every_caller_is_identified() {
         assert_eq!(server.whoami(1, |request| request.bearer_auth("")).await.0, 401);
     }
     let server = Server::new(PeopleConfig::default(), None).await;
-    let open = json!({"name": "", "role": "admin", "path": "open"});
+    let open = json!({"name": "", "role": "admin", "path": "open", "approvals": []});
     assert_eq!(server.whoami(1, |request| request).await, (200, open));
 }
 

@@ -32,7 +32,7 @@ impl<E: Explained> Working<'_, E> {
         assert!(ledger.approval(&id).await.unwrap().is_some());
         assert!(!ledger.list_approvals(Some(ApprovalState::Pending), None, 10).await.unwrap().approvals.is_empty());
         assert!(ledger.approval_members(&id).await.unwrap().is_empty());
-        ledger.provider_version(&name("lane-1")).await.unwrap().unwrap();
+        ledger.provider_version(&name("lane-1")).await.unwrap();
         let refused = ApprovalDecision { state: ApprovalState::Refused, by: by("bob"), because: None };
         assert!(ledger.decide_approval(&id, &refused).await.unwrap());
         ledger.expire_approvals().await.unwrap();
