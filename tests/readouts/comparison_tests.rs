@@ -90,7 +90,7 @@ fn backend_that_is_called_unavailable_too_long_is_found() {
 /// A lane that finishes so many payments a second for two minutes, and so many for two more. After the first two, a
 /// readout shows this finish time.
 fn paced(paces: [u64; 2], clears_in: Duration) -> History {
-    let finished = |at: u64| paces[0] * at.min(120) + paces[1] * at.saturating_sub(120);
+    let finished = |at: u64| paces[0] * at.min(120) + paces[1] * at.saturating_sub(120).min(120);
     let all = finished(240);
     let truth = |at: u64| {
         let states =
