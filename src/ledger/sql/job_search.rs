@@ -62,8 +62,8 @@ static POSITION: Template = Template::by_dialect(
 );
 
 /// To whom the last assignment of a job gives it, by the index of its notes; NULL: to no one.
-const ASSIGNEE: &str = "(SELECT note.text FROM job_notes AS note WHERE note.job_id = jobs.id AND note.kind = 'assigned' \
-     ORDER BY note.id DESC LIMIT 1)";
+const ASSIGNEE: &str = "(SELECT job_notes.text FROM job_notes \
+     WHERE job_notes.job_id = jobs.id AND job_notes.kind = 'assigned' ORDER BY job_notes.id DESC LIMIT 1)";
 
 static PROVIDERS: Template =
     Template::made(|_| format!("{LANES} SELECT provider FROM lanes WHERE provider IS NOT NULL"));

@@ -53,7 +53,7 @@ export function filterBar(wanted, providers, go) {
 /** To whom reviews can be assigned, as [value, words]; a link may name another person. */
 export function assignees(wanted) {
   const own = ownName();
-  const known = [...(own ? [[own, "to me"]] : []), ["any", "to somebody"], ["none", "to no one"]];
+  const known = [...(own ? [[own, "to me"]] : []), ["any", "to anyone"], ["none", "to no one"]];
   return wanted === "" || known.some(([value]) => value === wanted) ? known : [...known, [wanted, `to ${wanted}`]];
 }
 
