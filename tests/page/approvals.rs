@@ -77,9 +77,7 @@ async fn refusal_needs_a_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requester_withdraws_and_cannot_approve() {
     let (canned, browser) = open("#/approvals/own").await;
-    browser
-        .await_text("#why-not", "You cannot decide this. You requested it: another person decides.")
-        .await;
+    browser.await_text("#why-not", "You cannot decide this. You requested it: another person decides.").await;
     let disabled = "return ['.primary', '.danger'].map((kind) => {
         const button = document.querySelector(`.view-head ${kind}`);
         return [button.disabled, button.title, button.getAttribute('aria-describedby')];

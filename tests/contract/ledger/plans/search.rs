@@ -8,15 +8,13 @@ use super::Explained;
 use super::work::{Working, account, lane};
 
 /// Lists of jobs, with an index of each.
-pub const LISTS: [(&str, &str); 10] = [
+pub const LISTS: [(&str, &str); 8] = [
     ("jobs are listed", "jobs_by_time"),
     ("a provider's jobs are listed", "jobs_by_state_and_time"),
     ("jobs of a state are listed", "jobs_by_state_and_time"),
     ("an account's jobs are listed", "jobs_by_account_and_time"),
     ("jobs are searched", "jobs_by_time"),
     ("jobs are searched", "jobs_by_reference"),
-    ("jobs are searched", "job_notes_by_job"),
-    ("jobs are totalled", "job_notes_by_job"),
     ("jobs are totalled", "jobs_by_time"),
     ("jobs are totalled", "jobs_by_state_and_time"),
 ];
