@@ -110,7 +110,8 @@ pub enum BatchError {
 }
 
 impl Selection {
-    async fn ids(self, ledger: &Database, decision: BatchDecision) -> Result<Vec<JobId>, BatchError> {
+    /// The selected payments, whether the decision applies to them or not.
+    pub async fn ids(self, ledger: &Database, decision: BatchDecision) -> Result<Vec<JobId>, BatchError> {
         match self {
             Self { filter: Some(raw), ids: None } => {
                 let mut filter: JobFilter = raw.validate()?;
@@ -140,7 +141,7 @@ fn parse_ids(texts: Vec<String>) -> Result<Vec<JobId>, BatchError> {
 }
 
 /// The ids without repetitions, in their order.
-fn distinct(mut ids: Vec<JobId>) -> Vec<JobId> {
+pub fn distinct(mut ids: Vec<JobId>) -> Vec<JobId> {
     let mut known = HashSet::new();
     ids.retain(|id| known.insert(id.clone()));
     ids

@@ -143,7 +143,7 @@ async fn gated_commands_change_nothing() {
 #[tokio::test]
 async fn many_payments_are_shown_first() {
     let desk = desk().await;
-    let file = desk.file("r1\nr2\n");
+    let file = desk.file("r1\nw1\n");
     for line in [
         &["jobs", "resolve", "--file", &file, "--as", "declined"][..],
         &["jobs", "cancel", "--file", &file],

@@ -1,4 +1,4 @@
-//! Confirmations: an action on an unrecorded payment needs an explicit choice, and an operator's text is kept whole.
+//! Confirmations: actions on unrecorded payments, on all dead payments and on lists need an explicit choice.
 
 use sluicegate::cli::Exit;
 
@@ -16,6 +16,30 @@ async fn unrecorded_payment_can_be_precancelled() {
         desk.run(&["jobs", "cancel", "p1", "--provider", "acme", "--because", "charged before the restore"]).await;
     assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, "p1: waiting → cancelled\n"), "{}", ran.err);
     assert_eq!(desk.state("p1").await, "cancelled");
+    let file = desk.file("p2\np1\np3\n");
+    let ran = desk.run(&["jobs", "cancel", "--file", &file, "--provider", "acme", "--json"]).await;
+    assert_eq!((exit(&ran), ran.json()["changed"].as_array().unwrap().len()), (Exit::Failed, 2));
+}
+
+#[tokio::test]
+async fn replay_of_everything_asks_for_confirmation() {
+    let desk = Desk::open().await;
+    let ran = desk.run(&["dlq", "replay"]).await;
+    assert_eq!((exit(&ran), ran.err.as_str()), (Exit::Success, "no dead payments: nothing to replay\n"));
+    for (id, provider) in [("a1", "acme"), ("a2", "acme"), ("b1", "bolt")] {
+        desk.payment(id, provider, "dead").await;
+    }
+    let no = desk.run_answered("\n", &["dlq", "replay"]).await;
+    assert_eq!((exit(&no), desk.queued("acme").await.len()), (Exit::Failed, 0));
+    assert!(no.err.contains("Replay 3 dead payments of all providers? [y/N] "), "{}", no.err);
+    let none = desk.run(&["dlq", "replay", "--provider", "gone"]).await;
+    assert!(none.failure().0.contains("there is no provider `gone`: `sluicegate provider list`"));
+    let yes = desk.run_answered("y\n", &["dlq", "replay", "--rate", "1000"]).await;
+    assert_eq!((exit(&yes), yes.out.lines().count()), (Exit::Success, 3), "{}", yes.err);
+    // A script without a terminal is not asked.
+    desk.payment("a3", "acme", "dead").await;
+    let script = desk.run(&["dlq", "replay", "--rate", "1000"]).await;
+    assert_eq!((exit(&script), script.out.lines().count()), (Exit::Success, 1), "{}", script.err);
 }
 
 #[tokio::test]

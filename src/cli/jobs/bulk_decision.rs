@@ -1,4 +1,4 @@
-//! Decisions in bulk by commands: `--filter` or `--file`, first a preview with its digest, then a confirmed batch.
+//! Decisions in bulk by commands: a filter or a list of ids, first a preview with its digest, then a confirmed batch.
 //!
 //! The command only writes the batch. Workers apply it, so it goes on without the terminal, and `sluicegate batches`
 //! shows and stops it. A list with a provider may have ids that the ledger does not know. They have no row that a batch
@@ -17,11 +17,10 @@ use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::decision_batches::{BatchDecision, BatchRate, BatchSummary, DEFAULT_RATE, RefusalCount};
 use crate::ledger::job_filter_input::RawJobFilter;
-use crate::ledger::operator::{Actor, CurrencyTotal, JobResolution, ResolutionError, ResolutionRefusal};
+use crate::ledger::operator::{Actor, CurrencyTotal, JobResolution, ResolutionRefusal};
 use crate::ops::batch::{
     BatchError, BatchPreview, Confirmation, JobList, PreparedBatch, Selection, has_worker, prepare_batch, prepare_list,
 };
@@ -38,6 +37,13 @@ pub struct BulkArgs {
     /// For many payments: the digest that --dry-run prints. To send one payment again: its id once more.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub confirm: Option<String>,
+}
+
+impl BulkArgs {
+    /// Whether the command only shows the payments, or confirms what was shown.
+    pub fn is_two_steps(&self) -> bool {
+        self.dry_run || self.confirm.is_some()
+    }
 }
 
 fn parse_rate(text: &str) -> Result<BatchRate, String> {
@@ -190,10 +196,7 @@ async fn cancel_ahead(
 ) -> Result<(), CommandError> {
     let Unknown { provider, ids, by } = unknown;
     for id in &ids {
-        let result = ledger.precancel(id, &provider, &by).await;
-        let stops = matches!(&result, Err(ResolutionError::Ledger(error)) if !matches!(error, LedgerError::Corrupt(_)));
-        report.record(id, result.map_err(Into::into), console)?;
-        if stops {
+        if report.record(id, ledger.precancel(id, &provider, &by).await.map_err(Into::into), console)? {
             console
                 .message("stopped: the remaining ids are unchanged; fix the cause, then begin with a new preview")?;
             break;

@@ -5,10 +5,13 @@
 //! jobs: their retries are exhausted, and they are confirmed not charged. The sweeper handles messages that the broker
 //! itself dead-lettered.
 //!
-//! A decision about one payment is applied at once. A filter, a list, or all dead payments are a set: it is shown, then
-//! confirmed by its digest, and workers apply it. See `docs/decisions/0049-decisions-in-bulk.md`.
+//! A decision about one payment is applied at once, and so are a list that is cancelled and a replay of all dead payments:
+//! scripts rely on it. With `--dry-run` and `--confirm` these are sets like any other: shown, confirmed by their digest, and
+//! applied by workers. See `docs/decisions/0049-decisions-in-bulk.md`.
 
 use clap::Subcommand;
+use futures_util::stream::{self, StreamExt as _};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::enqueue::declare_lanes;
@@ -21,15 +24,22 @@ use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::approval::GatedAction;
+use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::decision_batches::BatchDecision;
 use crate::ledger::decision_input;
 use crate::ledger::job_filter_input::RawJobFilter;
-use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
-use crate::ops::batch::JobList;
+use crate::ledger::operator::{Actor, JobResolution, ResolutionError, ResolutionRefusal};
+use crate::ops::batch::{JobList, Selection, distinct};
 use crate::ops::change::{JobDecision, ResolutionKind};
 use crate::worker::resend::{ResendError, Resender, provider_names};
+
+/// Concurrent cancellations: enough to hide the time of a commit, few enough to leave connections to the workers.
+const IN_FLIGHT_MAX: usize = 8;
+
+/// A backend failed: the next id would fail, too.
+const STOPPED: &str = "stopped: the remaining ids are unchanged; fix the cause and run the same command again";
 
 #[derive(Debug, clap::Args)]
 pub struct ResolveArgs {
@@ -73,8 +83,8 @@ pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<
     if args.kind == ResolutionKind::Resend && !args.bulk.dry_run {
         confirm_resend(id, args.bulk.confirm.as_deref(), cx.console)?;
     }
-    let (dry_run, actor) = (args.bulk.dry_run, actor(args.because.as_deref()));
-    decide(DecisionRequest { id, resolution, actor, dry_run, json: args.json }, cx).await
+    let actor = actor(args.because.as_deref());
+    decide(DecisionRequest { ids: vec![id.clone()], resolution, actor, args: &args.bulk, json: args.json }, cx).await
 }
 
 /// The payments of a command: those of its filter, or the ids of its list or argument.
@@ -86,11 +96,15 @@ async fn selection(
     if let Some(query) = &ids.filter {
         return BulkSelection::from_query(query);
     }
-    let ids = match &ids.file {
-        Some(path) => read_ids(path, cx.ledger().await?.selection_max()).await?,
+    Ok(BulkSelection::List(JobList { ids: given_ids(ids, cx).await?, provider }))
+}
+
+/// The ids of a list, each once, or the one of the argument.
+async fn given_ids(ids: &IdArgs, cx: &CommandContext<'_>) -> Result<Vec<JobId>, CommandError> {
+    Ok(match &ids.file {
+        Some(path) => distinct(read_ids(path, cx.ledger().await?.selection_max()).await?),
         None => ids.id.iter().cloned().collect(),
-    };
-    Ok(BulkSelection::List(JobList { ids, provider }))
+    })
 }
 
 /// Requires the id a second time: a payment that is sent again may be charged again.
@@ -134,64 +148,80 @@ pub struct CancelArgs {
 pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     check_provider_exists(provider.as_ref(), cx).await?;
-    let is_confirmed_set = args.bulk.dry_run || args.bulk.confirm.is_some();
-    let Some(id) = args.ids.id.as_ref().filter(|_| !is_confirmed_set) else {
-        if provider.is_some() && !args.bulk.dry_run && cx.config.approvals.rules.concern(GatedAction::Cancel) {
+    let is_gated = cx.config.approvals.rules.concern(GatedAction::Cancel);
+    let is_list = args.ids.id.is_none();
+    if args.bulk.is_two_steps() || args.ids.filter.is_some() || (is_gated && is_list) {
+        let (args, because) = (args, args.because.as_deref());
+        if provider.is_some() && !args.bulk.dry_run && is_gated {
             let problem =
                 "--provider: `cancel` needs two people (approvals.require): give one id, or leave --provider out";
             return Err(CommandError::Usage(problem.to_owned()));
         }
-        let (args, because) = (args, args.because.as_deref());
         let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
         let selection = selection(&args.ids, provider, cx).await?;
         return decide_in_bulk(bulk, selection, cx).await;
-    };
+    }
     let by = actor(args.because.as_deref());
-    if let Some(awaited) = gate_cancel(id, provider.as_ref(), &by, cx).await? {
+    if let Some(id) = &args.ids.id
+        && let Some(awaited) = gate_cancel(id, provider.as_ref(), &by, cx).await?
+    {
         return print_awaited(&awaited, args.json, cx.console);
     }
+    let ids = given_ids(&args.ids, cx).await?;
     let ledger = cx.ledger().await?;
-    let cancel = async |id| match provider {
-        Some(provider) => Ok(ledger.precancel(id, &provider, &by).await?),
-        None => match ledger.resolve_job(id, &JobResolution::Cancel, None, &by).await.map_err(ResendError::from) {
-            Err(ResendError::Refused(ResolutionRefusal::NoSuchJob)) => {
-                match find_in_queue(id, cx.config, cx.services).await {
-                    Some(provider) => Ok(ledger.precancel(id, &provider, &by).await?),
-                    None => Err(ResolutionRefusal::NoSuchJob.into()),
+    let (config, services) = (cx.config, cx.services);
+    let cancel = async |id: JobId| -> (JobId, Result<(), ResendError>) {
+        let cancelled = match &provider {
+            Some(provider) => ledger.precancel(&id, provider, &by).await,
+            None => match ledger.resolve_job(&id, &JobResolution::Cancel, None, &by).await {
+                Err(ResolutionError::Refused(ResolutionRefusal::NoSuchJob)) => {
+                    match find_in_queue(&id, config, services).await {
+                        Some(provider) => ledger.precancel(&id, &provider, &by).await,
+                        None => Err(ResolutionRefusal::NoSuchJob.into()),
+                    }
                 }
-            }
-            decided => decided,
-        },
+                decided => decided,
+            },
+        };
+        (id, cancelled.map_err(ResendError::from))
     };
-    let result: Result<(), ResendError> = cancel(id).await;
-    let is_unknown = matches!(result, Err(ResendError::Refused(ResolutionRefusal::NoSuchJob)));
     let mut report = DecisionReport::new(&JobResolution::Cancel, args.json);
-    report.record(id, result, cx.console)?;
-    if is_unknown {
+    let mut results = stream::iter(ids).map(cancel).buffered(IN_FLIGHT_MAX);
+    let mut has_unknown = false;
+    while let Some((id, result)) = results.next().await {
+        has_unknown |= matches!(result, Err(ResendError::Refused(ResolutionRefusal::NoSuchJob)));
+        if report.record(&id, result, cx.console)? {
+            cx.console.message(STOPPED)?;
+            break;
+        }
+    }
+    if has_unknown {
         cx.console.message(UNKNOWN_JOB)?;
     }
     report.print(cx.console)
 }
 
-/// A decision about one payment.
+/// A decision that the command applies itself.
 struct DecisionRequest<'a> {
-    id: &'a JobId,
+    ids: Vec<JobId>,
     resolution: JobResolution,
     actor: Actor,
-    dry_run: bool,
+    args: &'a BulkArgs,
     json: bool,
 }
 
-/// Applies a decision to one payment. A resend does not start while the broker is unavailable, so that the ledger stays
-/// unchanged.
+/// Applies a decision to one payment after the other, at most at the given rate. A resend does not start while the broker
+/// is unavailable, so that the ledger stays unchanged.
 ///
 /// # Errors
 /// When a backend is unreachable before anything was changed, or the output is closed.
 async fn decide(request: DecisionRequest<'_>, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    let DecisionRequest { id, resolution, actor, dry_run, json } = request;
-    let ledger = &cx.ledger().await?;
-    let gate = gate(ledger, cx.config, actor.clone());
-    if !dry_run && let Some(awaited) = gate.job(id, &resolution).await? {
+    let DecisionRequest { ids, resolution, actor, args, json } = request;
+    let (ledger, dry_run) = (&cx.ledger().await?, args.dry_run);
+    if let [id] = &ids[..]
+        && !dry_run
+        && let Some(awaited) = gate(ledger, cx.config, actor.clone()).job(id, &resolution).await?
+    {
         return print_awaited(&awaited, json, cx.console);
     }
     let mut report = DecisionReport::new(&resolution, json);
@@ -212,9 +242,16 @@ async fn decide(request: DecisionRequest<'_>, cx: &mut CommandContext<'_>) -> Re
     } else {
         JobDecision::Record { ledger, resolution, actor }
     };
-    match dry_run {
-        true => report.record_preview(id, decision.preview(id).await, cx.console)?,
-        false => report.record(id, decision.apply(id).await, cx.console)?,
+    let mut pace = interval(args.rate.interval());
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for id in &ids {
+        pace.tick().await;
+        if dry_run {
+            report.record_preview(id, decision.preview(id).await, cx.console)?;
+        } else if report.record(id, decision.apply(id).await, cx.console)? && ids.len() > 1 {
+            cx.console.message(STOPPED)?;
+            break;
+        }
     }
     report.print(cx.console)
 }
@@ -274,10 +311,10 @@ pub async fn dlq(args: &DlqArgs, cx: &mut CommandContext<'_>) -> Result<Exit, Co
 
 /// Runs `dlq discard`.
 async fn discard(args: &DiscardArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    let (dry_run, because) = (args.bulk.dry_run, args.because.as_deref());
+    let because = args.because.as_deref();
     if let Some(id) = &args.id {
-        let (resolution, actor) = (JobResolution::Discard, actor(because));
-        return decide(DecisionRequest { id, resolution, actor, dry_run, json: args.json }, cx).await;
+        let (ids, resolution, actor) = (vec![id.clone()], JobResolution::Discard, actor(because));
+        return decide(DecisionRequest { ids, resolution, actor, args: &args.bulk, json: args.json }, cx).await;
     }
     let bulk = BulkDecision { decision: BatchDecision::Discard, args: &args.bulk, because, json: args.json };
     decide_in_bulk(bulk, BulkSelection::from_query(args.filter.as_deref().unwrap_or_default())?, cx).await
@@ -285,7 +322,7 @@ async fn discard(args: &DiscardArgs, cx: &mut CommandContext<'_>) -> Result<Exit
 
 #[derive(Debug, clap::Args)]
 struct ReplayArgs {
-    /// One payment. Without it: all dead payments, which are shown first and confirmed by their digest.
+    /// One payment. Without it: all dead payments.
     #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
     /// The dead payments of this provider; with an id, the payment must be this provider's.
@@ -294,8 +331,11 @@ struct ReplayArgs {
     /// Why, for the audit; also in the job's reason.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
+    /// Replay all payments of all providers without a question; without a terminal there is none.
+    #[arg(long)]
+    yes: bool,
     /// All dead payments that match, written like the address of the page's list: `provider=acme&account=a1`.
-    #[arg(long, value_name = "QUERY", conflicts_with_all = ["id", "provider"], allow_hyphen_values = true)]
+    #[arg(long, value_name = "QUERY", conflicts_with_all = ["id", "provider", "yes"], allow_hyphen_values = true)]
     filter: Option<String>,
     #[command(flatten)]
     bulk: BulkArgs,
@@ -307,19 +347,7 @@ struct ReplayArgs {
 /// Runs `dlq replay`.
 async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
-    let (dry_run, because) = (args.bulk.dry_run, args.because.as_deref());
-    let Some(id) = &args.id else {
-        check_provider_exists(provider.as_ref(), cx).await?;
-        let selection = match &args.filter {
-            Some(query) => BulkSelection::from_query(query)?,
-            None => BulkSelection::Filter(Box::new(RawJobFilter {
-                provider: args.provider.clone(),
-                ..RawJobFilter::default()
-            })),
-        };
-        let bulk = BulkDecision { decision: BatchDecision::Replay, args: &args.bulk, because, json: args.json };
-        return decide_in_bulk(bulk, selection, cx).await;
-    };
+    let Some(id) = &args.id else { return replay_many(args, provider, cx).await };
     let actual = cx.ledger().await?.job_details(id).await?.map(|details| details.line.provider);
     if let (Some(actual), Some(wanted)) = (actual, &provider)
         && actual != wanted.as_str()
@@ -328,6 +356,42 @@ async fn replay(args: &ReplayArgs, cx: &mut CommandContext<'_>) -> Result<Exit, 
             "{id} is a payment of {actual}, not of {wanted}: nothing was replayed"
         )));
     }
-    let (resolution, actor) = (JobResolution::Replay, actor(because));
-    decide(DecisionRequest { id, resolution, actor, dry_run, json: args.json }, cx).await
+    apply_replay(args, vec![id.clone()], cx).await
+}
+
+async fn apply_replay(args: &ReplayArgs, ids: Vec<JobId>, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let (resolution, actor) = (JobResolution::Replay, actor(args.because.as_deref()));
+    decide(DecisionRequest { ids, resolution, actor, args: &args.bulk, json: args.json }, cx).await
+}
+
+/// Replays the dead payments that match a filter, or all of a provider, or all.
+async fn replay_many(
+    args: &ReplayArgs,
+    provider: Option<ProviderName>,
+    cx: &mut CommandContext<'_>,
+) -> Result<Exit, CommandError> {
+    check_provider_exists(provider.as_ref(), cx).await?;
+    let all = RawJobFilter { provider: args.provider.clone(), ..RawJobFilter::default() };
+    let is_gated = cx.config.approvals.rules.concern(GatedAction::Replay);
+    if args.bulk.is_two_steps() || args.filter.is_some() || is_gated {
+        let selection = match &args.filter {
+            Some(query) => BulkSelection::from_query(query)?,
+            None => BulkSelection::Filter(Box::new(all)),
+        };
+        let because = args.because.as_deref();
+        let bulk = BulkDecision { decision: BatchDecision::Replay, args: &args.bulk, because, json: args.json };
+        return decide_in_bulk(bulk, selection, cx).await;
+    }
+    let selection = Selection { filter: Some(all), ids: None };
+    let ids = selection.ids(&cx.ledger().await?, BatchDecision::Replay).await?;
+    if ids.is_empty() {
+        cx.console.message("no dead payments: nothing to replay")?;
+    } else if provider.is_none() && !args.yes {
+        let question = format!("Replay {} of all providers?", count(ids.len() as u64, "dead payment"));
+        if !cx.console.confirm(&question)?.unwrap_or(true) {
+            cx.console.message("nothing was changed")?;
+            return Ok(Exit::Failed);
+        }
+    }
+    apply_replay(args, ids, cx).await
 }

@@ -59,23 +59,22 @@ impl DecisionReport {
         Ok(())
     }
 
-    /// Adds a payment that was changed, or why not.
+    /// Adds a payment that was changed, or why not. True: the next one would fail in the same way.
     pub fn record(
         &mut self,
         id: &JobId,
         result: Result<(), ResendError>,
         console: &mut Console,
-    ) -> Result<(), CommandError> {
-        match result {
-            Ok(()) => {
-                if self.has_lines {
-                    console.line(&format!("{id}: {} → {}", self.from, self.to))?;
-                }
-                self.changed.push(id.to_string());
+    ) -> Result<bool, CommandError> {
+        let Err(error) = result else {
+            if self.has_lines {
+                console.line(&format!("{id}: {} → {}", self.from, self.to))?;
             }
-            Err(error) => self.record_failure(id, &error, console)?,
-        }
-        Ok(())
+            self.changed.push(id.to_string());
+            return Ok(false);
+        };
+        self.record_failure(id, &error, console)?;
+        Ok(error.aborts_batch())
     }
 
     fn record_failure(&mut self, id: &JobId, error: &ResendError, console: &mut Console) -> Result<(), CommandError> {

@@ -277,8 +277,7 @@ impl OverviewCollector {
         let unrecorded = self.unrecorded(&counted);
         let workers = visible_workers(stored_reports, reports.age, reports.outage);
         let live = workers.iter().filter(|worker| worker.is_live()).map(|worker| worker.id.clone()).collect();
-        let SentLately { recent_per_s, sent_before, judged_before } =
-            self.history.lock().sent_lately(live, at_ms);
+        let SentLately { recent_per_s, sent_before, judged_before } = self.history.lock().sent_lately(live, at_ms);
         let counted_for = counted.started_at.filter(|_| counted.reconciliations.is_some()).map(|at| at.elapsed());
         let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
         OverviewInput {
