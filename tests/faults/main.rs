@@ -17,7 +17,6 @@ mod connection_owner;
 #[cfg(feature = "faults")]
 mod crash;
 mod inject;
-mod ledger_restart;
 mod oracle;
 mod oracle_tests;
 mod plan;

@@ -66,7 +66,7 @@ async fn forecast_of_missed_payments_comes_true() {
     let left = cutoff.duration_since(Timestamp::now()).unsigned_abs();
     tokio::time::sleep(left).await;
     let came = u64::from(BACKLOG) - rig.report("acme").charges;
-    assert!(came > 200 && shown.len() > 10, "{came} missed it, {} readouts", shown.len());
+    assert!(came > 200 && shown.len() > 5, "{came} missed it, {} readouts", shown.len());
     for Shown { at, status, metric } in &shown {
         let tolerated = SLACK.max(came / 10);
         assert!(status.abs_diff(came) <= tolerated, "{at}: status says {status}, and {came} missed it");

@@ -226,7 +226,7 @@ impl Steady<'_> {
         let within = history.truths.iter().filter(|truth| truth.from >= from && truth.from <= to);
         let mut known = within.filter_map(|truth| Some((truth.from, finished(truth, self.provider)?)));
         let (first_at, first) = known.next()?;
-        let (last_at, last) = known.last()?;
+        let (last_at, last) = known.next_back()?;
         let seconds = (last_at - first_at).as_secs_f64();
         (seconds > 0.0).then(|| float(last.saturating_sub(first)) / seconds)
     }

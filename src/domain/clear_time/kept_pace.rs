@@ -1,7 +1,7 @@
 //! The pace that lanes with a backlog have kept lately, as a part of what their limits allowed.
 //!
 //! A slow database, a busy machine or a slow provider makes lanes slower than their limits. Then the limits alone say too
-//! little. So the last [`HORIZON`] is looked at: in each [`SENT_STEP`] that was judged, the missing requests count
+//! little. So the last [`HORIZON_STEPS`] are looked at: in each [`SENT_STEP`] that was judged, the missing requests count
 //! against the pace. What was not judged counts as kept, such as the time without a backlog, or before a cause.
 //! So a lane that has just started keeps the pace of its limits, and ten seconds of an outage do not decide an hour.
 //!
@@ -48,8 +48,8 @@ impl ClearTimeInput<'_> {
 fn missed_part(input: &ClearTimeInput<'_>, limits: &[LimitPace], full: f64, number: usize) -> f64 {
     let Some(sent) = input.sent_before.get(number) else { return 0.0 };
     let earlier = input.sent_before.get(number + 1..).unwrap_or_default();
-    let longer = limits.iter().filter(|limit| !limit.is_short()).map(|limit| limit.left_after(earlier));
-    let allowed = longer.fold(Some(full), |least, left| Some(least?.min(left?)));
+    let mut longer = limits.iter().filter(|limit| !limit.is_short()).map(|limit| limit.left_after(earlier));
+    let allowed = longer.try_fold(full, |least: f64, left| Some(least.min(left?)));
     match allowed {
         Some(allowed) if allowed > full * ALLOWED_MIN => {
             let counts = (allowed / full - ALLOWED_MIN) / (1.0 - ALLOWED_MIN);
