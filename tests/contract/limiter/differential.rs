@@ -26,7 +26,7 @@ use history::{Plan, PlannedLimit, PlannedPast, PlannedSeeds, PlannedWant, Step, 
 const START_US: u64 = 1_800_000_000_000_000;
 const CALLERS: usize = 3;
 /// Number of histories of one test; the environment variable `HISTORIES` overrides it.
-const HISTORIES: u32 = 400;
+const HISTORIES: u32 = 250;
 
 /// The Lua function, with its clock read from a key, so that both sides see the same instants.
 pub(super) struct LuaSide {

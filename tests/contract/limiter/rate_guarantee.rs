@@ -337,7 +337,7 @@ fn pending_release(release: &PermitRelease, outgoing: &Outstanding) -> PendingRe
 
 fn never_more_than_the_limit(jitter: Option<Duration>, limits: [(&'static str, u32, u64); 2]) {
     let (requests, full) = (Cell::new(0), Cell::new(0));
-    let mut runner = TestRunner::new(Config { cases: 1_500, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config { cases: 900, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&prop::collection::vec(step(), 1..120), |steps| {
         let mut world = World::new(&limits, jitter);
         for (gap_us, step) in &steps {
