@@ -25,6 +25,7 @@ mod lists;
 mod next_page;
 mod no_fault_injection;
 mod notes;
+mod one_step;
 mod ops_port;
 mod other_deployment;
 mod process;
