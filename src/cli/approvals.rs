@@ -141,7 +141,7 @@ fn list(page: &ApprovalViewPage, json: bool, console: &mut Console) -> Result<Ex
     let rows: Vec<Vec<String>> = page.approvals.iter().map(row).collect();
     console.table(&["id", "state", "action", "requested by", "until"], &rows)?;
     if let Some(next) = &page.next {
-        console.message(&format!("next page: `--after {next}`"))?;
+        console.next_page("--after", next)?;
     }
     Ok(Exit::Success)
 }

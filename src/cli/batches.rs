@@ -92,7 +92,7 @@ fn list(page: BatchPage, json: bool, cx: &mut CommandContext<'_>) -> Result<Exit
     let rows: Vec<Vec<String>> = batches.iter().map(row).collect();
     cx.console.table(&["id", "decision", "state", "done", "started", "by"], &rows)?;
     if let Some(next) = next {
-        cx.console.message(&format!("next page: `--after {next}`"))?;
+        cx.console.next_page("--after", &next)?;
     }
     Ok(Exit::Success)
 }

@@ -1,7 +1,7 @@
 //! A reader of a list of payments: one id per line of a file, a pipe or standard input, all valid or none used.
 //!
-//! A decision about a list is first shown, then confirmed. So an invalid line rejects the whole list, with the number of
-//! the line. The list is bounded, because it is checked and written at once.
+//! A list is one decision. So an invalid line rejects the whole list, with the number of the line. The list is bounded,
+//! because it is checked and written at once.
 
 use std::path::Path;
 

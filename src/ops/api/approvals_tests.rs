@@ -96,8 +96,9 @@ async fn batch_body(stand: &TestApi, decision: &str, ids: &[&str]) -> Value {
     json!({"decision": decision, "selection": selection, "digest": digest, "because": "ticket 4711", "confirm_jobs": jobs})
 }
 
-/// The id of the approval that a gated call awaits.
-fn awaited((status, body): (u16, Value)) -> String {
+/// Makes a gated call; returns the id of the approval that it awaits.
+async fn awaited(stand: &TestApi, user: &str, path: &str, asked: Value) -> String {
+    let (status, body) = post(stand, user, path, asked).await;
     assert_eq!(status, 202, "{body}");
     let id = body["awaits_approval"].as_str().unwrap_or_else(|| panic!("{body}")).to_owned();
     assert_eq!(body["text"], format!("awaits a second person: approval {id}"));
@@ -160,7 +161,7 @@ async fn every_change_is_gated_or_listed() {
         let (status, refused) = post(&stand, "token", &address, body.clone()).await;
         assert_eq!(status, 403, "{path}: {refused}");
         says(&refused, "names no person");
-        let id = awaited(post(&stand, "carol", &address, body.clone()).await);
+        let id = awaited(&stand, "carol", &address, body.clone()).await;
         let (status, again) = post(&stand, "dave", &address, body.clone()).await;
         assert_eq!(status, 409, "{path}: {again}");
         says(&again, &id);
@@ -188,7 +189,7 @@ async fn calls_pass_without_rules() {
 async fn second_person_approves_a_payment_once() {
     let stand = stand(always()).await;
     let asked = json!({"as": "succeeded", "reference": "ch_9", "because": "ticket 4711"});
-    let id = awaited(post(&stand, "alice", "/api/v1/jobs/r1/resolve", asked).await);
+    let id = awaited(&stand, "alice", "/api/v1/jobs/r1/resolve", asked).await;
     assert_eq!(state_of(&stand, "r1").await, "review");
     let shown = get(&stand, "alice", &format!("/api/v1/approvals/{id}")).await;
     assert_eq!(shown["text"], "resolve payment r1 of acme as succeeded, reference ch_9");
@@ -220,14 +221,13 @@ async fn second_person_approves_a_payment_once() {
 #[tokio::test]
 async fn approved_payments_are_sent_again() {
     let stand = stand(always()).await;
-    let id =
-        awaited(post(&stand, "alice", "/api/v1/jobs/r1/resolve", json!({"as": "resend", "confirm_id": "r1"})).await);
+    let id = awaited(&stand, "alice", "/api/v1/jobs/r1/resolve", json!({"as": "resend", "confirm_id": "r1"})).await;
     assert_eq!(approve(&stand, "bob", &id).await.0, 200);
     assert_eq!(state_of(&stand, "r1").await, "waiting");
-    let id = awaited(post(&stand, "alice", "/api/v1/dlq/d1/replay", json!({})).await);
+    let id = awaited(&stand, "alice", "/api/v1/dlq/d1/replay", json!({})).await;
     assert_eq!(approve(&stand, "carol", &id).await.0, 200);
     assert_eq!(state_of(&stand, "d1").await, "waiting");
-    let id = awaited(post(&stand, "alice", "/api/v1/jobs/w1/cancel", json!({})).await);
+    let id = awaited(&stand, "alice", "/api/v1/jobs/w1/cancel", json!({})).await;
     assert_eq!(approve(&stand, "bob", &id).await.0, 200);
     assert_eq!(state_of(&stand, "w1").await, "cancelled");
 }
@@ -235,7 +235,7 @@ async fn approved_payments_are_sent_again() {
 #[tokio::test]
 async fn changed_payment_refuses_its_approval() {
     let stand = stand(rules(&[(GatedAction::Succeeded, Threshold::Always)])).await;
-    let id = awaited(post(&stand, "alice", "/api/v1/jobs/r1/resolve", json!({"as": "succeeded"})).await);
+    let id = awaited(&stand, "alice", "/api/v1/jobs/r1/resolve", json!({"as": "succeeded"})).await;
     let (status, _) = post(&stand, "carol", "/api/v1/jobs/r1/resolve", json!({"as": "declined"})).await;
     assert_eq!(status, 200, "no rule is about this decision");
     let (status, refused) = approve(&stand, "bob", &id).await;
@@ -261,8 +261,8 @@ async fn thresholds_count_payments_and_amounts() {
     let three = batch_body(&stand, "declined", &["r1", "r2", "r3"]).await;
     let two = batch_body(&stand, "declined", &["r1", "r2"]).await;
     let dead = batch_body(&stand, "discard", &["d1", "d2"]).await;
-    let id = awaited(post(&stand, "alice", "/api/v1/batches", three).await);
-    awaited(post(&stand, "alice", "/api/v1/batches", dead).await);
+    let id = awaited(&stand, "alice", "/api/v1/batches", three).await;
+    awaited(&stand, "alice", "/api/v1/batches", dead).await;
     assert_eq!(post(&stand, "alice", "/api/v1/dlq/d1/discard", json!({})).await.0, 200, "one is below the sum");
     assert_eq!(post(&stand, "alice", "/api/v1/batches", two).await.0, 201);
     let shown = get(&stand, "bob", &format!("/api/v1/approvals/{id}")).await;
@@ -273,7 +273,7 @@ async fn thresholds_count_payments_and_amounts() {
 async fn approved_batch_begins_with_the_seen_set() {
     let stand = stand(always()).await;
     let body = batch_body(&stand, "declined", &["r1", "r2"]).await;
-    let id = awaited(post(&stand, "alice", "/api/v1/batches", body.clone()).await);
+    let id = awaited(&stand, "alice", "/api/v1/batches", body.clone()).await;
     let (status, done) = approve(&stand, "bob", &id).await;
     assert_eq!(status, 200, "{done}");
     let batch = get(&stand, "eve", &format!("/api/v1/batches/{}", done["result_batch"].as_str().unwrap())).await;
@@ -282,8 +282,8 @@ async fn approved_batch_begins_with_the_seen_set() {
     assert_eq!(batch["created_by"], both);
     // Another set: one of its payments is decided before the approval.
     let body = batch_body(&stand, "discard", &["d1", "d2"]).await;
-    let id = awaited(post(&stand, "alice", "/api/v1/batches", body).await);
-    let one = awaited(post(&stand, "alice", "/api/v1/dlq/d1/discard", json!({})).await);
+    let id = awaited(&stand, "alice", "/api/v1/batches", body).await;
+    let one = awaited(&stand, "alice", "/api/v1/dlq/d1/discard", json!({})).await;
     assert_eq!(approve(&stand, "bob", &one).await.0, 200);
     let (status, refused) = approve(&stand, "bob", &id).await;
     assert_eq!(status, 409);
@@ -300,12 +300,12 @@ async fn limit_needs_an_admin_and_its_old_value() {
         limits.iter().find(|limit| limit.name == "second").unwrap().max_requests
     };
     let before = rate().await;
-    let id = awaited(post(&stand, "carol", path, json!({"rate": "50/1s"})).await);
+    let id = awaited(&stand, "carol", path, json!({"rate": "50/1s"})).await;
     let (status, refused) = approve(&stand, "bob", &id).await;
     assert_eq!(status, 403);
     says(&refused, "`limit` needs role `admin`, and bob has role `operator`");
     assert_eq!(rate().await, before);
-    let other = awaited(post(&stand, "carol", path, json!({"rate": "70/1s"})).await);
+    let other = awaited(&stand, "carol", path, json!({"rate": "70/1s"})).await;
     assert_eq!(approve(&stand, "dave", &id).await.0, 200);
     assert_ne!(rate().await, before);
     let (status, refused) = approve(&stand, "dave", &other).await;
@@ -319,32 +319,32 @@ async fn limit_needs_an_admin_and_its_old_value() {
 async fn pauses_and_resumes_are_approved() {
     let stand = stand(always()).await;
     let paused = async || stand.database.readable_rows(None).await.unwrap()[0].paused;
-    let id = awaited(post(&stand, "alice", "/api/v1/providers/acme/pause", json!({})).await);
+    let id = awaited(&stand, "alice", "/api/v1/providers/acme/pause", json!({})).await;
     assert!(!paused().await);
     assert_eq!(approve(&stand, "bob", &id).await.0, 200);
     assert!(paused().await);
-    let resume = awaited(post(&stand, "alice", "/api/v1/providers/acme/resume", json!({})).await);
-    let limit = awaited(post(&stand, "carol", "/api/v1/providers/acme/limits/second", json!({"rate": "9/1s"})).await);
+    let resume = awaited(&stand, "alice", "/api/v1/providers/acme/resume", json!({})).await;
+    let limit = awaited(&stand, "carol", "/api/v1/providers/acme/limits/second", json!({"rate": "9/1s"})).await;
     assert_eq!(approve(&stand, "dave", &limit).await.0, 200);
     let (status, refused) = approve(&stand, "bob", &resume).await;
     assert_eq!(status, 409);
     says(&refused, "acme has changed since the request");
-    let resume = awaited(post(&stand, "alice", "/api/v1/providers/acme/resume", json!({})).await);
+    let resume = awaited(&stand, "alice", "/api/v1/providers/acme/resume", json!({})).await;
     assert_eq!(approve(&stand, "bob", &resume).await.0, 200);
     assert!(!paused().await);
     let (status, nothing) = post(&stand, "alice", "/api/v1/resume-all", json!({})).await;
     assert_eq!(status, 409);
     says(&nothing, "no pause of all providers is in force");
-    let all = awaited(post(&stand, "alice", "/api/v1/pause-all", json!({"because": "incident 12"})).await);
+    let all = awaited(&stand, "alice", "/api/v1/pause-all", json!({"because": "incident 12"})).await;
     assert_eq!(approve(&stand, "bob", &all).await.0, 200);
-    let back = awaited(post(&stand, "alice", "/api/v1/resume-all", json!({})).await);
+    let back = awaited(&stand, "alice", "/api/v1/resume-all", json!({})).await;
     assert!(paused().await);
     let (status, body) = approve(&stand, "bob", &back).await;
     assert_eq!((status, paused().await), (200, false), "{body}");
     // A second pause of all is another pause.
-    let all = awaited(post(&stand, "alice", "/api/v1/pause-all", json!({})).await);
+    let all = awaited(&stand, "alice", "/api/v1/pause-all", json!({})).await;
     assert_eq!(approve(&stand, "bob", &all).await.0, 200);
-    let back = awaited(post(&stand, "alice", "/api/v1/resume-all", json!({})).await);
+    let back = awaited(&stand, "alice", "/api/v1/resume-all", json!({})).await;
     let actor = crate::ledger::operator::Actor { os_user: "zoe@desk".to_owned(), program: None, reason: None };
     stand.database.resume_all(&actor).await.unwrap();
     stand.database.pause_all(&actor).await.unwrap();
@@ -357,7 +357,7 @@ async fn pauses_and_resumes_are_approved() {
 async fn requests_are_refused_withdrawn_and_expire() {
     let stand = stand(always()).await;
     let ask = async |job: &str| {
-        awaited(post(&stand, "alice", &format!("/api/v1/jobs/{job}/resolve"), json!({"as": "declined"})).await)
+        awaited(&stand, "alice", &format!("/api/v1/jobs/{job}/resolve"), json!({"as": "declined"})).await
     };
     let decide = async |user: &str, id: &str, what: &str, body: Value| {
         post(&stand, user, &format!("/api/v1/approvals/{id}/{what}"), body).await
