@@ -11,8 +11,8 @@ use crate::domain::provider::ProviderName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeliveredCopy {
     pub copy: i64,
-    /// A worker had the message before and may have died between a commit and its publish. So the row's data on copies
-    /// in queues is not trusted, and this copy counts.
+    /// A worker had the message before and may have died between a commit and its publish. So this copy counts, and the
+    /// row's data on later copies is not trusted.
     pub redelivered: bool,
     /// The job is claimed without this message: it stays in the lane's queue, and is enough for the job to return.
     pub stays_queued: bool,

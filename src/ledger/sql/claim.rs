@@ -64,6 +64,10 @@ static RECORD: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     returning: Returning::Job(RECORDED_COLUMNS),
 });
 
+/// Whether no delay queue is known to hold the delayed copy any more: it is the message that arrived, or its time is
+/// over. A redelivered message is a sign that later copies may never have been published, and of no earlier one.
+const FORGOTTEN: &str = "($8 AND delayed_copy > $7) OR delayed_copy = $7 OR delayed_until <= {now}";
+
 static TAKE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {{after:$5}}, \
@@ -80,9 +84,9 @@ static TAKE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
              wait_request = CASE WHEN state = 'sending' THEN NULL ELSE wait_request END, \
              state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, \
              delayed_copy = CASE WHEN $9 THEN $7 \
-                 WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_copy END, \
+                 WHEN {FORGOTTEN} THEN NULL ELSE delayed_copy END, \
              delayed_until = CASE WHEN $9 THEN created_at \
-                 WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_until END, \
+                 WHEN {FORGOTTEN} THEN NULL ELSE delayed_until END, \
              updated_at = {{now}} {{from}} \
          WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
              AND jobs.state || '' IN ('waiting', 'sending', 'unknown') AND NOT backlog \

@@ -12,7 +12,8 @@ on_every_database!(
     older_copy_is_accepted_for_due_job,
     timely_copy_needs_no_second,
     job_due_before_its_copy_stays_unqueued,
-    redelivered_copy_supersedes_all_others,
+    redelivered_copy_supersedes_unpublished_ones,
+    redelivered_copy_keeps_an_older_delayed_one,
     sweeper_copy_never_supersedes_a_queued_copy,
     resent_job_gets_the_newest_copy,
 );
@@ -124,13 +125,26 @@ async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
     assert_eq!(fixture.database.transition_with_copy(&claimed.lease, &unknown).await.unwrap().1, back(5, false));
 }
 
-async fn redelivered_copy_supersedes_all_others(kind: Kind) {
+async fn redelivered_copy_supersedes_unpublished_ones(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     // The worker died between the commit and the publish of copy 1.
     assert_eq!(fixture.delayed("p", copy(0), 10 * MINUTE).await, back(1, false));
     let again = DeliveredCopy::delivered(0, true);
     assert_eq!(fixture.delayed("p", again, 10 * MINUTE).await, back(2, false));
     assert_eq!(fixture.arrives("p", copy(1)).await, Claim::Superseded);
+}
+
+/// A lane that pauses returns its messages, and each comes back redelivered. The copy that a delay queue holds was
+/// published before.
+async fn redelivered_copy_keeps_an_older_delayed_one(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    assert_eq!(fixture.delayed("p", copy(0), 10 * MINUTE).await, back(1, false));
+    for lane in 2..5 {
+        assert_eq!(fixture.woken("p").await, lane);
+        assert_eq!(fixture.delayed("p", DeliveredCopy::delivered(lane, true), 20 * MINUTE).await, back(lane, false));
+    }
+    let came_back = DeliveredCopy::delivered(1, true);
+    assert_eq!(fixture.delayed("p", came_back, 10 * MINUTE).await, back(5, false), "copy 1 has left its delay queue");
 }
 
 async fn sweeper_copy_never_supersedes_a_queued_copy(kind: Kind) {
