@@ -89,8 +89,8 @@ impl Stand {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let postgres = Postgres::start();
         let (redis, redis_clock) = redis_with_false_clock();
-        let rabbit = RabbitNode::start_with(&options.broker_settings);
-        let broker_url = rabbit.create_vhost(VHOST);
+        let rabbit = RabbitNode::start_with_vhost(VHOST, &options.broker_settings);
+        let broker_url = rabbit.url(VHOST);
         postgres.create_database(DATABASE);
         let pids: Arc<Mutex<Vec<u32>>> = Arc::default();
         let client = Client::new(broker_url.clone());

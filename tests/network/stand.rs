@@ -66,10 +66,10 @@ impl Stand {
             let arguments = ["--protected-mode", "no"].map(str::to_owned).to_vec();
             let options = RedisOptions { arguments, host: host(Backend::Redis), ..RedisOptions::default() };
             let redis = Redis::start_with(options);
-            let rabbit = RabbitNode::start_on(host(Backend::Rabbit), "loopback_users = none");
+            let rabbit = RabbitNode::start_on(host(Backend::Rabbit), "loopback_users = none\ndefault_vhost = network");
             (postgres.join().unwrap(), redis, rabbit)
         });
-        let broker_url = rabbit.create_vhost("network");
+        let broker_url = rabbit.url("network");
         postgres.create_database(DATABASE);
         let client = Client::new(broker_url.clone());
         let (workers, providers) = (Default::default(), BTreeMap::new());

@@ -1,6 +1,9 @@
-//! A small WebDriver client (<https://www.w3.org/TR/webdriver2/>): one chromedriver and one headless Chromium with a
-//! profile of its own. Both end when it is dropped.
+//! A small WebDriver client (<https://www.w3.org/TR/webdriver2/>): a new tab of a headless Chromium.
+//!
+//! A start costs more than most tests. So a browser serves one test after the other, and ends with the process. Each test
+//! has a tab and an origin of its own, with its own storage. A browser whose test failed is not used again.
 
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -27,20 +30,36 @@ const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 /// Longest wait for any condition; an idle machine needs a hundredth of it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Driver {
-    client: reqwest::Client,
+/// Browsers that no test uses now.
+static IDLE: Mutex<Vec<Process>> = Mutex::new(Vec::new());
+
+/// One chromedriver and one Chromium with a profile of its own.
+struct Process {
     session: String,
     /// Dropped, it kills the driver and, in its process group, the browser.
     _server: Server,
+}
+
+pub struct Driver {
+    client: reqwest::Client,
+    session: String,
+    process: Option<Process>,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            IDLE.lock().unwrap().extend(self.process.take());
+        }
+    }
 }
 
 /// One element of the page.
 #[derive(Clone, Debug)]
 pub struct Element(String);
 
-impl Driver {
-    pub async fn start() -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
+impl Process {
+    async fn start(client: &reqwest::Client) -> Self {
         let (port, dir) = (free_port(), private_dir("browser"));
         let port_flag = format!("--port={port}");
         let home = dir.to_str().unwrap().to_owned();
@@ -53,7 +72,6 @@ impl Driver {
             "",
         );
         server.await_port(port);
-        let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE * 2).build().unwrap();
         let root = format!("http://127.0.0.1:{port}/session");
         let profile = format!("--user-data-dir={home}/profile");
         let flags: Vec<&str> = FLAGS.into_iter().chain([profile.as_str()]).collect();
@@ -62,9 +80,38 @@ impl Driver {
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
             "goog:chromeOptions": {"binary": CHROMIUM, "args": flags},
         }}});
-        let answer = send(&client, Method::POST, &root, Some(wanted)).await.unwrap();
-        let session = format!("{root}/{}", answer["sessionId"].as_str().unwrap());
-        Self { client, session, _server: server }
+        let answer = send(client, Method::POST, &root, Some(wanted)).await.unwrap();
+        Self { session: format!("{root}/{}", answer["sessionId"].as_str().unwrap()), _server: server }
+    }
+}
+
+impl Driver {
+    pub async fn start() -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE * 2).build().unwrap();
+        let idle = IDLE.lock().unwrap().pop();
+        let (process, was_used) = match idle {
+            Some(process) => (process, true),
+            None => (Process::start(&client).await, false),
+        };
+        let driver = Self { client, session: process.session.clone(), process: Some(process) };
+        if was_used {
+            driver.replace_tabs().await;
+        }
+        driver
+    }
+
+    /// Opens a new tab, closes those of the test before, and forgets what was logged.
+    async fn replace_tabs(&self) {
+        let handles = self.command(Method::GET, "/window/handles", None).await.unwrap();
+        let tab = self.post("/window/new", json!({ "type": "tab" })).await["handle"].clone();
+        for handle in handles.as_array().unwrap() {
+            self.post("/window", json!({ "handle": handle })).await;
+            self.command(Method::DELETE, "/window", None).await.unwrap();
+        }
+        self.post("/window", json!({ "handle": tab })).await;
+        self.log("browser").await;
+        self.log("performance").await;
     }
 
     /// Sends one command; an error is its name and message.

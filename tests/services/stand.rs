@@ -115,9 +115,9 @@ impl Stand {
         let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), "");
         let redis_dir = dir.join("redis");
         std::fs::create_dir(&redis_dir).unwrap();
-        let (postgres, rabbit) = (Postgres::start(), RabbitNode::start());
+        let (postgres, rabbit) = (Postgres::start(), RabbitNode::start_with_vhost(VHOST, ""));
         let redis = Redis::start_in(&redis_dir, RedisOptions::default());
-        let broker_url = rabbit.create_vhost(VHOST);
+        let broker_url = rabbit.url(VHOST);
         roles::create(&postgres);
         let stand = Self {
             postgres,

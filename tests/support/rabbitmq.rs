@@ -42,6 +42,11 @@ impl RabbitNode {
         Self::start_on(Host::default(), settings)
     }
 
+    /// The same, with this virtual host as the default one: another would cost a start of `rabbitmqctl`.
+    pub fn start_with_vhost(name: &str, settings: &str) -> Self {
+        Self::start_with(&format!("default_vhost = {name}\n{settings}"))
+    }
+
     /// The same, on another host.
     pub fn start_on(host: Host, settings: &str) -> Self {
         let dir = private_dir("rabbitmq");
