@@ -5,7 +5,7 @@
 //! and providers fail. After that, the backlogs drain undisturbed, so that the shown finish times can come true. The
 //! oracles judge the providers' records, and the readout oracle every view of every figure.
 //!
-//! `BILLING_DAY_PAYMENTS=80000` is the whole day, about twenty minutes. CONTRIBUTING.md says how to run it.
+//! `BILLING_DAY_PAYMENTS=80000` is the whole day, 23 minutes in a release build. CONTRIBUTING.md says how to run it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -274,7 +274,7 @@ fn every_readout_is_true_on_a_billing_day() {
     assert_eq!(broken, 0, "the promises");
     assert!(untruths.is_empty(), "{}", table(&untruths));
     let counts = |row: &&comparison::Row| !row.is_forecast || payments >= FORECASTS_JUDGED_MIN;
-    let wrong = compared.iter().filter(counts).filter(|row| !row.violations.is_empty());
+    let wrong = compared.iter().filter(counts).filter(|row| row.is_broken());
     let wrong: Vec<&comparison::Row> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.iter().map(|row| row.rule.as_str()).collect::<Vec<_>>().join(", "));
 }

@@ -25,6 +25,9 @@ const RECOVERY_MAX: Duration = Duration::from_secs(3);
 const RECOVERY_WATCHED: Duration = Duration::from_secs(30);
 /// Most requests that a lane of the test has in flight.
 const IN_FLIGHT_MAX: u64 = 64;
+/// The largest part of the judged forecasts that may be unforeseen. A machine that was too slow for more of them has
+/// shown nothing.
+const UNFORESEEN_MAX: f64 = 0.1;
 /// Printed violations per rule.
 const PRINTED: usize = 6;
 
@@ -62,6 +65,12 @@ impl Row {
 
     fn of_forecast(rule: impl Into<String>) -> Self {
         Self { is_forecast: true, ..Self::new(rule, "%") }
+    }
+
+    /// Whether the readouts break the rule, or too few of them could be judged by it.
+    pub fn is_broken(&self) -> bool {
+        let unforeseen_max = UNFORESEEN_MAX * float(self.judged as u64);
+        !self.violations.is_empty() || float(self.unforeseen.len() as u64) > unforeseen_max
     }
 
     fn count(&mut self, deviation: f64, is_violation: bool, what: impl FnOnce() -> String) {

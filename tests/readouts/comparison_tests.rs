@@ -125,5 +125,6 @@ fn change_of_pace_is_told_from_a_wrong_forecast() {
         let rows = compare(&paced(paces, Duration::from_secs(clears_in_s)), &day);
         let row = rows.iter().find(|row| row.rule == "finish time of acme, page and API").unwrap();
         assert_eq!((row.violations.len(), row.unforeseen.len()), expected, "{paces:?}, shown {clears_in_s} s: {row:?}");
+        assert_eq!(row.is_broken(), expected != (0, 0), "{row:?}");
     }
 }
