@@ -5,6 +5,7 @@ use std::time::Duration;
 use sluicegate::cli::Exit;
 
 use crate::jobs::{Desk, exit};
+
 #[tokio::test]
 async fn dead_payments_are_replayed_once_each() {
     let desk = Desk::open().await;
@@ -79,11 +80,11 @@ async fn listed_payments_are_cancelled_at_once() {
     for (id, state) in [("p1", "waiting"), ("p2", "waiting"), ("p3", "review"), ("p4", "waiting")] {
         desk.payment(id, "acme", state).await;
     }
-    let file = desk.file("p1\n\n  p2\r\np3\nnobody\np1\np4");
+    let file = desk.file("p1\n\n  p2\r\np3\nabsent\np1\np4");
     let ran = desk.run(&["jobs", "cancel", "--file", &file]).await;
     assert_eq!(exit(&ran), Exit::Failed);
     assert_eq!(ran.out, "p1: waiting → cancelled\np2: waiting → cancelled\np4: waiting → cancelled\n");
-    let (review, unknown) = ("p3: the job is `review`", "nobody: the ledger has no such job");
+    let (review, unknown) = ("p3: the job is `review`", "absent: the ledger has no such job");
     assert!(
         ran.err.contains(review) && ran.err.contains(unknown) && ran.err.contains("--provider NAME"),
         "{}",
@@ -93,7 +94,7 @@ async fn listed_payments_are_cancelled_at_once() {
         assert_eq!(desk.state(id).await, state);
     }
     let again = desk.run(&["jobs", "cancel", "--file", &file, "--json"]).await.json();
-    let failed: Vec<&str> =
-        again["refused"].as_array().unwrap().iter().map(|refused| refused["id"].as_str().unwrap()).collect();
-    assert_eq!((failed, again["changed"].as_array().unwrap().len()), (vec!["p1", "p2", "p3", "nobody", "p4"], 0));
+    let refused: Vec<&str> =
+        again["refused"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+    assert_eq!((refused, again["changed"].as_array().unwrap().len()), (vec!["p1", "p2", "p3", "absent", "p4"], 0));
 }

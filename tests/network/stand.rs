@@ -24,6 +24,7 @@ fn program() -> String {
 }
 
 pub const DATABASE: &str = "network";
+const VHOST: &str = "network";
 pub const OUTCOMES: &str = "test.outcomes";
 /// Workers, as numbers of their hosts.
 pub const WORKERS: [usize; 2] = [3, 4];
@@ -66,10 +67,10 @@ impl Stand {
             let arguments = ["--protected-mode", "no"].map(str::to_owned).to_vec();
             let options = RedisOptions { arguments, host: host(Backend::Redis), ..RedisOptions::default() };
             let redis = Redis::start_with(options);
-            let rabbit = RabbitNode::start_on(host(Backend::Rabbit), "loopback_users = none\ndefault_vhost = network");
+            let rabbit = RabbitNode::start_on(host(Backend::Rabbit), VHOST, "loopback_users = none");
             (postgres.join().unwrap(), redis, rabbit)
         });
-        let broker_url = rabbit.url("network");
+        let broker_url = rabbit.url(VHOST);
         postgres.create_database(DATABASE);
         let client = Client::new(broker_url.clone());
         let (workers, providers) = (Default::default(), BTreeMap::new());

@@ -1,6 +1,6 @@
 //! A small WebDriver client (<https://www.w3.org/TR/webdriver2/>): a new tab of a headless Chromium.
 //!
-//! A start costs more than most tests. So a browser serves one test after the other, and ends with the process. Each test
+//! A start takes as long as many a test. So a browser serves one test after the other, and ends with the process. Each test
 //! has a tab and an origin of its own, with its own storage. A browser whose test failed is not used again.
 
 use std::sync::Mutex;
@@ -42,7 +42,7 @@ struct Process {
 
 pub struct Driver {
     client: reqwest::Client,
-    session: String,
+    /// `None` only while it is dropped.
     process: Option<Process>,
 }
 
@@ -94,7 +94,7 @@ impl Driver {
             Some(process) => (process, true),
             None => (Process::start(&client).await, false),
         };
-        let driver = Self { client, session: process.session.clone(), process: Some(process) };
+        let driver = Self { client, process: Some(process) };
         if was_used {
             driver.replace_tabs().await;
         }
@@ -116,7 +116,8 @@ impl Driver {
 
     /// Sends one command; an error is its name and message.
     pub async fn command(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, String> {
-        send(&self.client, method, &format!("{}{path}", self.session), body).await
+        let session = &self.process.as_ref().unwrap().session;
+        send(&self.client, method, &format!("{session}{path}"), body).await
     }
 
     async fn post(&self, path: &str, body: Value) -> Value {

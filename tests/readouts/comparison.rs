@@ -25,8 +25,8 @@ const RECOVERY_MAX: Duration = Duration::from_secs(3);
 const RECOVERY_WATCHED: Duration = Duration::from_secs(30);
 /// Most requests that a lane of the test has in flight.
 const IN_FLIGHT_MAX: u64 = 64;
-/// The largest part of the judged forecasts that may be unforeseen. A machine that was too slow for more of them has
-/// shown nothing.
+/// The largest part of the judged forecasts that may be unforeseen. With more of them the machine was too slow for the
+/// limits, and the day says nothing about the forecasts.
 const UNFORESEEN_MAX: f64 = 0.1;
 /// Printed violations per rule.
 const PRINTED: usize = 6;

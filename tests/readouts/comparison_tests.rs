@@ -128,3 +128,13 @@ fn change_of_pace_is_told_from_a_wrong_forecast() {
         assert_eq!(row.is_broken(), expected != (0, 0), "{row:?}");
     }
 }
+
+#[test]
+fn few_unforeseen_forecasts_are_excused() {
+    let rows = compare(&paced([10, 10], Duration::from_secs(120)), &Day::default());
+    for (violations, unforeseen, is_broken) in [(0, 0, false), (0, 1, false), (0, 2, true), (1, 0, true)] {
+        let [violations, unforeseen] = [violations, unforeseen].map(|count| vec![String::new(); count]);
+        let row = Row { judged: 10, violations, unforeseen, ..rows[0].clone() };
+        assert_eq!(row.is_broken(), is_broken, "{row:?}");
+    }
+}

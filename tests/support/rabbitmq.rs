@@ -34,24 +34,20 @@ impl RabbitNode {
 
     /// Starts a node and waits until it accepts connections (5 to 10 s).
     pub fn start() -> Self {
-        Self::start_with("")
+        Self::start_with_vhost("/", "")
     }
 
-    /// The same, with more lines in its `rabbitmq.conf`.
-    pub fn start_with(settings: &str) -> Self {
-        Self::start_on(Host::default(), settings)
-    }
-
-    /// The same, with this virtual host as the default one: another would cost a start of `rabbitmqctl`.
-    pub fn start_with_vhost(name: &str, settings: &str) -> Self {
-        Self::start_with(&format!("default_vhost = {name}\n{settings}"))
+    /// The same, with this virtual host from the start, which costs no run of `rabbitmqctl`, and with more lines in its
+    /// `rabbitmq.conf`.
+    pub fn start_with_vhost(vhost: &str, settings: &str) -> Self {
+        Self::start_on(Host::default(), vhost, settings)
     }
 
     /// The same, on another host.
-    pub fn start_on(host: Host, settings: &str) -> Self {
+    pub fn start_on(host: Host, vhost: &str, settings: &str) -> Self {
         let dir = private_dir("rabbitmq");
         let port = free_port();
-        let listens = format!("listeners.tcp.1 = {}:{port}\n{settings}", host.address);
+        let listens = format!("listeners.tcp.1 = {}:{port}\ndefault_vhost = {vhost}\n{settings}", host.address);
         let env = environment(&dir, port, &listens);
         let borrowed: Vec<(&str, &str)> = env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let program = format!("{BIN}/rabbitmq-server");

@@ -65,7 +65,7 @@ static RECORD: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 });
 
 /// Whether no delay queue is known to hold the delayed copy any more: it is the message that arrived, or its time is
-/// over. A redelivered message is a sign that later copies may never have been published, and of no earlier one.
+/// over. Or its worker may have died before the publish: the message is redelivered, and the copy is a later one.
 const FORGOTTEN: &str = "($8 AND delayed_copy > $7) OR delayed_copy = $7 OR delayed_until <= {now}";
 
 static TAKE: WriteTemplate = WriteTemplate::new(|| JobWriteText {

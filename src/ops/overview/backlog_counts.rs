@@ -1,8 +1,8 @@
 //! The counts of the backlog: the jobs of the ledger, and the messages in the lanes' queues, in one snapshot.
 //!
-//! A count reads all open jobs, up to a second per million. So it runs only on request, and at most an eighth of the
-//! time; readers get the last snapshot meanwhile. More seldom, the shown figures of a backlog of ten thousands would be
-//! off by more than a hundredth, because its lanes send meanwhile.
+//! A count reads all open jobs, about two seconds per million on two cores. So it runs only on request, and at most an
+//! eighth of the time; readers get the last snapshot meanwhile. With a longer pause, a lane with ten thousands of jobs
+//! would send more than a hundredth of them before the next count.
 //!
 //! Queue depths are cheap: while a snapshot is kept, they are queried every two seconds, and a queue that does not respond
 //! is missing from then on. While one is missing, all queues are queried twice a second, and the ledger is counted again
@@ -314,6 +314,21 @@ mod tests {
             })
             .await;
         }
+    }
+
+    /// A quarter of a second each: half a minute has a count every two seconds.
+    #[tokio::test(start_paused = true)]
+    async fn slow_count_takes_an_eighth_of_the_time() {
+        let sources = FakeSources { count_duration: SECOND / 4, ..FakeSources::all_available() };
+        let counts = BacklogCounter::new();
+        while_counting(&sources, &counts, async {
+            // A source is slow after four slow counts.
+            sources.read_until(&counts, 20, |_| sources.counts.load(Ordering::Relaxed) == 4).await;
+            sources.read_until(&counts, 30, |_| false).await;
+            let counted = sources.counts.load(Ordering::Relaxed) - 4;
+            assert!((12..=14).contains(&counted), "{counted} counts");
+        })
+        .await;
     }
 
     #[tokio::test(start_paused = true)]
