@@ -6,10 +6,14 @@
 --   order of the logs' keys; window 0 for a shadow limit
 -- REPLY  for each cell, except one with a list of chunks whose key is not here: name, uses that count now (with those
 --   in flight), permits that a shadow limit would have refused, permits that it would have delayed, µs until the next
---   permit may start, µs until all is free again; before them the same of the state, whose name is empty; empty if
---   there is no state
+--   permit may start, µs until all is free again, uses that still count after each sixteenth of the window (empty unless
+--   it is a log with uses and a window of 10 s or more); before them the same of the state, whose name is empty; empty
+--   if there is no state
 -- EXAMPLE  100/1s, 3 answered just now and 2 in flight
---   0|0|per-second|1002500 → "" 0 0 0 0 0 per-second 5 0 0 0 1002500
+--   0|0|per-second|1002500 → "" 0 0 0 0 0 {} per-second 5 0 0 0 1002500 {}
+
+local STILL_USED_STEPS = 16
+local STILL_USED_WINDOW_MIN_US = 10000000
 
 -- Number of uses whose window is over, in a string of entries from a position on; and whether all of them are over.
 local function over(text, from, window, now)
@@ -54,6 +58,15 @@ local function counted(cell, now)
   return cell.logged - uses
 end
 
+-- Uses of a log that still count after each part of the window, with those in flight.
+local function still_used(tally, cell, now)
+  local uses = {}
+  for step = 1, STILL_USED_STEPS do
+    uses[step] = counted(cell, now + floor(cell.window * step / STILL_USED_STEPS)) + flying(tally, cell)
+  end
+  return uses
+end
+
 -- The start of the next permit of cost 1, from an instant on. Calls in flight count as if their response came now.
 local function next_start(tally, cell, now, from)
   if cell.max == 0 then return max(from, cell.held) end
@@ -64,7 +77,7 @@ end
 
 -- Appends a row without uses, whose limit grants nothing before an instant.
 local function add_unused(reply, name, at, now)
-  for _, value in ipairs({ name, 0, 0, 0, at - now, at - now }) do reply[#reply + 1] = value end
+  for _, value in ipairs({ name, 0, 0, 0, at - now, at - now, EMPTY }) do reply[#reply + 1] = value end
 end
 
 -- The limits of a subject without a tally: held for uses that a younger state has not counted.
@@ -116,12 +129,13 @@ local function usages(keys, args)
   end
   for name in string.gmatch(tally.names, '[^|]+') do
     i = i + 1
-    local cell, uses = tally.cells[i], 0
+    local cell, uses, later = tally.cells[i], 0, EMPTY
     cell.key = logs[name]
     -- If the caller does not know a limit, the middle of its log cannot be read. No caller asks for it.
     if cell.key or cell.chunks == 0 then
       if cell.kind == LOG then
         uses = counted(cell, now) + flying(tally, cell)
+        if uses > 0 and cell.window >= STILL_USED_WINDOW_MIN_US then later = still_used(tally, cell, now) end
       elseif cell.kind == WINDOW then
         roll(cell, now)
         uses = cell.count
@@ -132,7 +146,7 @@ local function usages(keys, args)
       end
       local retry = next_start(tally, cell, now, from) - now
       local _, reset = outlook(tally, cell, now)
-      for _, value in ipairs({ name, uses, cell.refused, cell.waited, retry, max(reset, retry) }) do
+      for _, value in ipairs({ name, uses, cell.refused, cell.waited, retry, max(reset, retry), later }) do
         reply[#reply + 1] = value
       end
     end

@@ -102,10 +102,13 @@ pub struct UsedCount {
 
 /// Used slots are free again from the first one to the last one, counted from now: as they were used if that is known,
 /// else evenly.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotReturns {
     pub first_in: Duration,
     pub last_in: Duration,
+    pub window: Duration,
+    /// Slots that are still used after each of so many equal parts of the window; empty: that is not known.
+    pub still_used: Vec<u64>,
 }
 
 /// Input of the estimate.
@@ -258,7 +261,7 @@ impl LimitPace {
         let share = |count: u32| u64::from(provider.after_reserve(count));
         let per_cycle = share(limit.rate.max_requests()).max(1);
         let used = input.used_counts.iter().find(|used| used.limit == limit.name);
-        let returns = used.and_then(|used| used.returns);
+        let returns = used.and_then(|used| used.returns.as_ref());
         let used = used.map_or(0, |used| used.count);
         let free = share(limit.capacity()).saturating_sub(used);
         let window = limit.rate.window();
@@ -277,12 +280,7 @@ impl LimitPace {
                 PaceKind::Aligned { free: free.min(per_cycle), ends_in: ends_in.as_secs_f64() }
             }
             Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::Concurrency => {
-                let last_in = returns.map_or(cycle, |returns| returns.last_in.min(cycle));
-                let first_in = returns.map_or(Duration::ZERO, |returns| returns.first_in.min(last_in));
-                let [first_in, last_in] = [first_in, last_in].map(|wait| wait.as_secs_f64());
-                let cycle = cycle.as_secs_f64();
-                let returns = ReturnCurve::of_sent(input.sent_before, cycle, first_in, last_in);
-                let returns = returns.unwrap_or_else(|| ReturnCurve::even(first_in, last_in));
+                let returns = ReturnCurve::new(returns, used, cycle);
                 PaceKind::Sliding { free: free.min(per_cycle), returns }
             }
         };

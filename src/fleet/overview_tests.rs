@@ -88,6 +88,7 @@ fn used(name: &str, max_requests: u32, used: u64) -> LimitStatus {
         would_have_waited: 0,
         retry_after: Some(Duration::ZERO),
         reset_after: Duration::ZERO,
+        still_used: Vec::new(),
     }
 }
 

@@ -275,7 +275,12 @@ pub(super) fn estimate<T>(
     let usage = |limit: &Limit| {
         let used = usage_of(evidence, provider, &limit.name)?;
         // Of a limit that is used up, the next permit starts when the first slot is free again.
-        let returns = used.retry_after.map(|first_in| SlotReturns { first_in, last_in: used.reset_after });
+        let returns = used.retry_after.map(|first_in| SlotReturns {
+            first_in,
+            last_in: used.reset_after,
+            window: used.window,
+            still_used: used.still_used.clone(),
+        });
         Some(UsedCount { limit: limit.name.clone(), count: used.used, returns })
     };
     let sent_before = sent_before(evidence, provider);

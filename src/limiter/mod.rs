@@ -54,6 +54,8 @@ pub struct LimitStatus {
     pub retry_after: Option<Duration>,
     /// Time until all of it is free again if nothing more is sent.
     pub reset_after: Duration,
+    /// Uses that still count after each of so many equal parts of the window; see [`LimitUsage::still_used`].
+    pub still_used: Vec<u64>,
 }
 
 impl LimitStatus {
@@ -216,6 +218,7 @@ fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, usages: &[LimitUs
             retry_after: (counted.cost_max() > 0 && !is_full_of_requests)
                 .then(|| Duration::from_micros(usage.retry_us)),
             reset_after: Duration::from_micros(usage.reset_us),
+            still_used: usage.still_used.clone(),
         })
     };
     usages.iter().filter_map(status).collect()

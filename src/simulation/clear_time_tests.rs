@@ -6,6 +6,7 @@ use crate::domain::clear_time::{
     ClearTime, ClearTimeInput, CutoffForecast, SendingState, SlotReturns, UsedCount, WaitingJobs,
 };
 use crate::domain::limit::{Algorithm, Limit};
+use crate::domain::permit_protocol::STILL_USED_STEPS;
 use crate::domain::provider::SlotRelease;
 use crate::domain::time::EpochMs;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
@@ -139,12 +140,12 @@ struct LaneAt {
     jobs: u64,
     /// As the limiter tells it.
     used: Vec<UsedCount>,
-    /// The longest cycle of a limit whose used slots do not return at once: how many of them return soon is not known.
-    spread: Duration,
+    /// The longest step of the instants at which the limiter tells how many slots are still used.
+    step: Duration,
 }
 
 fn state_at(scenario: &Scenario, model: &Model, figures: &SimulationResult, at_us: u64) -> LaneAt {
-    let (hold_us, mut spread_us) = (scenario.hold_ms * 1_000, 0);
+    let (hold_us, mut step_max_us) = (scenario.hold_ms * 1_000, 0);
     let sent = figures.arrivals_us.partition_point(|arrived_us| *arrived_us <= at_us);
     let used_of = |limit: &Limit| {
         let beyond_us = match (limit.algorithm, model.provider.slot_release) {
@@ -161,15 +162,17 @@ fn state_at(scenario: &Scenario, model: &Model, figures: &SimulationResult, at_u
         let free_in =
             |use_us: Option<&u64>| Duration::from_micros(use_us.map_or(0, |use_us| use_us + cycle_us - at_us));
         let first_in = if is_full { free_in(uses.first()) } else { Duration::ZERO };
-        let returns = SlotReturns { first_in, last_in: free_in(uses.last()) };
-        if uses.last().zip(uses.first()).is_some_and(|(last, first)| last - first > cycle_us / 10) {
-            spread_us = spread_us.max(cycle_us);
-        }
+        let step_us = limit.rate.window().as_micros().try_into().unwrap_or(u64::MAX) / STILL_USED_STEPS;
+        let still_used = |step| uses.iter().filter(|use_us| **use_us + cycle_us > at_us + step * step_us).count();
+        let still_used = (1..=STILL_USED_STEPS).map(|step| u64::try_from(still_used(step)).unwrap()).collect();
+        let (last_in, window) = (free_in(uses.last()), limit.rate.window());
+        let returns = SlotReturns { first_in, last_in, window, still_used };
+        step_max_us = step_max_us.max(step_us);
         UsedCount { limit: limit.name.clone(), count: u64::try_from(uses.len()).unwrap(), returns: Some(returns) }
     };
     let used = model.provider.limits.iter().map(used_of).collect();
     let jobs = scenario.jobs - u64::try_from(sent).unwrap();
-    LaneAt { jobs, used, spread: Duration::from_micros(spread_us) }
+    LaneAt { jobs, used, step: Duration::from_micros(step_max_us) }
 }
 
 /// Samples of a run, at equal distances.
@@ -177,8 +180,8 @@ const SAMPLES: u64 = 40;
 /// A second is what readouts are old.
 const READOUT_AGE_MS: u128 = 1_000;
 
-/// During a steady drain the shown finish time does not jump: each is within a tenth of the remaining time, plus a cycle
-/// of a limit whose slots do not return at once.
+/// During a steady drain the shown finish time does not jump: each is within a tenth of the remaining time, plus a step
+/// of what the limiter tells of used slots.
 #[test]
 fn finish_time_is_steady_during_a_drain() {
     let mut wrong = Vec::new();
@@ -189,10 +192,10 @@ fn finish_time_is_steady_during_a_drain() {
         let took_us = figures.clears_in_ms.unwrap() * 1_000;
         for sample in 1..SAMPLES {
             let at_us = took_us / SAMPLES * sample;
-            let LaneAt { jobs: left, used, spread } = state_at(&scenario, &model, &figures, at_us);
+            let LaneAt { jobs: left, used, step } = state_at(&scenario, &model, &figures, at_us);
             let left_ms = u128::from((took_us - at_us) / 1_000);
             let estimated = estimate(&scenario, &model, START_US + at_us, Left { jobs: left, used: &used }).as_millis();
-            let tolerated = (left_ms / 10).max(READOUT_AGE_MS + u128::from(scenario.hold_ms)) + spread.as_millis();
+            let tolerated = (left_ms / 10).max(READOUT_AGE_MS + u128::from(scenario.hold_ms)) + step.as_millis();
             if left > 0 && left_ms.abs_diff(estimated) > tolerated {
                 let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
                 wrong.push(format!("{name}, sample {sample}: {estimated} ms, and it took {left_ms} ms more"));

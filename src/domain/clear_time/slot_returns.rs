@@ -1,99 +1,92 @@
 //! When the used slots of a sliding limit are free again.
 //!
-//! A slot returns one cycle after it was used. The limiter says when the first and the last one return, and the requests
-//! of the last minutes say how many return between them. A lane with a backlog uses a long window within a part of it,
-//! so that its slots also return within a part of the next one.
+//! A slot returns one cycle after it was used. The limiter says when the first and the last one return, and how many are
+//! still used at some instants between them. A lane with a backlog uses a long window within a part of it, so that its
+//! slots also return within a part of the next one.
 
-use super::SENT_STEP;
+use std::time::Duration;
+
+use super::{SlotReturns, float};
 
 /// Part of the used slots that is free again at a time.
 #[derive(Clone, Debug)]
 pub(super) struct ReturnCurve {
-    /// Seconds from now at which this part is free again, ascending from 0 to 1.
-    points: Vec<(f64, f64)>,
+    points: Vec<ReturnPoint>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ReturnPoint {
+    /// Ascending from 0 to 1.
+    part: f64,
+    /// Seconds from now.
+    at: f64,
 }
 
 impl ReturnCurve {
-    /// Evenly from the first to the last, in seconds.
-    pub fn even(first_in: f64, last_in: f64) -> Self {
-        Self { points: vec![(0.0, first_in), (1.0, last_in)] }
+    /// Of so many used slots, as far as the limiter knows it; else evenly over a cycle. None returns later than a cycle.
+    pub fn new(returns: Option<&SlotReturns>, used: u64, cycle: Duration) -> Self {
+        let Some(returns) = returns else { return Self::even(0.0, cycle.as_secs_f64()) };
+        let last_in = returns.last_in.min(cycle);
+        let [first_in, last_in] = [returns.first_in.min(last_in), last_in].map(|wait| wait.as_secs_f64());
+        let mut curve = Self::even(first_in, last_in);
+        let step = returns.window.as_secs_f64() / float(returns.still_used.len().try_into().unwrap_or(u64::MAX));
+        let still_used = returns.still_used.iter().filter(|_| used > 0);
+        let between = still_used.zip(1_u64..).map(|(still_used, number)| ReturnPoint {
+            part: float(used.saturating_sub(*still_used)) / float(used.max(1)),
+            at: (float(number) * step).clamp(first_in, last_in),
+        });
+        curve.points.splice(1..1, between);
+        curve
     }
 
-    /// As they were used, by the requests that were sent in each [`SENT_STEP`], the last step first. `None`: they do not
-    /// cover the cycle, or the cycle is hardly longer than a step.
-    pub fn of_sent(sent_before: &[f64], cycle: f64, first_in: f64, last_in: f64) -> Option<Self> {
-        let step = SENT_STEP.as_secs_f64();
-        let steps = steps_within(cycle, step);
-        let sent = sent_before.get(..steps).filter(|_| cycle >= 2.0 * step)?;
-        let (mut returned, mut points, mut age) = (0.0, Vec::with_capacity(steps + 1), cycle);
-        points.push((0.0, 0.0));
-        for (number, requests) in (0..steps).rev().zip(sent.iter().rev()) {
-            let begins = step * steps_as_float(number);
-            // Only a part of the oldest step is within the cycle.
-            returned += requests * (age - begins) / step;
-            age = begins;
-            points.push((returned, cycle - age));
-        }
-        if returned <= 0.0 {
-            return None;
-        }
-        // The reports are a few seconds old, and the limiter is not.
-        let last_used = points.iter().find(|(part, _)| *part >= returned).map_or(cycle, |(_, at)| *at);
-        let shift = last_in - last_used;
-        for (part, at) in &mut points {
-            (*part, *at) = (*part / returned, (*at + shift).clamp(first_in, last_in));
-        }
-        Some(Self { points })
+    /// From the first to the last, in seconds.
+    pub fn even(first_in: f64, last_in: f64) -> Self {
+        Self { points: vec![ReturnPoint { part: 0.0, at: first_in }, ReturnPoint { part: 1.0, at: last_in }] }
     }
 
     /// Seconds from now until this part of them is free again.
     pub fn time_of(&self, part: f64) -> f64 {
-        let next = self.points.partition_point(|(known, _)| *known < part);
+        let next = self.points.partition_point(|known| known.part < part);
         match (next.checked_sub(1).and_then(|before| self.points.get(before)), self.points.get(next)) {
-            (Some((from, from_at)), Some((to, to_at))) => from_at + (part - from) / (to - from) * (to_at - from_at),
-            (None, Some((_, at))) | (Some((_, at)), None) => *at,
+            (Some(from), Some(to)) => from.at + (part - from.part) / (to.part - from.part) * (to.at - from.at),
+            (None, Some(only)) | (Some(only), None) => only.at,
             (None, None) => 0.0,
         }
     }
-}
-
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and saturates")]
-fn steps_within(cycle: f64, step: f64) -> usize {
-    (cycle / step).ceil() as usize
-}
-
-#[allow(clippy::cast_precision_loss, reason = "at most some hundred")]
-fn steps_as_float(steps: usize) -> f64 {
-    steps as f64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn curve(first_s: u64, last_s: u64, still_used: &[u64]) -> ReturnCurve {
+        let [first_in, last_in, window] = [first_s, last_s, 60].map(Duration::from_secs);
+        ReturnCurve::new(Some(&SlotReturns { first_in, last_in, window, still_used: still_used.to_vec() }), 300, window)
+    }
+
     #[test]
     fn slots_return_a_cycle_after_their_use() {
-        // 200 in the last ten seconds, 100 in the second half of those before, as far as reports say.
-        let curve = ReturnCurve::of_sent(&[200.0, 100.0, 0.0, 0.0, 0.0, 0.0], 60.0, 0.0, 60.0).unwrap();
-        for (part, wanted) in [(1.0 / 3.0, 50.0), (2.0 / 3.0, 55.0), (1.0, 60.0)] {
+        // 200 of them in the last ten seconds, 100 in the five before.
+        let curve = curve(45, 60, &[300, 300, 300, 300, 200, 0]);
+        for (part, wanted) in [(0.0, 45.0), (1.0 / 3.0, 50.0), (2.0 / 3.0, 55.0), (1.0, 60.0)] {
             assert!((curve.time_of(part) - wanted).abs() < 1e-6, "{part}: {}", curve.time_of(part));
         }
-        assert!(curve.time_of(0.001) > 40.0, "{curve:?}");
+    }
+
+    /// Most return soon, and a burst that has just begun in a minute.
+    #[test]
+    fn slots_that_return_soon_do_not_wait_for_a_new_burst() {
+        let curve = curve(0, 60, &[200, 110, 10, 10, 10, 0]);
+        for (part, least, most) in [(0.3, 0.0, 10.0), (0.96, 20.0, 30.0), (0.97, 50.0, 60.0)] {
+            assert!((least..=most).contains(&curve.time_of(part)), "{part}: {}", curve.time_of(part));
+        }
     }
 
     #[test]
-    fn limiter_knows_the_first_and_the_last_one() {
-        // Nothing was sent for ten seconds by the reports; the limiter knows that the last use is seven seconds old.
-        let curve = ReturnCurve::of_sent(&[0.0, 300.0, 300.0, 0.0, 0.0, 0.0], 60.0, 38.0, 53.0).unwrap();
-        assert_eq!((curve.time_of(0.001).floor(), curve.time_of(0.5), curve.time_of(1.0)), (38.0, 43.0, 53.0));
-    }
-
-    #[test]
-    fn cycle_that_is_not_covered_has_no_curve() {
-        assert!(ReturnCurve::of_sent(&[1.0, 1.0], 30.0, 0.0, 30.0).is_none(), "too few steps");
-        assert!(ReturnCurve::of_sent(&[1.0, 1.0], 15.0, 0.0, 15.0).is_none(), "too short a cycle");
-        assert!(ReturnCurve::of_sent(&[0.0, 0.0, 0.0], 30.0, 0.0, 30.0).is_none(), "nothing was sent");
-        let curve = ReturnCurve::of_sent(&[10.0, 0.0, 10.0], 25.0, 0.0, 25.0).unwrap();
-        assert!((curve.time_of(1.0 / 3.0) - 5.0).abs() < 1e-6, "half of the oldest step: {curve:?}");
+    fn first_and_last_one_bound_the_curve() {
+        let curve = curve(38, 53, &[300, 300, 300, 280, 150, 0]);
+        assert_eq!((curve.time_of(0.0001).floor(), curve.time_of(0.5), curve.time_of(1.0)), (38.0, 50.0, 53.0));
+        let unknown = ReturnCurve::new(None, 300, Duration::from_secs(60));
+        assert_eq!((unknown.time_of(0.0), unknown.time_of(0.5), unknown.time_of(1.0)), (0.0, 30.0, 60.0));
     }
 }

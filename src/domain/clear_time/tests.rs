@@ -127,6 +127,7 @@ fn used_slots_return_as_they_were_used() {
         let returns = returns.map(|(first_s, last_s)| SlotReturns {
             first_in: Duration::from_secs(first_s),
             last_in: Duration::from_secs(last_s),
+            ..SlotReturns::default()
         });
         let used = [UsedCount { limit: "minute".to_owned(), count, returns }];
         clears_in_ms(&ClearTimeInput { used_counts: &used, ..conditions(&provider, jobs) })
@@ -152,16 +153,17 @@ fn used_slots_return_as_they_were_used() {
 #[test]
 fn long_window_returns_as_the_short_one_has_used_it() {
     let both = provider(vec![limit("second", 20, 1_000), limit("minute", 600, 60_000)], fast);
-    let returns = Some(SlotReturns { first_in: Duration::ZERO, last_in: Duration::from_secs(60) });
-    let used = [UsedCount { limit: "minute".to_owned(), count: 300, returns }];
-    let sent_before = [200.0, 100.0, 0.0, 0.0, 0.0, 0.0];
-    let clears_s = |jobs, sent_before| {
-        clears_in_ms(&ClearTimeInput { used_counts: &used, sent_before, ..conditions(&both, jobs) }) / 1_000
+    let clears_s = |jobs, still_used: &[u64]| {
+        let (window, still_used) = (Duration::from_secs(60), still_used.to_vec());
+        let returns = Some(SlotReturns { first_in: Duration::ZERO, last_in: window, window, still_used });
+        let used = [UsedCount { limit: "minute".to_owned(), count: 300, returns }];
+        clears_in_ms(&ClearTimeInput { used_counts: &used, ..conditions(&both, jobs) }) / 1_000
     };
-    assert_eq!(clears_s(300, &sent_before), 14);
-    assert!((49..=54).contains(&clears_s(450, &sent_before)), "{}", clears_s(450, &sent_before));
-    assert!((108..=112).contains(&clears_s(1_050, &sent_before)), "{}", clears_s(1_050, &sent_before));
-    assert_eq!(clears_s(450, &[]), 30, "without reports of that, evenly");
+    let still_used = [300, 300, 300, 300, 200, 0];
+    assert_eq!(clears_s(300, &still_used), 14);
+    assert!((51..=54).contains(&clears_s(450, &still_used)), "{}", clears_s(450, &still_used));
+    assert!((110..=113).contains(&clears_s(1_050, &still_used)), "{}", clears_s(1_050, &still_used));
+    assert_eq!(clears_s(450, &[]), 30, "where the limiter does not know it, evenly");
 }
 
 #[test]
@@ -276,18 +278,23 @@ proptest! {
     fn estimates_are_monotone(
         row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64,
         raised in 1..3_000_i64, hold_ms in 0..3_000_u64, lanes in 1..4_u32,
-        returns in prop::option::of((0..100_000_u64, 0..100_000_u64)),
-        sent_before in prop::collection::vec(prop_oneof![Just(0.0), 0.0..500.0_f64], 0..20),
+        returns in prop::option::of((0..100_000_u64, 0..100_000_u64, 1..200_000_u64)),
+        returned in prop::collection::vec(prop_oneof![Just(0), 0..500_u64], 0..20),
     ) {
-        let returns = returns.map(|(first_ms, more_ms)| SlotReturns {
+        let still_used = returned.iter().scan(used, |left, returned| {
+            *left = left.saturating_sub(*returned);
+            Some(*left)
+        });
+        let returns = returns.map(|(first_ms, more_ms, window_ms)| SlotReturns {
             first_in: Duration::from_millis(first_ms),
             last_in: Duration::from_millis(first_ms + more_ms),
+            window: Duration::from_millis(window_ms),
+            still_used: still_used.collect(),
         });
         let used = [UsedCount { limit: "l0".to_owned(), count: used, returns }];
         let hold = Duration::from_millis(hold_ms);
         let clears_in_of = |provider: &Provider, jobs| {
-            let (used_counts, sent_before) = (&used[..], &sent_before[..]);
-            let input = ClearTimeInput { used_counts, sent_before, hold, lanes, ..conditions(provider, jobs) };
+            let input = ClearTimeInput { used_counts: &used, hold, lanes, ..conditions(provider, jobs) };
             match input.clear_time() {
                 ClearTime::In(clears_in) => clears_in,
                 ClearTime::Never { .. } => Duration::MAX,

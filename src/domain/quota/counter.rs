@@ -6,7 +6,7 @@ use super::cells::{AHEAD_MAX_US, Bucket, FixedWindowCounter, UseLog};
 use super::counters::{FreeSlots, LedgerUsage};
 use super::coverage::UncountedUses;
 use super::start_spread::StartSpreader;
-use crate::domain::permit_protocol::SlotInstant;
+use crate::domain::permit_protocol::{STILL_USED_STEPS, STILL_USED_WINDOW_MIN_US, SlotInstant};
 use crate::domain::quota_spec::{CounterKind, CounterSpec};
 
 /// Earliest start that a limit allows a request.
@@ -330,6 +330,17 @@ impl Counter {
             (CounterState::InFlight(_), _) => self.in_flight(leased),
             _ => 0,
         }
+    }
+
+    /// Uses that still count after each part of the window; see [`crate::domain::permit_protocol::LimitUsage`].
+    pub fn still_used(&self, now_us: u64, leased: u64) -> Vec<u64> {
+        let window_us = self.spec.window_us;
+        let is_log = matches!(self.count, CounterState::Log(_));
+        if !is_log || window_us < STILL_USED_WINDOW_MIN_US || self.counted(now_us, leased) == 0 {
+            return Vec::new();
+        }
+        let ends = (1..=STILL_USED_STEPS).map(|step| now_us + window_us * step / STILL_USED_STEPS);
+        ends.map(|at_us| self.counted(at_us, leased)).collect()
     }
 
     /// Permits that can certainly start now, and the time until all of the limit is free again, in microseconds.

@@ -234,6 +234,7 @@ impl UsageView {
             would_have_waited: counter.would_have_waited,
             retry_us,
             reset_us: reset_us.max(retry_us),
+            still_used: counter.still_used(now_us, leased),
         }
     }
 }

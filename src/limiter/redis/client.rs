@@ -198,8 +198,9 @@ impl RemoteLimiter for RedisLimiter {
 }
 
 /// One row of the store's reply: name, uses, permits that a shadow limit would have refused, permits that it would have
-/// delayed, microseconds until the next permit may start, microseconds until all is free.
-pub type PeekRow = (String, u64, u64, u64, u64, u64);
+/// delayed, microseconds until the next permit may start, microseconds until all is free, uses that still count after
+/// each part of the window.
+pub type PeekRow = (String, u64, u64, u64, u64, u64, Vec<u64>);
 
 /// The keys and the argument of a peek at the provider's limits, or at those of one subject.
 pub fn encode_peek(prefix: &str, spec: &QuotaSpec, subject: Option<&Subject>) -> (Vec<String>, Vec<u8>) {
@@ -227,15 +228,16 @@ pub fn decode_peek(spec: &QuotaSpec, subject: Option<&Subject>, found: &[PeekRow
     };
     let row = |name: &str| found.iter().find(|(found, ..)| found == name);
     // The state's row has an empty name. Without it, the next call begins a cold state.
-    let state = row("").map(|(.., opens_in_us, _)| *opens_in_us);
+    let state = row("").map(|(.., opens_in_us, _, _)| *opens_in_us);
     let usage = |(index, cell): (usize, CounterSpec)| match (row(&cell.name), state) {
-        (Some((_, used, would_have_refused, would_have_waited, retry_us, reset_us)), _) => LimitUsage {
+        (Some((_, used, would_have_refused, would_have_waited, retry_us, reset_us, still_used)), _) => LimitUsage {
             index,
             used: *used,
             would_have_refused: *would_have_refused,
             would_have_waited: *would_have_waited,
             retry_us: *retry_us,
             reset_us: *reset_us,
+            still_used: still_used.clone(),
         },
         (None, Some(opens_in_us)) => {
             let held_us = if cell.shadow { 0 } else { spec.count_delay_max_us() + cell.window_us };
