@@ -46,6 +46,21 @@ pub enum ClearTime {
     },
 }
 
+impl ClearTime {
+    /// The same estimate, this long after it was made.
+    #[must_use]
+    pub fn after(self, age: Duration) -> Self {
+        let left = |time: Duration| time.saturating_sub(age);
+        match self {
+            Self::In(clears_in) => Self::In(left(clears_in)),
+            Self::DependsOnAccounts { at_least, limits, about } => {
+                Self::DependsOnAccounts { at_least: left(at_least), limits, about: about.map(left) }
+            }
+            other => other,
+        }
+    }
+}
+
 /// Input that an estimate needs and does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingInput {

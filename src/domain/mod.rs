@@ -20,6 +20,7 @@ pub mod intake_pace;
 pub mod job;
 pub mod job_filter;
 pub mod limit;
+pub mod limit_usage;
 pub mod local_fault;
 pub mod names;
 pub mod observed_limit;

@@ -152,6 +152,11 @@ impl<'a> ProviderCounts<'a> {
         self.backlog.waiting
     }
 
+    /// Jobs with a request in flight, by the ledger.
+    pub fn in_flight(&self) -> u64 {
+        self.reconciliation.as_ref().map_or(0, |account| account.in_flight)
+    }
+
     /// Whether all waiting jobs are delayed, or their accounts are blocked by rules.
     pub fn only_delayed_or_blocked(&self) -> bool {
         let Some(account) = &self.reconciliation else { return false };

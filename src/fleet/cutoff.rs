@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::OverviewInput;
 use super::backlog::ProviderCounts;
-use super::pace::estimate;
+use super::estimate::estimate;
 use crate::domain::clear_time::{CutoffForecast, MissedCutoff};
 use crate::domain::provider::Provider;
 use crate::domain::time::{EpochMs, millis_down};

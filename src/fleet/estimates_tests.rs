@@ -162,6 +162,40 @@ fn old_count_shortens_the_clear_time() {
     assert_eq!(clears_in_ms(6_000, cold(), Some(120_000)), clears_in_ms(5_900, cold(), Some(0)));
 }
 
+/// Usage of 600 a minute, which a lane uses at 20 a second, in the first half of each minute. Of the last half, these
+/// seconds are left, and these permits have not started.
+fn used_at_20_a_second(left_s: u64, permits: u64) -> UsageByQuota {
+    let returned = |after_s: u64| 20 * (after_s.min(left_s) + after_s.saturating_sub(30 + left_s));
+    let still_used = (1..=15).map(|step| 600 - returned(step * 4).min(600 - permits)).collect();
+    let window = Duration::from_secs(60);
+    let minute = LimitStatus { window, reset_after: window, still_used, ..used("per-minute", 600, 600) };
+    BTreeMap::from([(ProviderName::new("acme").unwrap(), vec![used("per-second", 20, 0), minute])])
+}
+
+/// As many jobs wait as slots return in this half minute. If jobs and slots were of two moments, some would have to wait
+/// for the next one.
+#[test]
+fn jobs_and_slots_are_of_one_moment() {
+    let mut row = row();
+    row.limits[0].max_requests = 20;
+    let clears_in_ms = |jobs: u64, usage_at_count: UsageByQuota| {
+        let mut one = evidence(vec![row.clone()], vec![worker("a", json!({"sent_10s": 110}))]);
+        one.reconciliation = Some(by_provider([account(0, jobs)]));
+        one.depths.insert("acme".to_owned(), jobs);
+        one.counted_at_ms = Some(one.at_ms - 2_000);
+        (one.usage_at_count, one.limit_usage) = (usage_at_count, used_at_20_a_second(6, 0));
+        ms(&overview(&one).providers.remove(0).clears)
+    };
+    let seconds = |ms: u64| (ms + 500) / 1_000;
+    // Of the count, 160 slots returned within 8 s, and now they return within 6.
+    assert_eq!(seconds(clears_in_ms(160, used_at_20_a_second(8, 0))), 6);
+    // Three of the jobs have a permit for a slot that is used again.
+    assert_eq!(seconds(clears_in_ms(163, used_at_20_a_second(8, 3))), 6);
+    assert!(seconds(clears_in_ms(180, used_at_20_a_second(8, 0))) > 30, "more than return in this half minute");
+    let by_rate = clears_in_ms(160, UsageByQuota::new());
+    assert!(seconds(by_rate) > 30, "at the rate of ten seconds, 22 were sent since the count: {by_rate}");
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
     Nothing,

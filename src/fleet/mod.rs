@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use self::backlog::ProviderCounts;
 pub use self::backlog::by_provider;
 use self::cutoff::{CutoffOverview, cutoff};
+use self::estimate::clear_time;
 use self::outages::{BackendOutage, outages};
-use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, clear_time, limits};
+use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, limits};
 pub use self::provider_status::ProviderState;
 use self::provider_status::provider_status;
 use self::report::problem_with_name;
@@ -33,6 +34,7 @@ use crate::limiter::LimitStatus;
 
 pub mod backlog;
 pub mod cutoff;
+pub mod estimate;
 pub mod history;
 pub mod outages;
 pub mod pace;
@@ -42,6 +44,9 @@ pub mod workers;
 
 /// Job counts by provider.
 pub type ReconciliationByProvider = BTreeMap<String, ProviderReconciliation>;
+
+/// Usage of the providers' limits by quota.
+pub type UsageByQuota = BTreeMap<ProviderName, Vec<LimitStatus>>;
 
 /// The gathered data; a source that did not answer is empty, and named in `missing`.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +66,8 @@ pub struct OverviewInput {
     pub reconciliation: Option<ReconciliationByProvider>,
     /// When that was counted, in milliseconds since the Unix epoch.
     pub counted_at_ms: Option<i64>,
+    /// The usage of the limits at that moment; a quota that did not answer in time is left out.
+    pub usage_at_count: UsageByQuota,
     /// Requests per second over the last minutes in which jobs waited, by provider, if those are enough for an
     /// estimate.
     pub recent_per_s: BTreeMap<String, f64>,
@@ -86,8 +93,7 @@ pub struct OverviewInput {
     pub pause_of_all: Option<PauseOfAll>,
     /// Actions that await a second person; `None`: the ledger did not answer.
     pub pending_approvals: Option<u64>,
-    /// By quota.
-    pub limit_usage: BTreeMap<ProviderName, Vec<LimitStatus>>,
+    pub limit_usage: UsageByQuota,
     pub database_problem: Option<String>,
     pub backend_problems: Vec<String>,
     /// Names of the sources that did not answer.

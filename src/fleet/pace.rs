@@ -1,22 +1,16 @@
 //! The limits of a provider as the overview shows them: usage, pace, and the clear time of its backlog.
 //!
 //! For an invalid row, the limits of the last valid row are in force and shown. The pace is [`Pace`], which the workers
-//! follow. [`crate::domain::clear_time`] estimates, from the input that is gathered here.
-
-use std::time::Duration;
+//! follow. [`super::estimate`] gathers what the clear time is estimated from.
 
 use serde::{Deserialize, Serialize};
 
-use super::OverviewInput;
-use super::backlog::{ProviderCounts, RATE_WINDOW};
-use super::provider_status::{ProviderState, ProviderStatus, provider_status};
-use crate::domain::clear_time::{
-    ClearTime, ClearTimeInput, MissingInput, SendingState, SlotReturns, UsedCount, WaitingJobs,
-};
-use crate::domain::limit::{Limit, Rule};
+use super::{OverviewInput, UsageByQuota};
+use crate::domain::clear_time::{ClearTime, MissingInput};
+use crate::domain::limit::Limit;
 use crate::domain::pace::Pace;
 use crate::domain::provider::Provider;
-use crate::domain::time::{EpochMs, millis_down};
+use crate::domain::time::millis_down;
 use crate::ledger::provider_row::{LimitRow, ProviderRow, format_rate};
 use crate::limiter::LimitStatus;
 
@@ -61,7 +55,8 @@ pub(super) fn limits(evidence: &OverviewInput, row: &ProviderRow) -> Vec<LimitOv
     };
     let with_use = |limit: LimitOverview| {
         let is_counted = limit.enabled && limit.scope == "provider";
-        let used = provider.filter(|_| is_counted).and_then(|provider| usage_of(evidence, provider, &limit.name));
+        let used =
+            provider.filter(|_| is_counted).and_then(|provider| usage_of(&evidence.limit_usage, provider, &limit.name));
         LimitOverview { used: used.map(|usage| usage.used), remaining: used.map(LimitStatus::remaining), ..limit }
     };
     limits.into_iter().map(with_use).collect()
@@ -106,8 +101,8 @@ impl From<&LimitRow> for LimitOverview {
 }
 
 /// Usage of one limit. Where rows of one quota define the same name differently, the limiter counts them apart.
-fn usage_of<'a>(evidence: &'a OverviewInput, provider: &Provider, limit: &str) -> Option<&'a LimitStatus> {
-    let used = evidence.limit_usage.get(&provider.quota)?;
+pub(super) fn usage_of<'a>(usage: &'a UsageByQuota, provider: &Provider, limit: &str) -> Option<&'a LimitStatus> {
+    let used = usage.get(&provider.quota)?;
     let own = format!("{limit}@{}", provider.name);
     let find = |name: &str| used.iter().find(|used| used.name == name);
     find(&own).or_else(|| find(limit))
@@ -242,117 +237,5 @@ impl From<ClearTime> for ClearTimeOverview {
                 Self::DependsOnAccounts { at_least_ms: millis_down(at_least), limits, about_ms: about.map(millis_down) }
             }
         }
-    }
-}
-
-/// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
-pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
-    estimate(evidence, provider, |input| input.clear_time())
-}
-
-/// An estimate from the gathered input.
-pub(super) fn estimate<T>(
-    evidence: &OverviewInput,
-    provider: &Provider,
-    estimate: impl FnOnce(&ClearTimeInput<'_>) -> T,
-) -> T {
-    let name = provider.name.as_str();
-    let counted = ProviderCounts::new(evidence, name);
-    let status = evidence.row(name).map(|_| provider_status(evidence, name, true));
-    let sending = match &status {
-        _ if !provider.enabled => SendingState::Disabled,
-        _ if provider.paused => SendingState::Paused,
-        None => SendingState::Unknown(MissingInput::Row),
-        Some(status) => flow(status),
-    };
-    // The backlog was counted some seconds ago, or longer for a large ledger, and the lanes have sent since.
-    let count_age_ms = evidence.counted_at_ms.map_or(0, |counted_at_ms| evidence.at_ms - counted_at_ms);
-    let count_age = Duration::from_millis(u64::try_from(count_age_ms).unwrap_or(0));
-    let sending_for = match &status {
-        Some(ProviderStatus { state: ProviderState::Running, .. }) => count_age,
-        _ => count_age.min(RATE_WINDOW),
-    };
-    let usage = |limit: &Limit| {
-        let used = usage_of(evidence, provider, &limit.name)?;
-        // Of a limit that is used up, the next permit starts when the first slot is free again.
-        let returns = used.retry_after.map(|first_in| SlotReturns {
-            first_in,
-            last_in: used.reset_after,
-            window: used.window,
-            still_used: used.still_used.clone(),
-        });
-        Some(UsedCount { limit: limit.name.clone(), count: used.used, returns })
-    };
-    let sent_before = sent_before(evidence, provider);
-    let input = ClearTimeInput {
-        provider,
-        now: EpochMs(evidence.at_ms),
-        sending,
-        waiting: waiting(evidence, provider, &counted, sending_for),
-        used_counts: &provider.limits.iter().filter_map(usage).collect::<Vec<_>>(),
-        sent_before: &sent_before,
-        kept_part: 1.0,
-        hold: counted.hold(provider),
-        lanes: counted.lanes,
-        recent_rate: evidence.recent_per_s.get(name).copied(),
-    };
-    // What lanes have sent is measured by the limits that they had.
-    let in_force = evidence.providers.get(name).map_or(provider, AsRef::as_ref);
-    let judged_before = evidence.judged_before.get(name).map_or(&[][..], Vec::as_slice);
-    let kept_part = ClearTimeInput { provider: in_force, ..input }.measured_part(judged_before);
-    estimate(&ClearTimeInput { kept_part, ..input })
-}
-
-/// Requests of the provider and of those that share its limits.
-fn sent_before(evidence: &OverviewInput, provider: &Provider) -> Vec<f64> {
-    let sent = |name: &str| evidence.sent_before.get(name).map_or(&[][..], Vec::as_slice);
-    let others = evidence.others_of_quota(provider).map(|other| sent(other.name.as_str()));
-    others.fold(sent(provider.name.as_str()).to_vec(), |sum, other| {
-        sum.iter().zip(other).map(|(first, second)| first + second).collect()
-    })
-}
-
-fn flow(status: &ProviderStatus) -> SendingState {
-    match status.state {
-        ProviderState::Disabled => SendingState::Disabled,
-        ProviderState::Paused => SendingState::Paused,
-        ProviderState::NoWorker | ProviderState::Draining => SendingState::Unknown(MissingInput::Worker),
-        ProviderState::BackendUnavailable => SendingState::Unknown(MissingInput::Backend),
-        ProviderState::Misconfigured => SendingState::Unknown(MissingInput::Configuration),
-        ProviderState::BreakerOpen | ProviderState::Probing => SendingState::BreakerOpen,
-        ProviderState::Cold | ProviderState::PausedByProvider => {
-            SendingState::StartsIn(Duration::from_millis(status.ends_in_ms.unwrap_or(0)))
-        }
-        // The estimate itself covers limits.
-        ProviderState::Closed | ProviderState::WaitingForLimit | ProviderState::Running | ProviderState::Idle => {
-            SendingState::StartsIn(Duration::ZERO)
-        }
-    }
-}
-
-/// Waiting jobs. Providers of one quota share its limits, so their backlogs are added. At most half of the backlog
-/// counts as sent since the count, because new jobs have come too.
-fn waiting(
-    evidence: &OverviewInput,
-    provider: &Provider,
-    counted: &ProviderCounts<'_>,
-    sending_for: Duration,
-) -> WaitingJobs {
-    let others: Vec<_> =
-        evidence.others_of_quota(provider).map(|other| ProviderCounts::new(evidence, other.name.as_str())).collect();
-    let own = counted.waiting();
-    let jobs = own + others.iter().map(ProviderCounts::waiting).sum::<u64>();
-    let sent =
-        counted.sent_within(sending_for) + others.iter().map(|other| other.sent_within(sending_for)).sum::<u64>();
-    let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
-    let delayed_for = counted.reconciliation.as_ref().and_then(|account| account.delayed_for);
-    WaitingJobs {
-        jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
-        missing: counted.missing(),
-        delayed: counted.reconciliation.as_ref().map_or(0, |account| account.delayed),
-        last_due_in: delayed_for.unwrap_or_default(),
-        // A job that an account rule blocks waits in the backlog, or is delayed again and again, until the rule is
-        // removed.
-        blocked: blocks && counted.only_delayed_or_blocked(),
     }
 }

@@ -12,9 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::clock_comparison::{AttestationCheck, LeaderRow, QuotaAttestation};
 use crate::domain::limit::Algorithm;
-use crate::domain::permit_protocol::{
-    CostByKind, LimitUsage, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject,
-};
+use crate::domain::limit_usage::LimitUsage;
+use crate::domain::permit_protocol::{CostByKind, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};
 use crate::domain::time::Micros;

@@ -24,7 +24,7 @@ use crate::domain::job::{Job, JobId};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::{EpochMs, millis_down, millis_up};
 use crate::domain::wait_reason::WaitReason;
-use crate::fleet::pace::clear_time;
+use crate::fleet::estimate::clear_time;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
 use crate::queue::message::decode_recorded;

@@ -6,7 +6,7 @@ use crate::domain::clear_time::{
     ClearTime, ClearTimeInput, CutoffForecast, SendingState, SlotReturns, UsedCount, WaitingJobs,
 };
 use crate::domain::limit::{Algorithm, Limit};
-use crate::domain::permit_protocol::STILL_USED_STEPS;
+use crate::domain::limit_usage::STILL_USED_STEPS;
 use crate::domain::provider::SlotRelease;
 use crate::domain::time::EpochMs;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};

@@ -6,7 +6,8 @@ use super::cells::{AHEAD_MAX_US, Bucket, FixedWindowCounter, UseLog};
 use super::counters::{FreeSlots, LedgerUsage};
 use super::coverage::UncountedUses;
 use super::start_spread::StartSpreader;
-use crate::domain::permit_protocol::{STILL_USED_STEPS, STILL_USED_WINDOW_MIN_US, SlotInstant};
+use crate::domain::limit_usage::{STILL_USED_STEPS, STILL_USED_WINDOW_MIN_US};
+use crate::domain::permit_protocol::SlotInstant;
 use crate::domain::quota_spec::{CounterKind, CounterSpec};
 
 /// Earliest start that a limit allows a request.
@@ -332,7 +333,7 @@ impl Counter {
         }
     }
 
-    /// Uses that still count after each part of the window; see [`crate::domain::permit_protocol::LimitUsage`].
+    /// Uses that still count after each part of the window; see [`crate::domain::limit_usage::LimitUsage`].
     pub fn still_used(&self, now_us: u64, leased: u64) -> Vec<u64> {
         let window_us = self.spec.window_us;
         let is_log = matches!(self.count, CounterState::Log(_));

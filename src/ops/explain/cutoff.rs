@@ -12,7 +12,7 @@ use super::{ExplainedBlock, FactSources};
 use crate::domain::clear_time::ClearTime;
 use crate::domain::explain::{Facts, JobFacts};
 use crate::fleet::cutoff::{CutoffForecastOverview, cutoff};
-use crate::fleet::pace::clear_time;
+use crate::fleet::estimate::clear_time;
 use crate::ledger::operator::DatabaseTime;
 
 /// The next cut-off of a waiting payment's provider.

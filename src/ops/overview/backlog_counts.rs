@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::sources::{FAILURE_TTL, QueryCost, QueryResult};
+use crate::fleet::UsageByQuota;
 use crate::ledger::upkeep::ProviderReconciliation;
 
 /// A count is kept for at least this time, and for [`COST_FACTOR`] times its duration.
@@ -36,17 +37,25 @@ pub type QueueDepths = BTreeMap<String, u64>;
 
 type CountQuery<'a, T> = &'a (dyn Fn() -> BoxFuture<'a, T> + Send + Sync);
 
+/// The jobs of the ledger, and the usage of the limits at the same moment.
+#[derive(Clone, Debug, Default)]
+pub struct CountedJobs {
+    pub reconciliations: Vec<ProviderReconciliation>,
+    /// Empty: the limiter did not answer in time.
+    pub limit_usage: UsageByQuota,
+}
+
 /// The queries of a snapshot.
 #[derive(Clone, Copy)]
 pub struct CountQueries<'a> {
-    pub jobs: CountQuery<'a, Result<Vec<ProviderReconciliation>, String>>,
+    pub jobs: CountQuery<'a, Result<CountedJobs, String>>,
     pub depths: CountQuery<'a, QueryResult<QueueDepths>>,
 }
 
 /// The last snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct BacklogCounts {
-    pub reconciliations: Option<Arc<Vec<ProviderReconciliation>>>,
+    pub jobs: Option<Arc<CountedJobs>>,
     /// Without queues that did not respond.
     pub depths: QueueDepths,
     /// Why the last count failed.
@@ -108,8 +117,8 @@ impl BacklogCounter {
         self.latest.send_modify(|latest| {
             latest.due_at = Some(due_at);
             match counted {
-                Ok(accounts) => {
-                    latest.reconciliations = Some(Arc::new(accounts));
+                Ok(jobs) => {
+                    latest.jobs = Some(Arc::new(jobs));
                     (latest.depths, latest.queue_problem) = (asked.value.unwrap_or_default(), asked.problem);
                     (latest.problem, latest.started_at) = (None, Some(began));
                 }
@@ -177,7 +186,7 @@ impl BacklogCounter {
     pub fn last(&self) -> BacklogCounts {
         let last = self.latest.borrow().clone();
         let old = last.started_at.is_none_or(|at| at.elapsed() > STALE_AFTER);
-        if old { BacklogCounts { reconciliations: None, depths: QueueDepths::new(), ..last } } else { last }
+        if old { BacklogCounts { jobs: None, depths: QueueDepths::new(), ..last } } else { last }
     }
 }
 
@@ -217,12 +226,12 @@ mod tests {
             Self { ledger, queue, count_duration: Duration::ZERO, counts, depths }
         }
 
-        async fn jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {
+        async fn jobs(&self) -> Result<CountedJobs, String> {
             self.counts.fetch_add(1, Ordering::Relaxed);
             let does = *self.ledger.lock().unwrap();
             sleep(self.count_duration).await;
             match does {
-                SourceBehaviour::Answers => Ok(vec![ProviderReconciliation::default()]),
+                SourceBehaviour::Answers => Ok(CountedJobs::default()),
                 SourceBehaviour::Fails => Err("gone".to_owned()),
                 SourceBehaviour::Hangs => std::future::pending().await,
             }
@@ -277,11 +286,7 @@ mod tests {
                 *sources.queue.lock().unwrap() = outage;
                 sources.read_until(&counts, 60, |_| false).await;
                 let snapshot = counts.current().await;
-                assert!(
-                    snapshot.depths.is_empty()
-                        && snapshot.queue_problem.is_some()
-                        && snapshot.reconciliations.is_some()
-                );
+                assert!(snapshot.depths.is_empty() && snapshot.queue_problem.is_some() && snapshot.jobs.is_some());
                 let (counted, asked) = (sources.counts.load(Ordering::Relaxed), sources.depths.load(Ordering::Relaxed));
                 assert!(counted <= 61 && asked <= 190, "{counted} counts and {asked} questions in a minute");
                 *sources.queue.lock().unwrap() = SourceBehaviour::Answers;
@@ -340,7 +345,7 @@ mod tests {
             assert_eq!(sources.counts.load(Ordering::Relaxed), 1, "one question at a time");
             *sources.ledger.lock().unwrap() = SourceBehaviour::Answers;
             counts.notify_database_recovered();
-            let took = sources.read_until(&counts, 60, |snapshot| snapshot.reconciliations.is_some()).await;
+            let took = sources.read_until(&counts, 60, |snapshot| snapshot.jobs.is_some()).await;
             assert!(took <= SECOND * 3, "{took:?}");
         })
         .await;
@@ -358,13 +363,10 @@ mod tests {
             *sources.ledger.lock().unwrap() = SourceBehaviour::Fails;
             sources.read_until(&counts, 10, |_| false).await;
             let snapshot = counts.current().await;
-            assert!(
-                snapshot.problem.is_some() && snapshot.reconciliations.is_some(),
-                "the last snapshot is kept, with its age"
-            );
+            assert!(snapshot.problem.is_some() && snapshot.jobs.is_some(), "the last snapshot is kept, with its age");
             assert!(snapshot.started_at.is_some_and(|at| at.elapsed() >= SECOND * 8));
             sleep(STALE_AFTER).await;
-            assert!(counts.current().await.reconciliations.is_none(), "an old count is not shown");
+            assert!(counts.current().await.jobs.is_none(), "an old count is not shown");
         })
         .await;
     }

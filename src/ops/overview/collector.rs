@@ -12,10 +12,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, QueueDepths};
+use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, CountedJobs, QueueDepths};
 use super::sources::{CachedSource, CachedValue, QueryResult, VersionedSource};
 use super::sources::{query_concurrently, split_results};
 use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, SentLately, pause_authors};
@@ -24,7 +24,7 @@ use crate::domain::quota_spec::QuotaSpec;
 use crate::fleet::backlog::PaymentCount;
 use crate::fleet::report::problem_with_name;
 use crate::fleet::workers::visible_workers;
-use crate::fleet::{Overview, OverviewInput, by_provider, overview};
+use crate::fleet::{Overview, OverviewInput, UsageByQuota, by_provider, overview};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::StoredReport;
 use crate::ledger::history::HistoryMark;
@@ -32,7 +32,7 @@ use crate::ledger::pause_of_all::PauseOfAll;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::rejected::RejectedCount;
 use crate::ledger::upkeep::ProviderReconciliation;
-use crate::limiter::{LimitStatus, Limiter};
+use crate::limiter::Limiter;
 use crate::queue::Queue;
 use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
@@ -73,6 +73,8 @@ const DEPTHS_AGE_MAX: Duration = Duration::from_secs(2);
 const OLDEST_AGE_MAX: Duration = Duration::from_secs(5);
 const USAGE_AGE_MAX: Duration = Duration::from_secs(1);
 const REPORTS_AGE_MAX: Duration = Duration::from_secs(1);
+/// A count does not wait longer for the limiter.
+const USAGE_AT_COUNT_TIMEOUT: Duration = Duration::from_millis(100);
 /// Largest age of a count that only the history needs.
 const UNWATCHED_COUNT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Rows are read again when their version changes, and at the latest after this time.
@@ -91,7 +93,6 @@ struct RowsWithPauses {
 }
 /// What awaits a decision beside the payments: rejected messages, and the number of actions for a second person.
 type OpenDecisions = (Vec<RejectedCount>, u64);
-type UsageByQuota = BTreeMap<ProviderName, Vec<LimitStatus>>;
 
 /// The collected input, and the overview made from it.
 #[derive(Clone, Debug)]
@@ -185,7 +186,7 @@ impl OverviewCollector {
 
     /// Payments that no worker has recorded, by provider. Each backlog count is used once.
     fn unrecorded(&self, counted: &BacklogCounts) -> BTreeMap<String, u64> {
-        let BacklogCounts { reconciliations: Some(accounts), started_at: Some(had_at), .. } = counted else {
+        let BacklogCounts { jobs: Some(jobs), started_at: Some(had_at), .. } = counted else {
             return BTreeMap::new();
         };
         let mut seen = self.payment_counts.lock();
@@ -195,7 +196,7 @@ impl OverviewCollector {
             *last_at = Some(*had_at);
             let none = ProviderReconciliation::default();
             for (name, ready) in &counted.depths {
-                let account = accounts.iter().find(|account| account.provider == *name).unwrap_or(&none);
+                let account = jobs.reconciliations.iter().find(|account| account.provider == *name).unwrap_or(&none);
                 let now = PaymentCount::updated(before.get(name).copied(), account, *ready, since);
                 before.insert(name.clone(), now);
             }
@@ -235,8 +236,8 @@ impl OverviewCollector {
     async fn provider_names(&self) -> Vec<ProviderName> {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
         let rows = self.rows.cached_value().await.value.unwrap_or_default().rows;
-        let accounts = self.counts.last().reconciliations;
-        let recorded = accounts.iter().flat_map(|accounts| accounts.iter()).map(|account| account.provider.as_str());
+        let jobs = self.counts.last().jobs;
+        let recorded = jobs.iter().flat_map(|jobs| &jobs.reconciliations).map(|account| account.provider.as_str());
         let bad = known.invalid_rows.iter().map(|bad| bad.provider.as_str());
         all_provider_names(&known, rows.iter().map(|row| row.name.as_str()).chain(bad).chain(recorded))
     }
@@ -278,7 +279,7 @@ impl OverviewCollector {
         let workers = visible_workers(stored_reports, reports.age, reports.outage);
         let live = workers.iter().filter(|worker| worker.is_live()).map(|worker| worker.id.clone()).collect();
         let SentLately { recent_per_s, sent_before, judged_before } = self.history.lock().sent_lately(live, at_ms);
-        let counted_for = counted.started_at.filter(|_| counted.reconciliations.is_some()).map(|at| at.elapsed());
+        let counted_for = counted.started_at.filter(|_| counted.jobs.is_some()).map(|at| at.elapsed());
         let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
         OverviewInput {
             at_ms,
@@ -290,8 +291,9 @@ impl OverviewCollector {
             providers: known.providers.clone(),
             invalid_rows: known.invalid_rows.clone(),
             workers,
-            reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
+            reconciliation: counted.jobs.as_ref().map(|jobs| by_provider(jobs.reconciliations.iter().cloned())),
             counted_at_ms,
+            usage_at_count: counted.jobs.map_or_else(UsageByQuota::new, |jobs| jobs.limit_usage.clone()),
             recent_per_s,
             sent_before,
             judged_before,
@@ -390,9 +392,12 @@ impl OverviewCollector {
         Ok((rejected, approvals))
     }
 
-    async fn query_jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {
-        let counted = self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
-        counted.map_err(|error| error.to_string())
+    async fn query_jobs(&self) -> Result<CountedJobs, String> {
+        let known = Arc::clone(&self.sources.worker_status.borrow().settings);
+        let usage = timeout(USAGE_AT_COUNT_TIMEOUT, self.query_limit_usage(&known));
+        let (counted, usage) = tokio::join!(self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS), usage);
+        let reconciliations = counted.map_err(|error| error.to_string())?;
+        Ok(CountedJobs { reconciliations, limit_usage: usage.ok().and_then(|usage| usage.value).unwrap_or_default() })
     }
 
     async fn query_depths(&self, names: &[ProviderName]) -> QueryResult<QueueDepths> {
