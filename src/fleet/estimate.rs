@@ -1,9 +1,9 @@
 //! The input of a provider's estimates: clear time, and what misses the cut-off.
 //!
 //! Waiting jobs and used slots are taken from one moment, that of the last count: between two moments a lane sends, and
-//! a slot or a job would count twice. A lane that sends in bursts then shifts by a burst. The estimate is made for that
-//! moment, and moved to now. An old count, and one without an answer of the limiter, is
-//! compared with the usage of now. Then jobs are subtracted that were sent since, at the rate of the last ten seconds.
+//! a slot or a job would count twice. The end of a lane that sends in bursts would shift by the pause between two of
+//! them. The estimate is made for that moment, and moved to now. An old count, and one without an answer of the limiter,
+//! is compared with the usage of now. Then jobs are subtracted that were sent since, at the rate of the last ten seconds.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::domain::time::EpochMs;
 /// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
     estimate(evidence, provider, |input| {
-        let estimated_at_ms = u64::try_from(evidence.at_ms - input.now.0).unwrap_or(0);
-        input.clear_time().after(Duration::from_millis(estimated_at_ms))
+        let age_ms = u64::try_from(evidence.at_ms - input.now.0).unwrap_or(0);
+        input.clear_time().after(Duration::from_millis(age_ms))
     })
 }
 
