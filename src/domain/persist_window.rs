@@ -189,6 +189,11 @@ impl BookingAhead {
     pub fn booking(&self) -> Duration {
         (self.retry() + STARTS_PER_CALL).min(BOOKING_HORIZON)
     }
+
+    /// The same for an urgent job: as far as any process books, or one with slower writes would have each start first.
+    pub fn urgent_booking() -> Duration {
+        (RETRY_MAX + STARTS_PER_CALL).min(BOOKING_HORIZON)
+    }
 }
 
 #[cfg(test)]

@@ -371,6 +371,7 @@ impl SimulationSetup {
             transit: self.transit.clone(),
             round_trip: self.round_trip,
             commit: self.commit,
+            commit_of_last: self.commit,
             faults: self.faults,
             cold: self.cold,
         })

@@ -23,6 +23,7 @@ use super::wait_queue::{PermitWaiter, RequestBatch, WaitQueue};
 use super::{AcquireResult, BlockReason, GateView, QueuePosition};
 use crate::domain::job::JobId;
 use crate::domain::permit_protocol::{BATCH_MAX, CounterSeeds, LimiterCall};
+use crate::domain::persist_window::BookingAhead;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 
@@ -376,10 +377,15 @@ impl<T: Ticket> GateCore<T> {
         let releases = std::mem::replace(&mut self.releases, rest);
         self.release_at = (!self.releases.is_empty()).then_some(now);
         self.sent_pause_until = self.sent_pause_until.max(self.pause_until);
-        let batches = if self.store.may_request() {
+        let mut batches = if self.store.may_request() {
             self.queue.next_batches(&self.kind_blocks, self.persist_window.free_slots(), now)
         } else {
             Vec::new()
+        };
+        let look_ahead = if self.queue.retain_urgent(&mut batches) {
+            BookingAhead::urgent_booking()
+        } else {
+            self.persist_window.ahead().booking()
         };
         let (spec, pause_until) = (Arc::clone(&self.spec), self.pause_until.take());
         let call = LimiterCall {
@@ -391,7 +397,7 @@ impl<T: Ticket> GateCore<T> {
             rebuild: self.cold.as_mut().and_then(|cold| cold.data.take()),
             seeds: self.history.next_seeds(),
             invalidate_epoch: self.store.invalidate_epoch(),
-            look_ahead: self.persist_window.ahead().booking(),
+            look_ahead,
             run_id: run_id.to_owned(),
         };
         PendingCall { call, spec, sent_at: now, batches, releases, pause_until }

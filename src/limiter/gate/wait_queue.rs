@@ -214,6 +214,17 @@ impl<T: Ticket> WaitQueue<T> {
         self.waiters.ready().next_back().is_some_and(|(last, _)| last.priority_reversed > key.priority_reversed)
     }
 
+    /// If the first requested waiter is urgent, drops those of a lower priority, which would be booked as far ahead.
+    pub fn retain_urgent(&self, batches: &mut Vec<RequestBatch>) -> bool {
+        let first = batches.first().and_then(|batch| batch.keys.first()).copied();
+        let Some(urgent) = first.filter(|first| self.is_urgent(*first)) else { return false };
+        for batch in batches.iter_mut() {
+            batch.keys.retain(|key| key.priority_reversed == urgent.priority_reversed);
+        }
+        batches.retain(|batch| !batch.keys.is_empty());
+        true
+    }
+
     pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         self.waiters.remove(key, now)
     }

@@ -159,7 +159,7 @@ impl Simulation<'_> {
                         let state = &mut self.record.jobs[job];
                         (state.process, state.delivered_us) = (process, now_us);
                         (state.is_claimed, state.is_ahead) = (true, true);
-                        self.agenda.at(now_us + self.commit_us, Event::Claimed(job));
+                        self.agenda.at(now_us + self.commit_us(process), Event::Claimed(job));
                     }
                 }
                 DispatchStep::Wait(until) => {

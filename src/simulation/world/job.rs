@@ -42,13 +42,13 @@ impl Simulation<'_> {
             state.process = process;
             state.delivered_us = now_us;
             if self.must_wait(now_us, process, job) {
-                self.agenda.at(now_us + self.commit_us, Event::Recorded(job));
+                self.agenda.at(now_us + self.commit_us(process), Event::Recorded(job));
                 continue;
             }
             if self.record.jobs[job].recorded_us.is_none() {
                 self.processes[process].dispatcher.waits.admit(job);
             }
-            self.agenda.at(now_us + self.commit_us, Event::Claimed(job));
+            self.agenda.at(now_us + self.commit_us(process), Event::Claimed(job));
         }
     }
 
@@ -200,7 +200,8 @@ impl Simulation<'_> {
             self.release_unused(now_us, job);
             return self.commit(now_us, job, next.into());
         }
-        let (persisted_us, start_us) = (now_us + self.commit_us, self.clock.micros(start_at));
+        let process = self.record.jobs[job].process;
+        let (persisted_us, start_us) = (now_us + self.commit_us(process), self.clock.micros(start_at));
         if persisted_us < start_us {
             self.agenda.at(persisted_us, Event::Persisted(job));
         }

@@ -144,6 +144,7 @@ pub struct Simulation<'a> {
     /// Names of the accounts, as permits are counted for; `None`: a rule blocks the account.
     accounts: Vec<Option<String>>,
     commit_us: u64,
+    commit_of_last_us: u64,
     max_hold_us: u64,
     progress_us: u64,
     record: RunRecord,
@@ -183,6 +184,7 @@ impl<'a> Simulation<'a> {
             ended: 0,
             clock,
             commit_us: micros_up(model.commit),
+            commit_of_last_us: micros_up(model.commit_of_last),
             max_hold_us: micros_up(max_local_wait(&model.provider)),
             progress_us: model.start_us,
             record: RunRecord {
@@ -243,9 +245,15 @@ impl<'a> Simulation<'a> {
         self.arrived += 1;
     }
 
+    /// One commit of a process.
+    fn commit_us(&self, process: usize) -> u64 {
+        if process + 1 == self.processes.len() { self.commit_of_last_us } else { self.commit_us }
+    }
+
     fn commit(&mut self, now_us: u64, job: JobIndex, next: JobStep) {
         self.record.jobs[job].next = Some(next);
-        self.agenda.at(now_us + self.commit_us, Event::Committed(job));
+        let committed_us = now_us + self.commit_us(self.record.jobs[job].process);
+        self.agenda.at(committed_us, Event::Committed(job));
     }
 
     fn committed(&mut self, now_us: u64, job: JobIndex) {

@@ -16,6 +16,7 @@ use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{
     CallKind, LimiterRefusal, LimiterReply, PermitGrant, PermitRequest, RefusalReason, Shortage, SkippedRequest,
 };
+use crate::domain::persist_window::BookingAhead;
 use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
 use crate::domain::time::Micros;
 use crate::limiter::StoreClockReading;
@@ -330,10 +331,9 @@ impl<T: Ticket> GateCore<T> {
         };
         let limited = matches!(by, BlockReason::Limit(_));
         let first = self.queue.first_ready(&self.kind_blocks, arrived).filter(|_| limited);
-        // Other processes book as far ahead at a time. So an urgent waiter asks as soon as its start can be booked.
-        let ahead = self.persist_window.ahead();
+        // An urgent waiter asks as soon as its start can be booked.
         let is_urgent = first.is_some_and(|first| self.queue.is_urgent(first));
-        let retry_ahead = if is_urgent { ahead.booking() } else { ahead.retry() };
+        let retry_ahead = if is_urgent { BookingAhead::urgent_booking() } else { self.persist_window.ahead().retry() };
         let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first, retry_ahead, arrived);
         if first.is_some_and(|first| self.queue.evict_oversized(first, &standing, arrived)) {
             self.call_at = arrived + RETRY_PAUSE_MIN;
