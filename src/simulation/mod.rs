@@ -46,8 +46,8 @@ pub struct Model {
     pub round_trip: Duration,
     /// One commit to the ledger.
     pub commit: Duration,
-    /// The same of the last process: its connection may be slower.
-    pub commit_of_last: Duration,
+    /// The same of the last process, if its ledger is slower.
+    pub commit_of_last: Option<Duration>,
     /// Share of requests that are answered 500, 0 to 1.
     pub faults: f64,
     /// The limiter begins cold, as in a new process, and must read the ledger first.

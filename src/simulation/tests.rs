@@ -38,7 +38,7 @@ pub fn model(row: &ProviderRow) -> Model {
         transit: LatencyModel::Constant(0),
         round_trip: Duration::ZERO,
         commit: Duration::ZERO,
-        commit_of_last: Duration::ZERO,
+        commit_of_last: None,
         faults: 0.0,
         cold: false,
     }
@@ -250,7 +250,6 @@ fn the_same_seed_gives_the_same_run() {
         transit: "1ms..3ms".parse().unwrap(),
         round_trip: Duration::from_millis(1),
         commit: Duration::from_millis(2),
-        commit_of_last: Duration::from_millis(2),
         faults: 0.01,
         processes: 3,
         ..model(&row(vec![limit("all", 50, 1_000)]))
@@ -293,7 +292,6 @@ proptest! {
             transit: uniform(transit_ms),
             round_trip: Duration::from_millis(round_trip_ms),
             commit: Duration::from_millis(commit_ms),
-            commit_of_last: Duration::from_millis(commit_ms),
             faults,
             cold,
             ..model(&any)
@@ -368,7 +366,7 @@ fn flooded(accounts: Vec<AccountRow>, others: impl Fn(u32) -> Vec<JobArrival>) -
     arrivals.add((0..300).map(|_| JobArrival { account: flood, ..JobArrival::at(0) }));
     let others = others(other.unwrap());
     arrivals.add(others);
-    run(&Model { commit: Duration::from_millis(2), commit_of_last: Duration::from_millis(2), ..model(&row) }, &arrivals)
+    run(&Model { commit: Duration::from_millis(2), ..model(&row) }, &arrivals)
 }
 
 #[test]
@@ -435,19 +433,18 @@ fn urgent_jobs_wait_shortly_whatever_is_booked() {
             latency: LatencyModel::Constant(50_000),
             round_trip: Duration::from_millis(1),
             commit: Duration::from_millis(4),
-            commit_of_last: Duration::from_millis(commit_of_last_ms),
+            commit_of_last: Some(Duration::from_millis(commit_of_last_ms)),
             ..model(&row)
         };
-        let mut arrivals = JobArrivals::burst(3_000);
-        let urgent_at = (0..200).map(|number| 5_000_000 + number * 97_000);
+        let (mut arrivals, urgent_at) = (JobArrivals::burst(3_000), (0..200).map(|number| 5_000_000 + number * 97_000));
         arrivals.add(urgent_at.map(|at_us| JobArrival {
             priority: 9,
-            // In the slow process, the job's record, its claim and its request are committed one after another.
+            // A job's record, its claim and its request are committed one after another.
             expires_us: Some(at_us + 150_000 + 3 * 1_000 * (commit_of_last_ms - 4)),
             ..JobArrival::at(at_us)
         }));
-        let figures = run(&model, &arrivals);
-        assert_eq!((figures.deadlines_missed, figures.unfinished), (0, 0), "{pacing}");
-        assert!(figures.utilisation.unwrap() > 0.99, "{pacing}: {:?}", figures.utilisation);
+        let (figures, case) = (run(&model, &arrivals), format!("{pacing}, {commit_of_last_ms} ms"));
+        assert_eq!((figures.deadlines_missed, figures.unfinished), (0, 0), "{case}");
+        assert!(figures.utilisation.unwrap() > 0.99, "{case}: {:?}", figures.utilisation);
     }
 }

@@ -371,7 +371,7 @@ impl SimulationSetup {
             transit: self.transit.clone(),
             round_trip: self.round_trip,
             commit: self.commit,
-            commit_of_last: self.commit,
+            commit_of_last: None,
             faults: self.faults,
             cold: self.cold,
         })

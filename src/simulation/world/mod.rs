@@ -184,7 +184,7 @@ impl<'a> Simulation<'a> {
             ended: 0,
             clock,
             commit_us: micros_up(model.commit),
-            commit_of_last_us: micros_up(model.commit_of_last),
+            commit_of_last_us: micros_up(model.commit_of_last.unwrap_or(model.commit)),
             max_hold_us: micros_up(max_local_wait(&model.provider)),
             progress_us: model.start_us,
             record: RunRecord {

@@ -85,7 +85,7 @@ fn model(case: &Case) -> Model {
         transit: LatencyModel::Constant(WAY.as_micros() as u64),
         round_trip: Duration::ZERO,
         commit: COMMIT,
-        commit_of_last: COMMIT,
+        commit_of_last: None,
         faults: 0.0,
         cold: true,
     }

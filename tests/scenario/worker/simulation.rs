@@ -142,7 +142,7 @@ fn predicted(case: &Case) -> Seen {
         transit: LatencyModel::Constant(500),
         round_trip: Duration::ZERO,
         commit: Duration::from_millis(1),
-        commit_of_last: Duration::from_millis(1),
+        commit_of_last: None,
         faults: 0.0,
         // Like the embedded limiter of a worker that has just started.
         cold: true,
