@@ -48,7 +48,6 @@ pub enum ClearTime {
 
 impl ClearTime {
     /// The same estimate, this long after it was made.
-    #[must_use]
     pub fn after(self, age: Duration) -> Self {
         let left = |time: Duration| time.saturating_sub(age);
         match self {
@@ -121,9 +120,9 @@ pub struct UsedCount {
 pub struct SlotReturns {
     pub first_in: Duration,
     pub last_in: Duration,
-    pub window: Duration,
-    /// Slots that are still used after each of so many equal parts of the window; empty: that is not known.
+    /// Slots that are still used after each step; empty: that is not known.
     pub still_used: Vec<u64>,
+    pub step: Duration,
 }
 
 /// Input of the estimate.

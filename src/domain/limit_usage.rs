@@ -21,7 +21,7 @@ pub struct LimitUsage {
 }
 
 /// Instants within a window at which [`LimitUsage::still_used`] counts.
-pub const STILL_USED_STEPS: u64 = 16;
+pub const STILL_USED_STEPS: u32 = 16;
 /// All of a shorter window is free again soon.
 pub const STILL_USED_WINDOW_MIN_US: u64 = 10_000_000;
 

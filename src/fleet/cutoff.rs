@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::OverviewInput;
 use super::backlog::ProviderCounts;
-use super::estimate::estimate;
+use super::estimate::{QuotaCounts, estimate};
 use crate::domain::clear_time::{CutoffForecast, MissedCutoff};
 use crate::domain::provider::Provider;
 use crate::domain::time::{EpochMs, millis_down};
@@ -72,12 +72,11 @@ pub fn cutoff(evidence: &OverviewInput, provider: &Provider) -> Option<CutoffOve
 /// Payments of this provider among those that miss the cut-off. Providers of one quota have the same share of their
 /// backlogs sent by then, as they share its limits.
 fn own_share(evidence: &OverviewInput, provider: &Provider, missed: &MissedCutoff) -> u64 {
-    let waiting = |other: &Provider| ProviderCounts::new(evidence, other.name.as_str()).waiting();
-    let own = waiting(provider);
-    let others = evidence.others_of_quota(provider).map(waiting).sum::<u64>();
-    if others == 0 {
+    let counts = QuotaCounts::new(evidence, provider);
+    let (own, all) = (counts.own.waiting(), counts.sum(ProviderCounts::waiting));
+    if own == all {
         return missed.jobs;
     }
     let share = u128::from(missed.jobs) * u128::from(own);
-    u64::try_from(share.div_ceil(u128::from(own + others).max(1))).unwrap_or(u64::MAX).min(own)
+    u64::try_from(share.div_ceil(u128::from(all))).unwrap_or(u64::MAX).min(own)
 }

@@ -15,6 +15,7 @@ use crate::domain::clear_time::{
     ClearTime, ClearTimeInput, MissingInput, SendingState, SlotReturns, UsedCount, WaitingJobs,
 };
 use crate::domain::limit::{Limit, Rule};
+use crate::domain::limit_usage::STILL_USED_STEPS;
 use crate::domain::provider::Provider;
 use crate::domain::time::EpochMs;
 
@@ -54,8 +55,8 @@ pub(super) fn estimate<T>(
         let returns = used.retry_after.map(|first_in| SlotReturns {
             first_in,
             last_in: used.reset_after,
-            window: used.window,
             still_used: used.still_used.clone(),
+            step: used.window / STILL_USED_STEPS,
         });
         Some(UsedCount { limit: limit.name.clone(), count: used.used, returns })
     };
@@ -80,19 +81,19 @@ pub(super) fn estimate<T>(
 }
 
 /// Counts of a provider, and of those that share its limits.
-struct QuotaCounts<'a> {
-    own: ProviderCounts<'a>,
+pub(super) struct QuotaCounts<'a> {
+    pub own: ProviderCounts<'a>,
     others: Vec<ProviderCounts<'a>>,
 }
 
 impl<'a> QuotaCounts<'a> {
-    fn new(evidence: &'a OverviewInput, provider: &Provider) -> Self {
+    pub fn new(evidence: &'a OverviewInput, provider: &Provider) -> Self {
         let of = |name: &str| ProviderCounts::new(evidence, name);
         let others = evidence.others_of_quota(provider).map(|other| of(other.name.as_str())).collect();
         Self { own: of(provider.name.as_str()), others }
     }
 
-    fn sum(&self, count: impl Fn(&ProviderCounts<'a>) -> u64) -> u64 {
+    pub fn sum(&self, count: impl Fn(&ProviderCounts<'a>) -> u64) -> u64 {
         count(&self.own) + self.others.iter().map(count).sum::<u64>()
     }
 }

@@ -145,7 +145,7 @@ struct LaneAt {
 }
 
 fn state_at(scenario: &Scenario, model: &Model, figures: &SimulationResult, at_us: u64) -> LaneAt {
-    let (hold_us, mut step_max_us) = (scenario.hold_ms * 1_000, 0);
+    let (hold_us, mut step_max) = (scenario.hold_ms * 1_000, Duration::ZERO);
     let sent = figures.arrivals_us.partition_point(|arrived_us| *arrived_us <= at_us);
     let used_of = |limit: &Limit| {
         let beyond_us = match (limit.algorithm, model.provider.slot_release) {
@@ -162,17 +162,18 @@ fn state_at(scenario: &Scenario, model: &Model, figures: &SimulationResult, at_u
         let free_in =
             |use_us: Option<&u64>| Duration::from_micros(use_us.map_or(0, |use_us| use_us + cycle_us - at_us));
         let first_in = if is_full { free_in(uses.first()) } else { Duration::ZERO };
-        let step_us = limit.rate.window().as_micros().try_into().unwrap_or(u64::MAX) / STILL_USED_STEPS;
+        let step = limit.rate.window() / STILL_USED_STEPS;
+        let step_us = u64::try_from(step.as_micros()).unwrap();
         let still_used = |step| uses.iter().filter(|use_us| **use_us + cycle_us > at_us + step * step_us).count();
-        let still_used = (1..=STILL_USED_STEPS).map(|step| u64::try_from(still_used(step)).unwrap()).collect();
-        let (last_in, window) = (free_in(uses.last()), limit.rate.window());
-        let returns = SlotReturns { first_in, last_in, window, still_used };
-        step_max_us = step_max_us.max(step_us);
+        let still_used =
+            (1..=u64::from(STILL_USED_STEPS)).map(|step| u64::try_from(still_used(step)).unwrap()).collect();
+        let returns = SlotReturns { first_in, last_in: free_in(uses.last()), still_used, step };
+        step_max = step_max.max(step);
         UsedCount { limit: limit.name.clone(), count: u64::try_from(uses.len()).unwrap(), returns: Some(returns) }
     };
     let used = model.provider.limits.iter().map(used_of).collect();
     let jobs = scenario.jobs - u64::try_from(sent).unwrap();
-    LaneAt { jobs, used, step: Duration::from_micros(step_max_us) }
+    LaneAt { jobs, used, step: step_max }
 }
 
 /// Samples of a run, at equal distances.

@@ -29,11 +29,9 @@ impl ReturnCurve {
         let last_in = returns.last_in.min(cycle);
         let [first_in, last_in] = [returns.first_in.min(last_in), last_in].map(|wait| wait.as_secs_f64());
         let mut curve = Self::even(first_in, last_in);
-        let step = returns.window.as_secs_f64() / float(returns.still_used.len().try_into().unwrap_or(u64::MAX));
-        let still_used = returns.still_used.iter().filter(|_| used > 0);
-        let between = still_used.zip(1_u64..).map(|(still_used, number)| ReturnPoint {
+        let between = returns.still_used.iter().zip(1_u64..).map(|(still_used, number)| ReturnPoint {
             part: float(used.saturating_sub(*still_used)) / float(used.max(1)),
-            at: (float(number) * step).clamp(first_in, last_in),
+            at: (float(number) * returns.step.as_secs_f64()).clamp(first_in, last_in),
         });
         curve.points.splice(1..1, between);
         curve
@@ -60,8 +58,9 @@ mod tests {
     use super::*;
 
     fn curve(first_s: u64, last_s: u64, still_used: &[u64]) -> ReturnCurve {
-        let [first_in, last_in, window] = [first_s, last_s, 60].map(Duration::from_secs);
-        ReturnCurve::new(Some(&SlotReturns { first_in, last_in, window, still_used: still_used.to_vec() }), 300, window)
+        let [first_in, last_in, step, cycle] = [first_s, last_s, 10, 60].map(Duration::from_secs);
+        let returns = SlotReturns { first_in, last_in, still_used: still_used.to_vec(), step };
+        ReturnCurve::new(Some(&returns), 300, cycle)
     }
 
     #[test]
@@ -73,7 +72,7 @@ mod tests {
         }
     }
 
-    /// Most return soon, and a burst that has just begun in a minute.
+    /// Most return soon. The others were used at the beginning of a new burst, and return a minute after it.
     #[test]
     fn slots_that_return_soon_do_not_wait_for_a_new_burst() {
         let curve = curve(0, 60, &[200, 110, 10, 10, 10, 0]);

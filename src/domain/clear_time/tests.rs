@@ -154,8 +154,8 @@ fn used_slots_return_as_they_were_used() {
 fn long_window_returns_as_the_short_one_has_used_it() {
     let both = provider(vec![limit("second", 20, 1_000), limit("minute", 600, 60_000)], fast);
     let clears_s = |jobs, still_used: &[u64]| {
-        let (window, still_used) = (Duration::from_secs(60), still_used.to_vec());
-        let returns = Some(SlotReturns { first_in: Duration::ZERO, last_in: window, window, still_used });
+        let (step, still_used) = (Duration::from_secs(10), still_used.to_vec());
+        let returns = Some(SlotReturns { first_in: Duration::ZERO, last_in: step * 6, still_used, step });
         let used = [UsedCount { limit: "minute".to_owned(), count: 300, returns }];
         clears_in_ms(&ClearTimeInput { used_counts: &used, ..conditions(&both, jobs) }) / 1_000
     };
@@ -278,18 +278,18 @@ proptest! {
     fn estimates_are_monotone(
         row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64,
         raised in 1..3_000_i64, hold_ms in 0..3_000_u64, lanes in 1..4_u32,
-        returns in prop::option::of((0..100_000_u64, 0..100_000_u64, 1..200_000_u64)),
+        returns in prop::option::of((0..100_000_u64, 0..100_000_u64, 1..20_000_u64)),
         returned in prop::collection::vec(prop_oneof![Just(0), 0..500_u64], 0..20),
     ) {
         let still_used = returned.iter().scan(used, |left, returned| {
             *left = left.saturating_sub(*returned);
             Some(*left)
         });
-        let returns = returns.map(|(first_ms, more_ms, window_ms)| SlotReturns {
+        let returns = returns.map(|(first_ms, more_ms, step_ms)| SlotReturns {
             first_in: Duration::from_millis(first_ms),
             last_in: Duration::from_millis(first_ms + more_ms),
-            window: Duration::from_millis(window_ms),
             still_used: still_used.collect(),
+            step: Duration::from_millis(step_ms),
         });
         let used = [UsedCount { limit: "l0".to_owned(), count: used, returns }];
         let hold = Duration::from_millis(hold_ms);

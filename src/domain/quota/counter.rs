@@ -340,7 +340,8 @@ impl Counter {
         if !is_log || window_us < STILL_USED_WINDOW_MIN_US || self.counted(now_us, leased) == 0 {
             return Vec::new();
         }
-        let ends = (1..=STILL_USED_STEPS).map(|step| now_us + window_us * step / STILL_USED_STEPS);
+        let steps = u64::from(STILL_USED_STEPS);
+        let ends = (1..=steps).map(|step| now_us + window_us * step / steps);
         ends.map(|at_us| self.counted(at_us, leased)).collect()
     }
 

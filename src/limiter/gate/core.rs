@@ -377,15 +377,15 @@ impl<T: Ticket> GateCore<T> {
         let releases = std::mem::replace(&mut self.releases, rest);
         self.release_at = (!self.releases.is_empty()).then_some(now);
         self.sent_pause_until = self.sent_pause_until.max(self.pause_until);
-        let mut batches = if self.store.may_request() {
+        let batches = if self.store.may_request() {
             self.queue.next_batches(&self.kind_blocks, self.persist_window.free_slots(), now)
         } else {
             Vec::new()
         };
-        let look_ahead = if self.queue.retain_urgent(&mut batches) {
-            BookingAhead::urgent_booking()
-        } else {
-            self.persist_window.ahead().booking()
+        let first = batches.first().and_then(|batch| batch.keys.first());
+        let look_ahead = match first.filter(|first| self.queue.is_urgent(**first)) {
+            Some(_) => BookingAhead::urgent_booking(),
+            None => self.persist_window.ahead().booking(),
         };
         let (spec, pause_until) = (Arc::clone(&self.spec), self.pause_until.take());
         let call = LimiterCall {

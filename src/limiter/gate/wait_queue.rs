@@ -140,9 +140,10 @@ impl<T: Ticket> WaitQueue<T> {
     }
 
     /// The first waiters that are not deferred and may leave their lanes, at most `free_slots`, batched for one call. A
-    /// limit of an account or a reference decides on a costly one before cheaper ones behind it are requested.
+    /// limit of an account or a reference decides on a costly one before cheaper ones behind it are requested. All have the
+    /// priority of the first: those of a lower one would be booked as far ahead as an urgent one.
     pub fn next_batches(&mut self, kinds: &BlocksByKind, free_slots: u32, now: Instant) -> Vec<RequestBatch> {
-        let mut batches: Vec<RequestBatch> = Vec::new();
+        let (mut batches, mut first_priority): (Vec<RequestBatch>, _) = (Vec::new(), None);
         self.waiters.resume_due(now);
         let mut capacity = self.waiters.lanes().capacity(now);
         let present = self.waiters.ready().filter(|(_, waiter)| !waiter.ticket.is_cancelled());
@@ -150,7 +151,8 @@ impl<T: Ticket> WaitQueue<T> {
         let mut held_back = HeldBack::default();
         let mut left = BATCH_MAX.min(usize::try_from(free_slots).unwrap_or(BATCH_MAX));
         for (key, waiter) in ready {
-            if left == 0 || capacity.is_used_up() || held_back.len() >= BATCH_MAX {
+            let is_lower = first_priority.is_some_and(|first| first != key.priority_reversed);
+            if left == 0 || is_lower || capacity.is_used_up() || held_back.len() >= BATCH_MAX {
                 break;
             }
             if !capacity.has_room_for(waiter.egress.as_ref()) || !held_back.admits(waiter) {
@@ -158,6 +160,7 @@ impl<T: Ticket> WaitQueue<T> {
             }
             capacity.take(waiter.egress.as_ref());
             left -= 1;
+            first_priority = Some(key.priority_reversed);
             match batches.last_mut() {
                 Some(batch) if batch.scope == waiter.scope && batch.cost == waiter.cost => batch.keys.push(*key),
                 _ => batches.push(RequestBatch {
@@ -212,17 +215,6 @@ impl<T: Ticket> WaitQueue<T> {
     /// Whether another waiter that is ready has a lower priority.
     pub fn is_urgent(&self, key: QueueKey) -> bool {
         self.waiters.ready().next_back().is_some_and(|(last, _)| last.priority_reversed > key.priority_reversed)
-    }
-
-    /// If the first requested waiter is urgent, drops those of a lower priority, which would be booked as far ahead.
-    pub fn retain_urgent(&self, batches: &mut Vec<RequestBatch>) -> bool {
-        let first = batches.first().and_then(|batch| batch.keys.first()).copied();
-        let Some(urgent) = first.filter(|first| self.is_urgent(*first)) else { return false };
-        for batch in batches.iter_mut() {
-            batch.keys.retain(|key| key.priority_reversed == urgent.priority_reversed);
-        }
-        batches.retain(|batch| !batch.keys.is_empty());
-        true
     }
 
     pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {

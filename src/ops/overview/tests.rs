@@ -104,6 +104,8 @@ async fn reports_of_all_workers_are_merged() {
 
     let input = collector.input().await;
     assert_eq!(permit_waits(&input.workers, "acme").counts, [10, 2, 0]);
+    let at_count = &input.usage_at_count[&ProviderName::new("acme").unwrap()];
+    assert_eq!((at_count.len(), at_count[0].max_requests), (1, 100), "the limiter was asked beside the count");
     let last = recent_decisions(&input.workers, "acme");
     let whose: Vec<&str> = last.iter().map(|decision| decision.worker.as_str()).collect();
     assert_eq!(whose, ["two", "one"]);
