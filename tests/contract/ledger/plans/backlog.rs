@@ -129,6 +129,27 @@ impl<E: Explained> Working<'_, E> {
     }
 }
 
+/// Records a few more jobs, of a hundred accounts, and claims one.
+pub async fn claim_reads_one_job<E: Explained>(working: &mut Working<'_, E>, recorded: u32) {
+    let (ledger, lane) = (working.fixture.database.clone(), name("backlogged"));
+    let jobs: Vec<Job> = (recorded..recorded + 10)
+        .map(|n| Job {
+            provider: lane.clone(),
+            account: Some(Identifier::new(format!("merchant-{:03}", n % 100)).unwrap()),
+            ..job(&format!("young-ledger-{n:07}"))
+        })
+        .collect();
+    let recorded = join_all(jobs.iter().map(|job| ledger.record_backlog(job, hash(1), Duration::ZERO))).await;
+    assert!(recorded.into_iter().all(|recorded| recorded.unwrap() == BacklogRecord::Recorded));
+    working.did_in_backlog("a job enters the backlog").await;
+    assert_eq!(working.dispatch(1).await.len(), 1);
+    let accesses = working.did_in_backlog("the backlog is claimed").await;
+    let of_jobs: Vec<&Access> = accesses.iter().filter(|access| access.table == "jobs").collect();
+    let rows: u64 = of_jobs.iter().filter_map(|access| access.rows).sum();
+    // Found by the flow, and written by the id.
+    assert_eq!(rows, 2, "{} jobs: {of_jobs:#?}", jobs.len());
+}
+
 /// A claim reads the jobs that it claims and the flows in front, however many flows are blocked.
 pub async fn claim_reads_no_blocked_flow<E: Explained>(working: &mut Working<'_, E>, flows_read_max: u64) {
     for _ in 0..8 {

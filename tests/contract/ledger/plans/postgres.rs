@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::super::*;
-use super::backlog::{FLOWS, claim_reads_no_blocked_flow};
+use super::backlog::{FLOWS, claim_reads_no_blocked_flow, claim_reads_one_job};
 use super::work::{IN_HAND, Working};
 use super::{Access, Explained, LARGE, filling, judge};
 use sluicegate::ledger::database::Database;
@@ -144,6 +144,22 @@ async fn claim_reads_no_job_of_a_blocked_flow() {
         let mut log = DatabaseLog::from_now(&fixture);
         let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
         claim_reads_no_blocked_flow(&mut working, flows_read_max.into()).await;
+    }
+}
+
+/// Several indexes seem equally good in a ledger of some hundred jobs of which nothing is known, and a connection keeps
+/// its first plan.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_of_a_young_ledger_reads_what_it_claims() {
+    let mut fixture = Fixture::migrated(Kind::Postgres).await;
+    for table in ["jobs", "flows"] {
+        fixture.sql(&format!("ALTER TABLE {table} SET (autovacuum_enabled = off)")).await.unwrap();
+    }
+    for recorded in (0..450).step_by(10) {
+        explain(&mut fixture).await;
+        let mut log = DatabaseLog::from_now(&fixture);
+        let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
+        claim_reads_one_job(&mut working, recorded).await;
     }
 }
 
