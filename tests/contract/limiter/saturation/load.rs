@@ -180,6 +180,21 @@ impl Works {
         }
     }
 
+    /// Waits until the provider's report says so. What needs several requests at one moment comes when it comes: on a
+    /// machine with other work, after more of them.
+    pub async fn until(&self, says: impl Fn(&FakeProviderReport) -> bool) {
+        let mut requests = self.provider.requests.subscribe();
+        let said = async {
+            // The report is read after the wait and not in its condition, whose lock an arriving request needs.
+            while !says(&self.report()) {
+                requests.changed().await.unwrap();
+            }
+        };
+        if timeout(FLOWS_WITHIN, said).await.is_err() {
+            panic!("not reported within {FLOWS_WITHIN:?}: {:?}", self.report());
+        }
+    }
+
     pub fn requests(&self) -> u64 {
         *self.provider.requests.borrow()
     }
