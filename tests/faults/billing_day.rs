@@ -226,6 +226,16 @@ impl Course {
     }
 }
 
+/// What the workers logged about counts that took long: a readout that is too old may be such a count.
+fn slow_counts(course: &Course) -> String {
+    let of = |log: &str| {
+        log.lines()
+            .filter(|line| line.contains("count of the backlog was slow"))
+            .fold(String::new(), |text, line| text + line + "\n")
+    };
+    course.stand.logs().map(|(path, log)| format!("{}:\n{}", path.display(), of(&log))).collect()
+}
+
 /// The promises by the records, as lines of the table. Returns the number of violations.
 fn promises(course: &Course, records: &Records) -> (String, usize) {
     let violations = judge(records);
@@ -268,6 +278,7 @@ fn every_readout_is_true_on_a_billing_day() {
     text += &comparison::table(&compared);
     text += &table(&untruths);
     text += &happenings::pace_after_restarts(&course);
+    text += &slow_counts(&course);
     println!("{text}");
     std::fs::write(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("billing-day.txt"), &text).unwrap();
     assert!(drained.is_ok(), "{drained:?}");

@@ -29,8 +29,10 @@ const TTL_MAX: Duration = Duration::from_secs(4 * 60);
 const QUEUE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// An older count is not shown.
 const STALE_AFTER: Duration = Duration::from_secs(5 * 60);
-/// How long a reader waits for a count that is due.
+/// How long a reader waits for a count that is due. A count that takes longer, and much longer than others, is logged.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
+const LOGGED_FACTOR: u32 = 4;
+const SLOW_COUNT: &str = "a count of the backlog was slow; readouts show the one before for longer";
 
 /// Messages ready in queues, by provider.
 pub type QueueDepths = BTreeMap<String, u64>;
@@ -110,7 +112,13 @@ impl BacklogCounter {
             both = async { (counting.await, depths().await) } => both,
             () = self.database_recovered.notified() => return NextCount::Immediately,
         };
-        let kept = if counted.is_ok() { cost.record(took) * COST_FACTOR } else { took * COST_FACTOR };
+        let usual = if counted.is_ok() { cost.record(took) } else { took };
+        let queues_took = began.elapsed() - took;
+        if took + queues_took > COUNT_TIMEOUT.max(usual * LOGGED_FACTOR) {
+            let [took_ms, queues_took_ms, usual_ms] = [took, queues_took, usual].map(|time| time.as_millis());
+            tracing::info!(took_ms, queues_took_ms, usual_ms, "{SLOW_COUNT}");
+        }
+        let kept = usual * COST_FACTOR;
         let kept = kept.clamp(TTL_MIN, TTL_MAX);
         let due_at = Instant::now() + kept;
         let queues_missing = asked.problem.is_some();
