@@ -78,9 +78,11 @@ pub enum MessageState {
     Conflict,
 }
 
-/// Which finished jobs a reconciliation reads one by one.
+/// Which finished jobs a reconciliation compares with their events and attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckScope {
+    /// None: all jobs are counted, and `without_event` and `without_accepted_attempt` are 0.
+    CountsOnly,
     /// Those that finished less than this ago; earlier ones come from the kept totals. Cheap, whatever the table holds.
     Since(Duration),
     /// All of them: reads the whole table.
@@ -151,6 +153,13 @@ impl ProviderReconciliation {
     /// Jobs of the states that are not final.
     pub fn open(&self) -> u64 {
         ["waiting", "sending", "unknown"].map(|state| self.in_state(state)).into_iter().sum()
+    }
+
+    /// Takes the faults of finished jobs from an earlier reconciliation, after one of [`CheckScope::CountsOnly`].
+    pub fn take_checks_of(&mut self, earlier: &Self) {
+        self.without_event = earlier.without_event;
+        self.without_accepted_attempt = earlier.without_accepted_attempt;
+        self.faults = self.discrepancies();
     }
 
     /// The discrepancies as texts; empty when all jobs are accounted for. Overdue jobs are no discrepancy: the jobs of

@@ -13,13 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::sources::{FAILURE_TTL, QueryCost, QueryResult};
 use crate::fleet::UsageByQuota;
-use crate::ledger::upkeep::ProviderReconciliation;
+use crate::ledger::upkeep::{CheckScope, ProviderReconciliation};
+use crate::worker::sweeper::CHECKED_JOBS;
 
 /// A count is kept for at least this time, and for [`COST_FACTOR`] times its duration.
 const TTL_MIN: Duration = Duration::from_secs(1);
@@ -34,6 +36,10 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 const LOGGED_FACTOR: u32 = 4;
 const SLOW_COUNT: &str = "a count of the backlog was slow; readouts show the one before for longer";
 
+/// Time after which a count compares the finished jobs of the last minutes with their events and attempts again. That
+/// costs more than all else of a count, and the sweeper does it as often.
+const FINISHED_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Messages ready in queues, by provider.
 pub type QueueDepths = BTreeMap<String, u64>;
 
@@ -45,6 +51,33 @@ pub struct CountedJobs {
     pub reconciliations: Vec<ProviderReconciliation>,
     /// Empty: the limiter did not answer in time.
     pub limit_usage: UsageByQuota,
+}
+
+/// The faults of finished jobs that the last comparison found. Counts take them from there until the next one.
+#[derive(Default)]
+pub struct FinishedChecks(Mutex<Option<(Instant, Vec<ProviderReconciliation>)>>);
+
+impl FinishedChecks {
+    /// The jobs of the ledger, by `reconcile`. Faults of finished jobs are older by at most [`FINISHED_CHECK_INTERVAL`].
+    pub async fn count<E>(
+        &self,
+        reconcile: impl AsyncFnOnce(CheckScope) -> Result<Vec<ProviderReconciliation>, E>,
+    ) -> Result<Vec<ProviderReconciliation>, E> {
+        let earlier = self.0.lock().clone().filter(|(at, _)| at.elapsed() < FINISHED_CHECK_INTERVAL);
+        let Some((_, earlier)) = earlier else {
+            let began = Instant::now();
+            let counted = reconcile(CHECKED_JOBS).await?;
+            *self.0.lock() = Some((began, counted.clone()));
+            return Ok(counted);
+        };
+        let mut counted = reconcile(CheckScope::CountsOnly).await?;
+        for account in &mut counted {
+            if let Some(earlier) = earlier.iter().find(|earlier| earlier.provider == account.provider) {
+                account.take_checks_of(earlier);
+            }
+        }
+        Ok(counted)
+    }
 }
 
 /// The queries of a snapshot.
@@ -201,7 +234,6 @@ impl BacklogCounter {
 /// The ledger or the queues fail or hang, in virtual time.
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use futures_util::FutureExt as _;
@@ -236,7 +268,7 @@ mod tests {
 
         async fn jobs(&self) -> Result<CountedJobs, String> {
             self.counts.fetch_add(1, Ordering::Relaxed);
-            let does = *self.ledger.lock().unwrap();
+            let does = *self.ledger.lock();
             sleep(self.count_duration).await;
             match does {
                 SourceBehaviour::Answers => Ok(CountedJobs::default()),
@@ -247,7 +279,7 @@ mod tests {
 
         async fn queue_depths(&self) -> QueryResult<QueueDepths> {
             self.depths.fetch_add(1, Ordering::Relaxed);
-            let does = *self.queue.lock().unwrap();
+            let does = *self.queue.lock();
             if does == SourceBehaviour::Answers {
                 return QueryResult { value: Some([("acme".to_owned(), 7)].into()), problem: None };
             }
@@ -275,6 +307,25 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn finished_jobs_are_checked_once_a_minute() {
+        let checks = FinishedChecks::default();
+        let (mut scopes, mut faults) = (Vec::new(), Vec::new());
+        for second in 0..90_u64 {
+            // One more job of no event at each comparison.
+            let counted = checks.count(async |scope| {
+                scopes.push(scope);
+                let without_event = if scope == CheckScope::CountsOnly { 0 } else { second + 1 };
+                let acme = ProviderReconciliation { provider: "acme".to_owned(), without_event, ..Default::default() };
+                Ok::<_, ()>(vec![acme])
+            });
+            faults.push(counted.await.unwrap().remove(0).without_event);
+            advance(SECOND).await;
+        }
+        assert_eq!(scopes.iter().filter(|scope| **scope == CHECKED_JOBS).count(), 2, "{scopes:?}");
+        assert_eq!((faults[59], faults[60], faults[89]), (1, 61, 61), "{faults:?}");
+    }
+
     /// Runs the counter until `watch` ends.
     async fn while_counting(sources: &FakeSources, counts: &BacklogCounter, watch: impl Future<Output = ()>) {
         let (jobs, depths) = (|| sources.jobs().boxed(), || sources.queue_depths().boxed());
@@ -291,13 +342,13 @@ mod tests {
         for outage in [SourceBehaviour::Fails, SourceBehaviour::Hangs] {
             let (sources, counts) = (FakeSources::all_available(), BacklogCounter::new());
             while_counting(&sources, &counts, async {
-                *sources.queue.lock().unwrap() = outage;
+                *sources.queue.lock() = outage;
                 sources.read_until(&counts, 60, |_| false).await;
                 let snapshot = counts.current().await;
                 assert!(snapshot.depths.is_empty() && snapshot.queue_problem.is_some() && snapshot.jobs.is_some());
                 let (counted, asked) = (sources.counts.load(Ordering::Relaxed), sources.depths.load(Ordering::Relaxed));
                 assert!(counted <= 61 && asked <= 190, "{counted} counts and {asked} questions in a minute");
-                *sources.queue.lock().unwrap() = SourceBehaviour::Answers;
+                *sources.queue.lock() = SourceBehaviour::Answers;
                 let took = sources.read_until(&counts, 60, |snapshot| snapshot.depths.get("acme") == Some(&7)).await;
                 assert!(took <= SECOND * 3, "{took:?}");
             })
@@ -315,12 +366,12 @@ mod tests {
                 sources.read_until(&counts, 20, |_| sources.counts.load(Ordering::Relaxed) == 4).await;
                 sources.read_until(&counts, 2, |_| false).await;
                 assert_eq!(counts.last().depths.get("acme"), Some(&7));
-                *sources.queue.lock().unwrap() = outage;
+                *sources.queue.lock() = outage;
                 let took = sources.read_until(&counts, 20, |snapshot| snapshot.queue_problem.is_some()).await;
                 assert!(took <= SECOND * 4, "{took:?}");
                 assert!(counts.last().depths.is_empty(), "an old depth of a queue that does not respond");
                 assert_eq!(sources.counts.load(Ordering::Relaxed), 4, "the count of the ledger is kept");
-                *sources.queue.lock().unwrap() = SourceBehaviour::Answers;
+                *sources.queue.lock() = SourceBehaviour::Answers;
                 let took = sources.read_until(&counts, 20, |snapshot| snapshot.queue_problem.is_none()).await;
                 assert!(took <= SECOND * 4, "{took:?}");
                 assert_eq!(counts.last().depths.get("acme"), Some(&7));
@@ -348,10 +399,10 @@ mod tests {
     async fn hanging_count_restarts_after_recovery() {
         let (sources, counts) = (FakeSources::all_available(), BacklogCounter::new());
         while_counting(&sources, &counts, async {
-            *sources.ledger.lock().unwrap() = SourceBehaviour::Hangs;
+            *sources.ledger.lock() = SourceBehaviour::Hangs;
             sources.read_until(&counts, 40, |_| false).await;
             assert_eq!(sources.counts.load(Ordering::Relaxed), 1, "one question at a time");
-            *sources.ledger.lock().unwrap() = SourceBehaviour::Answers;
+            *sources.ledger.lock() = SourceBehaviour::Answers;
             counts.notify_database_recovered();
             let took = sources.read_until(&counts, 60, |snapshot| snapshot.jobs.is_some()).await;
             assert!(took <= SECOND * 3, "{took:?}");
@@ -368,7 +419,7 @@ mod tests {
             sources.read_until(&counts, 20, |_| false).await;
             let (counted, asked) = (sources.counts.load(Ordering::Relaxed), sources.depths.load(Ordering::Relaxed));
             assert!((18..=21).contains(&counted) && counted == asked, "{counted} counts, {asked} questions");
-            *sources.ledger.lock().unwrap() = SourceBehaviour::Fails;
+            *sources.ledger.lock() = SourceBehaviour::Fails;
             sources.read_until(&counts, 10, |_| false).await;
             let snapshot = counts.current().await;
             assert!(snapshot.problem.is_some() && snapshot.jobs.is_some(), "the last snapshot is kept, with its age");

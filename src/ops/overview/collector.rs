@@ -15,7 +15,7 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, CountedJobs, QueueDepths};
+use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, CountedJobs, FinishedChecks, QueueDepths};
 use super::sources::{CachedSource, CachedValue, QueryResult, VersionedSource};
 use super::sources::{query_concurrently, split_results};
 use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, SentLately, pause_authors};
@@ -37,7 +37,7 @@ use crate::queue::Queue;
 use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
-use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
+use crate::worker::sweeper::OVERDUE_ALARM_AFTER;
 
 mod recorder;
 
@@ -112,6 +112,7 @@ pub struct OverviewCollector {
     open_decisions: CachedSource<OpenDecisions>,
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
+    finished_checks: FinishedChecks,
     database_was_unavailable: AtomicBool,
     /// Since when a source has not responded.
     missing_since_ms: Mutex<BTreeMap<&'static str, i64>>,
@@ -134,6 +135,7 @@ impl OverviewCollector {
             open_decisions: CachedSource::new(SOURCE_TIMEOUT),
             limit_usage: CachedSource::new(SOURCE_TIMEOUT),
             counts: BacklogCounter::new(),
+            finished_checks: FinishedChecks::default(),
             database_was_unavailable: AtomicBool::default(),
             missing_since_ms: Mutex::default(),
             payment_counts: Mutex::default(),
@@ -395,7 +397,8 @@ impl OverviewCollector {
     async fn query_jobs(&self) -> Result<CountedJobs, String> {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
         let usage = timeout(USAGE_AT_COUNT_TIMEOUT, self.query_limit_usage(&known));
-        let (counted, usage) = tokio::join!(self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS), usage);
+        let count = self.finished_checks.count(|scope| self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, scope));
+        let (counted, usage) = tokio::join!(count, usage);
         let reconciliations = counted.map_err(|error| error.to_string())?;
         Ok(CountedJobs { reconciliations, limit_usage: usage.ok().and_then(|usage| usage.value).unwrap_or_default() })
     }

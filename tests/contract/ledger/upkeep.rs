@@ -399,6 +399,10 @@ async fn unaccounted_jobs_are_found(kind: Kind) {
     fixture.move_back("old", "updated_at", 7_200).await;
     let lately = fixture.account(CheckScope::Since(60 * MINUTE)).await;
     assert_eq!((lately.without_event, lately.without_accepted_attempt), (2, 1));
+    let mut counted = fixture.account(CheckScope::CountsOnly).await;
+    assert_eq!((counted.without_event, counted.without_accepted_attempt, counted.faults.len()), (0, 0, 0));
+    counted.take_checks_of(&lately);
+    assert_eq!((counted.without_event, counted.without_accepted_attempt, counted.faults.len()), (2, 1, 2));
     let all = fixture.account(CheckScope::All).await;
     assert_eq!((all.without_event, all.without_accepted_attempt), (3, 1));
     assert_eq!(all.discrepancies().len(), 2);

@@ -43,8 +43,10 @@ impl Fixture {
 
     /// Asserts that the reconciliation from the totals equals the full count; returns the number of jobs.
     async fn agree(&self, when: &str) -> u64 {
-        let (all, since) = (self.states(CheckScope::All).await, self.states(CheckScope::Since(MINUTE)).await);
-        assert_eq!(since, all, "{when}");
+        let all = self.states(CheckScope::All).await;
+        for scope in [CheckScope::Since(MINUTE), CheckScope::CountsOnly] {
+            assert_eq!(self.states(scope).await, all, "{when}, {scope:?}");
+        }
         all.iter().map(|(_, recorded, _)| recorded).sum()
     }
 
