@@ -4,6 +4,7 @@ A wait is measured from the moment before a message is published to the arrival 
 brought to the machine's clock: a provider's own clock is compared with it once, by requests before the workers start.
 """
 
+import collections
 import contextlib
 import json
 import os
@@ -103,7 +104,7 @@ class Stage:
     """The running deployment of a case."""
 
     def __init__(self, deployed, lanes):
-        self.deployed, self.lanes = deployed, lanes
+        self.deployed, self.lanes, self.ports = deployed, lanes, []
         self.settings, self.database = deployed.settings, deployed.settings["DATABASE__URL"]
 
     def sql(self, *commands):
@@ -155,6 +156,15 @@ class Stage:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{lane.name}: {seen} of {wanted} jobs are recorded within {patience_s:.0f} s")
             time.sleep(0.2)
+
+    def lateness(self, lane):
+        """The lane's starts so far by lateness: {upper bound in seconds: starts up to it}, by the workers' metrics."""
+        counts = collections.Counter()
+        for port in self.ports:
+            for labels, count in deployment.series(port, "sluicegate_start_lateness_seconds_bucket"):
+                if labels["provider"] == lane.name:
+                    counts[float(labels["le"])] += int(float(count))
+        return counts
 
     def warnings(self):
         """Lines of the workers' logs above `info`."""
@@ -209,7 +219,7 @@ def stage(options, below, settings, name, lanes):
         stack.callback(delete_queues, ready)
         threads = options.threads or max(1, os.cpu_count() // WORKERS)
         for _ in range(WORKERS):
-            stack.enter_context(deployed.worker(len(lanes), threads))
+            ready.ports.append(stack.enter_context(deployed.worker(len(lanes), threads))[1])
         warm_up(ready)
         yield ready
 
@@ -253,6 +263,22 @@ def quantile(values, share):
 
 def p99(values):
     return quantile(values, 0.99)
+
+
+def bucket_quantile(before, after, share):
+    """Of what a histogram counted in between; interpolated within a bucket, as `histogram_quantile` does it."""
+    bounds = sorted(after)
+    counts = [after[bound] - before[bound] for bound in bounds]
+    if not counts or not counts[-1]:
+        return float("nan")
+    rank, below = share * counts[-1], 0.0
+    for place, (bound, count) in enumerate(zip(bounds, counts)):
+        if count >= rank:
+            lower = counts[place - 1] if place else 0
+            width = 0.0 if bound == float("inf") else bound - below
+            return below + width * ((rank - lower) / max(1, count - lower))
+        below = bound
+    raise AssertionError("the last bucket has all")
 
 
 def row_file(deployed):
