@@ -193,13 +193,13 @@ impl<'a> Around<'a> {
         self.always(|truth| Some(states(truth)) == first)
     }
 
-    /// Smallest and largest number of a provider's unfinished payments. A payment with two messages in the queue counts
-    /// at most twice.
+    /// Smallest and largest number of a provider's unfinished payments, also between two truths: until the later one
+    /// read its ledger, payments may have arrived before others finished, or after. A payment with two messages in the
+    /// queue counts at most twice.
     pub(super) fn open(&self, provider: &str) -> Option<Bounds> {
-        self.truths
-            .iter()
-            .filter_map(|truth| open(truth, provider))
-            .reduce(|first, second| Bounds { least: first.least.min(second.least), most: first.most.max(second.most) })
+        let pairs = self.truths.windows(2).filter_map(|pair| open_between(pair[0], pair[1], provider));
+        let single = self.truths.iter().filter_map(|truth| open(truth, provider));
+        single.chain(pairs).reduce(Bounds::and)
     }
 }
 
@@ -232,6 +232,12 @@ pub(super) fn open(truth: &Truth, provider: &str) -> Option<Bounds> {
     let (published, finished) = (truth.published.get(provider)?, finished(truth, provider)?);
     let least = published.confirmed.saturating_sub(finished);
     Some(Bounds { least, most: published.sent.saturating_sub(finished) + published.copies })
+}
+
+fn open_between(first: &Truth, second: &Truth, provider: &str) -> Option<Bounds> {
+    let [before, after] = [first.published.get(provider)?, second.published.get(provider)?];
+    let least = before.confirmed.saturating_sub(finished(second, provider)?);
+    Some(Bounds { least, most: after.sent.saturating_sub(finished(first, provider)?) + after.copies })
 }
 
 fn limits_answer(around: &Around<'_>) -> Vec<String> {
