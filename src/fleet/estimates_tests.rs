@@ -178,9 +178,11 @@ fn used_at_20_a_second(left_s: u64, permits: u64) -> UsageByQuota {
 fn jobs_and_slots_are_of_one_moment() {
     let mut row = row();
     row.limits[0].max_requests = 20;
-    let clears_in_ms = |jobs: u64, usage_at_count: UsageByQuota| {
-        let mut one = evidence(vec![row.clone()], vec![worker("a", json!({"sent_10s": 110}))]);
-        one.reconciliation = Some(by_provider([account(0, jobs)]));
+    let clears_in_ms = |jobs: u64, in_flight: u64, usage_at_count: UsageByQuota| {
+        let lane = json!({"sent_10s": 110, "mean_hold_us": 50_000});
+        let mut one = evidence(vec![row.clone()], vec![worker("a", lane)]);
+        let counted = ProviderReconciliation { active: in_flight, in_flight, ..account(0, jobs) };
+        one.reconciliation = Some(by_provider([counted]));
         one.depths.insert("acme".to_owned(), jobs);
         one.counted_at_ms = Some(one.at_ms - 2_000);
         (one.usage_at_count, one.limit_usage) = (usage_at_count, used_at_20_a_second(6, 0));
@@ -188,11 +190,13 @@ fn jobs_and_slots_are_of_one_moment() {
     };
     let seconds = |ms: u64| (ms + 500) / 1_000;
     // Of the count, 160 slots returned within 8 s, and now they return within 6.
-    assert_eq!(seconds(clears_in_ms(160, used_at_20_a_second(8, 0))), 6);
+    assert_eq!(seconds(clears_in_ms(160, 0, used_at_20_a_second(8, 0))), 6);
     // Three of the jobs have a permit for a slot that is used again.
-    assert_eq!(seconds(clears_in_ms(163, used_at_20_a_second(8, 3))), 6);
-    assert!(seconds(clears_in_ms(180, used_at_20_a_second(8, 0))) > 30, "more than return in this half minute");
-    let by_rate = clears_in_ms(160, UsageByQuota::new());
+    assert_eq!(seconds(clears_in_ms(163, 0, used_at_20_a_second(8, 3))), 6);
+    // Of three in flight, two have a response that is not recorded yet. Two more of the jobs have a permit.
+    assert_eq!(seconds(clears_in_ms(162, 3, used_at_20_a_second(8, 3))), 6);
+    assert!(seconds(clears_in_ms(180, 0, used_at_20_a_second(8, 0))) > 30, "more than return in this half minute");
+    let by_rate = clears_in_ms(160, 0, UsageByQuota::new());
     assert!(seconds(by_rate) > 30, "at the rate of ten seconds, 22 were sent since the count: {by_rate}");
 }
 

@@ -74,7 +74,7 @@ const OLDEST_AGE_MAX: Duration = Duration::from_secs(5);
 const USAGE_AGE_MAX: Duration = Duration::from_secs(1);
 const REPORTS_AGE_MAX: Duration = Duration::from_secs(1);
 /// A count does not wait longer for the limiter.
-const USAGE_AT_COUNT_TIMEOUT: Duration = Duration::from_millis(100);
+const USAGE_AT_COUNT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Largest age of a count that only the history needs.
 const UNWATCHED_COUNT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Rows are read again when their version changes, and at the latest after this time.
@@ -396,10 +396,10 @@ impl OverviewCollector {
 
     async fn query_jobs(&self) -> Result<CountedJobs, String> {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
-        let usage = timeout(USAGE_AT_COUNT_TIMEOUT, self.query_limit_usage(&known));
+        // First the limiter: a job that gets its permit between the two then counts in neither, and never in both.
+        let usage = timeout(USAGE_AT_COUNT_TIMEOUT, self.query_limit_usage(&known)).await;
         let count = self.finished_checks.count(|scope| self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, scope));
-        let (counted, usage) = tokio::join!(count, usage);
-        let reconciliations = counted.map_err(|error| error.to_string())?;
+        let reconciliations = count.await.map_err(|error| error.to_string())?;
         Ok(CountedJobs { reconciliations, limit_usage: usage.ok().and_then(|usage| usage.value).unwrap_or_default() })
     }
 
