@@ -143,6 +143,30 @@ async fn each_dialog_says_that_its_action_awaits_a_second_person() {
     browser.nothing_went_wrong(&[]).await;
 }
 
+/// The note before a confirmation follows the rules as the server does: from 20 payments on, or from EUR 1,000.00 on. A
+/// sum of a currency that no rule names reaches them, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn note_in_advance_follows_the_thresholds() {
+    let (_canned, browser) = open("").await;
+    browser.await_text(".approvals-line", "4 decisions").await;
+    browser.run("import(document.querySelector('script[type=module]').src.replace('main.js', 'approvals.js')).then((module) => { window.note = module.secondPersonNote; })").await;
+    browser.await_true("return window.note !== undefined").await;
+    for (action, payments, sums, is_noted) in [
+        ("resend", 19, "[]", false),
+        ("resend", 20, "[]", true),
+        ("resend", 1, "[{currency: 'EUR', amount: 99999}]", false),
+        ("resend", 1, "[{currency: 'EUR', amount: 100000}]", true),
+        ("resend", 1, "[{currency: 'USD', amount: 1}]", true),
+        ("resend", 19, "[{currency: 'EUR', amount: 99999}, {currency: 'USD', amount: 1}]", true),
+        ("limit", 0, "[]", true),
+        ("cancel", 1000, "[{currency: 'EUR', amount: 100000}]", false),
+    ] {
+        let noted = browser.run(&format!("return window.note('{action}', {payments}, {sums}) !== null")).await;
+        assert_eq!(noted, is_noted, "{action} of {payments} payments, {sums}");
+    }
+    browser.nothing_went_wrong(&[]).await;
+}
+
 /// Confirms the open dialog with the reason that needs two people.
 async fn awaits(browser: &Browser) {
     browser.fill("dialog input[name=because]", NEEDS_TWO).await;
