@@ -156,11 +156,11 @@ def provider_report(url):
 
 def metric(port, name):
     """The sum of a metric over its labels."""
-    return sum(float(value) for _, value in series(port, name))
+    return sum(value for _, value in series(port, name))
 
 
 def series(port, name):
     """The series of a metric, as (labels, value)."""
     text = get(f"http://127.0.0.1:{port}/metrics")
     found = re.findall(rf"^{name}(?:\{{([^}}]*)\}})? (\S+)$", text, re.M)
-    return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), value) for labels, value in found]
+    return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in found]

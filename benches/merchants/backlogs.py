@@ -99,9 +99,9 @@ def urgent(options, below, settings):
         even_calm = send_urgent(ready, even)
         arrivals, sent = lane.arrivals(), {job: at for job, (_, at) in lane.charges().items()}
         waits = {name: named_waits(of, "calm") for name, of in (("", lane), (", pacing = even", even))}
-    late = lateness(arrivals, lane.limit)
-    during = [value for at, value in late if drained_from + 2 <= at < drained_to]
-    after = [value for at, value in late if quiet_from <= at < quiet_to]
+    returns = after_return(arrivals, lane.limit)
+    during = [value for at, value in returns if drained_from + 2 <= at < drained_to]
+    after = [value for at, value in returns if quiet_from <= at < quiet_to]
     rows = drain.rows(sent)
     for name, expected in (("", calm), (", pacing = even", even_calm)):
         rows.append(calm_row(f"urgent behind recorded bulk jobs{name}", waits[name], expected))
@@ -150,7 +150,7 @@ def late_arrivals(during, after):
     return [bar("drain", "p99 from a slot's return to its next arrival", text, "", None)]
 
 
-def lateness(arrivals, limit):
+def after_return(arrivals, limit):
     """(time, seconds) of each start beyond the first possible one: a window after the response to the start that had the slot."""
     least = 1 + LATENCY_MS / 1e3
     return [(at, at - before - least) for before, at in zip(arrivals, arrivals[limit:])]

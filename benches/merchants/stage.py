@@ -163,7 +163,7 @@ class Stage:
         for port in self.ports:
             for labels, count in deployment.series(port, "sluicegate_start_lateness_seconds_bucket"):
                 if labels["provider"] == lane.name:
-                    counts[float(labels["le"])] += int(float(count))
+                    counts[float(labels["le"])] += int(count)
         return counts
 
     def warnings(self):

@@ -19,8 +19,8 @@ use crate::domain::limit_usage::STILL_USED_STEPS;
 use crate::domain::provider::Provider;
 use crate::domain::time::EpochMs;
 
-/// Time in which a response is recorded. Often it takes less. One job too few ends an estimate by one start early; one
-/// too many, perhaps a pause between two bursts late: backlogs and limits are round numbers.
+/// Time from a response until it is recorded; often it is less. An estimate with one job too few ends one start early.
+/// With one too many it may end a whole pause between two bursts late, because backlogs and limits are round numbers.
 const RECORDED_WITHIN: Duration = Duration::from_millis(100);
 
 /// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
@@ -122,7 +122,7 @@ impl<'a> Moment<'a> {
         // waiting until the request is recorded, shortly before its start.
         let permits = usage.iter().filter_map(|limit| limit.still_used.last()).max().copied().unwrap_or(0);
         let in_flight = counts.sum(ProviderCounts::in_flight);
-        let with_permit = in_flight - recorded_soon(in_flight, counts.own.hold(provider));
+        let with_permit = in_flight - responses_to_record(in_flight, counts.own.hold(provider));
         let sent = permits.saturating_sub(with_permit);
         let at_ms = evidence.at_ms - i64::try_from(age.as_millis()).unwrap_or(0);
         Some(Self { at_ms, usage: &evidence.usage_at_count, sent })
@@ -137,7 +137,7 @@ impl<'a> Moment<'a> {
 }
 
 /// Jobs in flight by the ledger whose response is there and not recorded yet: the limiter knows it already.
-fn recorded_soon(in_flight: u64, hold: Duration) -> u64 {
+fn responses_to_record(in_flight: u64, hold: Duration) -> u64 {
     let [part_ms, whole_ms] = [RECORDED_WITHIN, hold + RECORDED_WITHIN].map(|time| time.as_millis());
     let jobs = (u128::from(in_flight) * part_ms + whole_ms / 2) / whole_ms;
     u64::try_from(jobs).unwrap_or(in_flight)

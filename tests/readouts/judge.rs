@@ -229,11 +229,10 @@ pub(super) fn finished(truth: &Truth, provider: &str) -> Option<u64> {
 }
 
 pub(super) fn open(truth: &Truth, provider: &str) -> Option<Bounds> {
-    let (published, finished) = (truth.published.get(provider)?, finished(truth, provider)?);
-    let least = published.confirmed.saturating_sub(finished);
-    Some(Bounds { least, most: published.sent.saturating_sub(finished) + published.copies })
+    open_between(truth, truth, provider)
 }
 
+/// From the first truth until the second.
 fn open_between(first: &Truth, second: &Truth, provider: &str) -> Option<Bounds> {
     let [before, after] = [first.published.get(provider)?, second.published.get(provider)?];
     let least = before.confirmed.saturating_sub(finished(second, provider)?);

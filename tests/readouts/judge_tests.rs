@@ -187,3 +187,25 @@ fn finish_times_are_checked_against_actual_ones() {
     acme(&mut history.samples[8]).clears_in_ms = Some(18 * 60_000);
     assert_eq!(finish_times(&history).iter().filter(|time| !time.is_right()).count(), 1);
 }
+
+#[test]
+fn payments_that_arrive_and_finish_between_two_reads_may_be_shown() {
+    // Five are published between seconds 15 and 16, and five finish: at both reads, fifty are open.
+    let mut history = true_history();
+    for truth in &mut history.truths[16..] {
+        truth.published.insert("acme".to_owned(), Published { confirmed: 62, sent: 62, copies: 0 });
+        truth.ledger.as_mut().unwrap().get_mut("acme").unwrap().insert("succeeded".to_owned(), 12);
+    }
+    for sample in &mut history.samples[16..] {
+        acme(sample).finished = 12;
+    }
+    assert_eq!(judge(&history), Vec::new());
+    for (waiting, untruths) in [(55, 0), (56, 1)] {
+        acme(&mut history.samples[17]).waiting = waiting;
+        assert_eq!(judge(&history).len(), untruths, "{waiting} shown");
+    }
+    // Before and long after that, it is fifty.
+    acme(&mut history.samples[17]).waiting = 50;
+    acme(&mut history.samples[14]).waiting = 51;
+    assert_eq!(judge(&history).len(), 1);
+}

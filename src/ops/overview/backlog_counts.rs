@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::sources::{FAILURE_TTL, QueryCost, QueryResult};
-use crate::fleet::UsageByQuota;
+use crate::fleet::{UsageByQuota, by_provider};
 use crate::ledger::upkeep::{CheckScope, ProviderReconciliation};
 use crate::worker::sweeper::CHECKED_JOBS;
 
@@ -31,10 +31,10 @@ const TTL_MAX: Duration = Duration::from_secs(4 * 60);
 const QUEUE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// An older count is not shown.
 const STALE_AFTER: Duration = Duration::from_secs(5 * 60);
-/// How long a reader waits for a count that is due. A count that takes longer, and much longer than others, is logged.
+/// How long a reader waits for a count that is due.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A count that takes longer than that, and so many times as long as usual, is logged.
 const LOGGED_FACTOR: u32 = 4;
-const SLOW_COUNT: &str = "a count of the backlog was slow; readouts show the one before for longer";
 
 /// Time after which a count compares the finished jobs of the last minutes with their events and attempts again. That
 /// costs more than all else of a count, and the sweeper does it as often.
@@ -55,7 +55,7 @@ pub struct CountedJobs {
 
 /// The faults of finished jobs that the last comparison found. Counts take them from there until the next one.
 #[derive(Default)]
-pub struct FinishedChecks(Mutex<Option<(Instant, Vec<ProviderReconciliation>)>>);
+pub struct FinishedChecks(Mutex<Option<(Instant, BTreeMap<String, ProviderReconciliation>)>>);
 
 impl FinishedChecks {
     /// The jobs of the ledger, by `reconcile`. Faults of finished jobs are older by at most [`FINISHED_CHECK_INTERVAL`].
@@ -63,17 +63,18 @@ impl FinishedChecks {
         &self,
         reconcile: impl AsyncFnOnce(CheckScope) -> Result<Vec<ProviderReconciliation>, E>,
     ) -> Result<Vec<ProviderReconciliation>, E> {
-        let earlier = self.0.lock().clone().filter(|(at, _)| at.elapsed() < FINISHED_CHECK_INTERVAL);
-        let Some((_, earlier)) = earlier else {
-            let began = Instant::now();
-            let counted = reconcile(CHECKED_JOBS).await?;
-            *self.0.lock() = Some((began, counted.clone()));
-            return Ok(counted);
-        };
-        let mut counted = reconcile(CheckScope::CountsOnly).await?;
-        for account in &mut counted {
-            if let Some(earlier) = earlier.iter().find(|earlier| earlier.provider == account.provider) {
-                account.take_checks_of(earlier);
+        let began = Instant::now();
+        let is_due = self.0.lock().as_ref().is_none_or(|(at, _)| began - *at >= FINISHED_CHECK_INTERVAL);
+        let mut counted = reconcile(if is_due { CHECKED_JOBS } else { CheckScope::CountsOnly }).await?;
+        let mut checked = self.0.lock();
+        match checked.as_ref().filter(|_| !is_due) {
+            None => *checked = Some((began, by_provider(counted.iter().cloned()))),
+            Some((_, earlier)) => {
+                for account in &mut counted {
+                    if let Some(earlier) = earlier.get(&account.provider) {
+                        account.take_checks_of(earlier);
+                    }
+                }
             }
         }
         Ok(counted)
@@ -149,7 +150,8 @@ impl BacklogCounter {
         let queues_took = began.elapsed() - took;
         if took + queues_took > COUNT_TIMEOUT.max(usual * LOGGED_FACTOR) {
             let [took_ms, queues_took_ms, usual_ms] = [took, queues_took, usual].map(|time| time.as_millis());
-            tracing::info!(took_ms, queues_took_ms, usual_ms, "{SLOW_COUNT}");
+            let text = "a count of the backlog was slow; readouts show the one before for longer";
+            tracing::info!(took_ms, queues_took_ms, usual_ms, "{text}");
         }
         let kept = usual * COST_FACTOR;
         let kept = kept.clamp(TTL_MIN, TTL_MAX);

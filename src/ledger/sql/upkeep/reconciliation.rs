@@ -3,7 +3,9 @@
 //!
 //! Open jobs are counted twice, by state and by where they are. Finished jobs are compared with their events and
 //! attempts. Earlier finished jobs come from the kept totals. So the cost grows with open, dead, reviewed and recently
-//! finished jobs, and not with the whole ledger. Most of it is the comparison, which an overview does not need each time. See `docs/decisions/0005-reconcile-all-jobs.md`.
+//! finished jobs, and not with the whole ledger. See `docs/decisions/0005-reconcile-all-jobs.md`.
+//!
+//! To compare costs more than to count, so a count alone is possible: an overview needs no comparison each time.
 //!
 //! Once a minute, jobs that finished since the last update are added to the totals, found by the index of recent ones.
 //! Payments write nothing there. SQL may change old jobs, so all are counted again from time to time. That takes at most
@@ -116,12 +118,12 @@ impl Database {
     ) -> Result<Vec<ProviderReconciliation>, LedgerError> {
         let args: Args = args![overdue_after].into();
         let rows = match scope {
-            // Not an argument: PostgreSQL would plan for any argument, and read the whole table for an unknown span.
-            // And by index: its statistics are older than the last minutes.
             CheckScope::CountsOnly => {
                 let sql = self.dialect().render(&reconciliation(counted_with_totals(), &[]));
                 self.engine.query_by_index(&sql, args).await?
             }
+            // Not an argument: PostgreSQL would plan for any argument, and read the whole table for an unknown span.
+            // And by index: its statistics are older than the last minutes.
             CheckScope::Since(since) => {
                 let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
                 let finished = [FINISHED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
