@@ -394,7 +394,7 @@ impl OverviewCollector {
         Ok((rejected, approvals))
     }
 
-    async fn query_jobs(&self) -> Result<CountedJobs, String> {
+    pub(super) async fn query_jobs(&self) -> Result<CountedJobs, String> {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
         // First the limiter: a job that gets its permit between the two then counts in neither, and never in both.
         let usage = timeout(USAGE_AT_COUNT_TIMEOUT, self.query_limit_usage(&known)).await;

@@ -2,17 +2,22 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
+use crate::domain::job::{ContentHash, Identifier, Job};
+use crate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
+use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 use crate::fleet::{OverviewInput, overview};
 use crate::ledger::database::Database;
 use crate::ledger::fleet::WorkerReport;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::limiter::Limiter;
+use crate::limiter::embedded::EmbeddedLimiter;
+use crate::limiter::{LimitStatus, Limiter, LimiterError};
 use crate::queue::embedded::EmbeddedQueue;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
@@ -73,8 +78,7 @@ async fn reports_of_all_workers_are_merged() {
     let known = LoadedSettings::default().with_snapshot(database.load_settings().await.unwrap());
     let progress = WorkerStatus { settings: Arc::new(known), ..WorkerStatus::default() };
     let (_progress, progress) = watch::channel(progress);
-    let limiter = Arc::new(crate::limiter::embedded::EmbeddedLimiter::new());
-    let collector = test_collector(&database, progress, limiter);
+    let collector = test_collector(&database, progress, Arc::new(EmbeddedLimiter::new()));
     let stop = tokio_util::sync::CancellationToken::new();
     let running = tokio::spawn({
         let (collector, stop) = (collector.clone(), stop.clone());
@@ -119,13 +123,61 @@ async fn reports_of_all_workers_are_merged() {
     running.await.unwrap();
 }
 
+/// A payment is recorded while the limiter is asked.
+struct RecordsWhenAsked(Database, EmbeddedLimiter);
+
+#[async_trait]
+impl Limiter for RecordsWhenAsked {
+    async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
+        self.1.run_id(quota).await
+    }
+
+    async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
+        self.1.call(spec, call).await
+    }
+
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
+        let job = Job {
+            id: Identifier::new("one").unwrap(),
+            provider: spec.quota.clone(),
+            amount: 1_299,
+            currency: "EUR".to_owned(),
+            account: None,
+            reference: None,
+            idempotency_key: None,
+            cost: 1,
+            priority: 0,
+            not_before: None,
+            expires_at: None,
+            payload: None,
+        };
+        self.0.record_backlog(&job, ContentHash::UNSEEN, Duration::ZERO).await.unwrap();
+        self.1.peek(spec, subject).await
+    }
+}
+
+/// The other way round, a payment that gets its permit in between would count as waiting and as a used slot.
+#[tokio::test]
+async fn jobs_are_counted_after_the_used_slots() {
+    let database = Database::open("sqlite::memory:", 1).unwrap();
+    database.migrate().await.unwrap();
+    database.apply_settings(&[row("acme")], false).await.unwrap();
+    let known = LoadedSettings::default().with_snapshot(database.load_settings().await.unwrap());
+    let progress = WorkerStatus { settings: Arc::new(known), ..WorkerStatus::default() };
+    let (_progress, progress) = watch::channel(progress);
+    let limiter = RecordsWhenAsked(database.clone(), EmbeddedLimiter::new());
+    let collector = test_collector(&database, progress, Arc::new(limiter));
+    let counted = collector.query_jobs().await.unwrap();
+    assert_eq!(counted.reconciliations.iter().map(|account| account.recorded).collect::<Vec<_>>(), [1]);
+}
+
 #[tokio::test]
 async fn snapshot_is_one_point_of_the_history() {
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
     database.apply_settings(&[row("acme")], false).await.unwrap();
     let (_progress, progress) = watch::channel(WorkerStatus::default());
-    let collector = test_collector(&database, progress, Arc::new(crate::limiter::embedded::EmbeddedLimiter::new()));
+    let collector = test_collector(&database, progress, Arc::new(EmbeddedLimiter::new()));
 
     // On a busy machine a point is recorded as soon as a reader's snapshot is there, and the next one within the time
     // for which a snapshot is recent.
