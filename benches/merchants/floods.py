@@ -112,8 +112,7 @@ def weights(options, below, settings):
     with stage(options, below, settings, "weights", [lane]) as ready:
         ready.publish(lane, [job for account, count in jobs.items() for job in of(account, count)])
         ready.await_recorded(lane, sum(jobs.values()) * 9 // 10, 120)
-        while ready.depth(lane) > 0:
-            time.sleep(0.1)
+        ready.await_delivered(lane, 120)
         # What was claimed before all were recorded is sent first.
         began = time.time() + 2
         time.sleep(options.span + 2)

@@ -134,10 +134,6 @@ class Stage:
                     return
                 connection.publish(self.queue(lane), stamped(lane, [(job, fields)]))
 
-    def depth(self, lane):
-        with self.connected() as connection:
-            return connection.depth(self.queue(lane))
-
     def await_charges(self, lane, wanted, patience_s):
         """Returns once the provider has charged so many jobs, without that of the warm-up."""
         deadline = time.monotonic() + patience_s
@@ -147,6 +143,15 @@ class Stage:
                 warned = "\n".join(self.warnings()[-10:])
                 raise SystemExit(f"{lane.name}: {charged} of {wanted} charges within {patience_s:.0f} s; {states}\n{warned}")
             time.sleep(0.1)
+
+    def await_delivered(self, lane, patience_s):
+        """Returns once the lane's queue is empty."""
+        deadline = time.monotonic() + patience_s
+        with self.connected() as connection:
+            while depth := connection.depth(self.queue(lane)):
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"{lane.name}: {depth} messages are still queued after {patience_s:.0f} s")
+                time.sleep(0.2)
 
     def await_recorded(self, lane, wanted, patience_s):
         """Returns once the ledger has so many jobs of the lane."""
