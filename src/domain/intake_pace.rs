@@ -1,30 +1,31 @@
 //! The pace at which intake records new jobs in the backlog, so that a full queue makes no request start late.
 //!
 //! To empty a queue takes the processor, the broker and the database from the requests that are due. While starts are
-//! later than without that, the pace falls by a part. Otherwise it grows slowly, until it holds nothing back. It never
+//! later than without that, the pace falls by a part. Otherwise it grows, slowly beside starts, until it holds nothing back. It never
 //! falls below [`RATE_MIN`], so a queue empties however late starts are. The time is an argument, from any monotonic
 //! clock. See `docs/decisions/0042-limited-lane-empties-its-queue.md`.
 
 use std::time::Duration;
 
-/// Least records a second of one process, whatever starts do.
-pub const RATE_MIN: f64 = 3_000.0;
-/// Rate of a process that has recorded nothing lately: fast, and little work at a time.
-const RATE_FIRST: f64 = 2.0 * RATE_MIN;
+/// Least records a second of one process, whatever starts do. A process begins with it.
+pub const RATE_MIN: f64 = 2_600.0;
 /// From this rate on, nothing is held back: no process records as much.
 const RATE_MAX: f64 = 20_000.0;
 /// Time between two changes of the rate.
 const JUDGE_INTERVAL: Duration = Duration::from_millis(100);
 const DECREASE: f64 = 0.8;
-const INCREASE: f64 = 1.03;
+/// While starts are seen, which are too few to say soon that a rate is too high.
+const INCREASE: f64 = 1.01;
+/// While nothing starts that could be late.
+const INCREASE_WITHOUT_STARTS: f64 = 1.1;
 /// The records of this time may come together, because a timer counts milliseconds and rounds up.
-const SLACK: Duration = Duration::from_millis(10);
+const SLACK: Duration = Duration::from_millis(3);
 /// Records are being made while the last one is at most as old. So long a start counts, too.
 const RECENT: Duration = Duration::from_secs(1);
 /// How much later starts may be than without intake, on average: far less than the worst of them.
-const LATER_MAX_S: f64 = 0.000_3;
+const LATER_MAX_S: f64 = 0.000_1;
 /// What is assumed of starts without intake before one was seen.
-const CALM_FIRST_S: f64 = 0.001;
+const CALM_FIRST_S: f64 = 0.000_3;
 /// Part of a mean that one start decides.
 const WEIGHT: f64 = 1.0 / 32.0;
 /// A later start counts as so late: one hiccup of the machine is no reason for a second of low pace.
@@ -40,6 +41,7 @@ pub struct IntakePace {
     /// Records since then.
     recorded: u32,
     last_record: Option<Duration>,
+    last_start: Option<Duration>,
     /// Lateness of starts while nothing is recorded, and while records are made.
     calm: MeanLateness,
     busy: MeanLateness,
@@ -59,11 +61,12 @@ impl MeanLateness {
 impl Default for IntakePace {
     fn default() -> Self {
         Self {
-            rate: RATE_FIRST,
+            rate: RATE_MIN,
             next_at: Duration::ZERO,
             judged_at: Duration::ZERO,
             recorded: 0,
             last_record: None,
+            last_start: None,
             calm: MeanLateness::default(),
             busy: MeanLateness::default(),
         }
@@ -73,8 +76,8 @@ impl Default for IntakePace {
 impl IntakePace {
     /// Records a request that was sent this long after the start that its permit names.
     pub fn record_start(&mut self, lateness: Duration, now: Duration) {
-        let is_busy = self.last_record.is_some_and(|last| now.saturating_sub(last) <= RECENT);
-        if is_busy {
+        self.last_start = Some(now);
+        if is_recent(self.last_record, now) {
             self.busy.record(lateness);
         } else {
             // What follows is compared with this.
@@ -109,12 +112,18 @@ impl IntakePace {
             // The next starts are judged by themselves: those until now were made at the higher rate.
             self.busy = MeanLateness(Some(calm_s));
             self.rate.min(used) * DECREASE
-        } else {
+        } else if is_recent(self.last_start, now) {
             self.rate * INCREASE
+        } else {
+            self.rate * INCREASE_WITHOUT_STARTS
         };
         self.rate = rate.clamp(RATE_MIN, RATE_MAX);
         (self.judged_at, self.recorded) = (now, 0);
     }
+}
+
+fn is_recent(last: Option<Duration>, now: Duration) -> bool {
+    last.is_some_and(|last| now.saturating_sub(last) <= RECENT)
 }
 
 #[cfg(test)]

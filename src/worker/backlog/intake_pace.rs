@@ -73,8 +73,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn late_starts_slow_intake_and_do_not_stop_it() {
-        let free = records_within(10, Duration::ZERO).await;
-        assert!(free > 10_000.0, "{free}/s");
+        let free = records_within(30, Duration::ZERO).await;
+        assert!(free > 7_000.0, "{free}/s");
         let paced = records_within(10, Duration::from_millis(5)).await;
         assert!((RATE_MIN * 0.95..RATE_MIN * 1.3).contains(&paced), "{paced}/s");
     }
