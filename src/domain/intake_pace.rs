@@ -25,7 +25,7 @@ const RECENT: Duration = Duration::from_secs(1);
 /// How much later starts may be than without intake, on average: far less than the worst of them.
 const LATER_MAX_S: f64 = 0.000_1;
 /// What is assumed of starts without intake before one was seen.
-const CALM_FIRST_S: f64 = 0.000_3;
+const CALM_FIRST_S: f64 = 0.000_2;
 /// Part of a mean that one start decides.
 const WEIGHT: f64 = 1.0 / 32.0;
 /// A later start counts as so late: one hiccup of the machine is no reason for a second of low pace.
