@@ -102,7 +102,7 @@ def urgent(options, below, settings):
     returns = after_return(arrivals, lane.limit)
     during = [value for at, value in returns if drained_from + 2 <= at < drained_to]
     after = [value for at, value in returns if quiet_from <= at < quiet_to]
-    rows = drain.rows(sent)
+    rows = drain.rows(sent, arrivals)
     for name, expected in (("", calm), (", pacing = even", even_calm)):
         rows.append(calm_row(f"urgent behind recorded bulk jobs{name}", waits[name], expected))
     return rows + late_rows(drain.lateness, [quiet, quiet_end]) + late_arrivals(during, after)
@@ -188,24 +188,21 @@ class Drain:
         self.begins, self.ends = map(float, ends.split())
         return self.begins, self.ends
 
-    def bounds(self, drained):
+    def bounds(self, drained, arrivals):
         """Until when each of these jobs is to be sent.
 
         From its record on, a job is as any other urgent one: before that, it waits for those ahead of it in the queue. The
-        last ones are recorded together when the queue is empty, and the limit lets one of them after the other start.
+        last ones are recorded together when the queue is empty, and each has its turn with the lane's starts from then on.
         """
-        bounds, turn = {}, 0
-        for job in sorted(drained, key=self.recorded_at.get):
-            turn = max(self.ends, turn + 1 / self.lane.limit)
-            bounds[job] = turn + URGENT_MAX_S
-        return bounds
+        turns = [at for at in sorted(arrivals) if at >= self.ends]
+        return {job: turn + URGENT_MAX_S for job, turn in zip(sorted(drained, key=self.recorded_at.get), turns)}
 
-    def rows(self, sent):
+    def rows(self, sent, arrivals):
         rate = self.jobs / (self.ends - self.begins)
         drained = [job for job in self.recorded_at if self.lane.published[job] < self.ends and job in sent]
-        bounds = self.bounds(drained)
+        bounds = self.bounds(drained, arrivals)
         took = [sent[job] - self.lane.published[job] for job in drained]
-        within = sum(sent[job] <= bounds[job] for job in drained)
+        within = sum(sent[job] <= bounds[job] for job in drained if job in bounds)
         after = p99([sent[job] - self.recorded_at[job] for job in drained])
         text = f"{within} of {len(drained)} within it; longest {max(took):.1f} s; p99 from its record {after * 1e3:.0f} ms"
         return [
