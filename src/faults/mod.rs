@@ -145,7 +145,7 @@ mod armed {
     const BUG_VARIABLE: &str = "SLUICEGATE_BUG";
 
     /// Time for written bytes to reach the other side; it must be shorter than the response takes.
-    const ARRIVAL_WAIT: Duration = Duration::from_millis(20);
+    const ARRIVAL_WAIT: Duration = Duration::from_millis(80);
     /// Time for a statement to be sent. Whether it is committed by then stays unknown, as with a cut cable.
     const SEND_WAIT: Duration = Duration::from_millis(1);
 

@@ -46,11 +46,11 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Ten calls a second, one at a time, each answered after 60 ms.
+    /// Ten calls a second, one at a time, each answered after 160 ms.
     pub fn of(kind: Kind) -> Self {
         let fake = FakeOptions {
             limits: vec!["10/1s".parse().unwrap()],
-            latency: (Duration::from_millis(60), Duration::from_millis(60)),
+            latency: (Duration::from_millis(160), Duration::from_millis(160)),
             deduplicate: kind == Kind::Deduplicates,
             lookup: kind == Kind::LooksUp,
             ..FakeOptions::default()
