@@ -130,7 +130,8 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     assert!((least..=most).contains(&review), "{what} {name}: {reasons:?}");
     let report = cell.fake.report();
     let charged = place.doubt == Doubt::Charged;
-    assert!(!charged || kind != Kind::Deduplicates || report.replays == 1, "{what} {name}: replays of the same key");
+    let replays = report.replays;
+    assert!(!charged || kind != Kind::Deduplicates || replays == 1, "{what} {name}: {replays} replays\n{log}");
     assert!(!charged || kind != Kind::LooksUp || report.lookups >= 1, "{what} {name}: no look-up");
     if matches!(place.doubt, Doubt::Uncharged | Doubt::Charged) {
         assert_eq!(cell.count(UNKNOWN).await, 1, "{what} {name}: unknown attempts");
@@ -139,7 +140,7 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     let seen_twice = u64::from(place.doubt != Doubt::No) + u64::from(what == "request_half_written");
     let charges = report.requests - report.lookups;
     assert!(charges <= JOBS + seen_twice, "{what} {name}: {charges} requests");
-    let (replays, lookups) = (report.replays, report.lookups);
+    let lookups = report.lookups;
     let (verdict, seconds) = (cell.verdict().await, begun.elapsed().as_secs_f64());
     Line { place: what, kind: name, review, replays, lookups, verdict, seconds }
 }
