@@ -194,7 +194,7 @@ class Drain:
         From its record on, a job is as any other urgent one: before that, it waits for those ahead of it in the queue. The
         last ones are recorded together when the queue is empty, and each has its turn with the lane's starts from then on.
         """
-        turns = [at for at in sorted(arrivals) if at >= self.ends]
+        turns = [at for at in arrivals if at >= self.ends]
         return {job: turn + URGENT_MAX_S for job, turn in zip(sorted(drained, key=self.recorded_at.get), turns)}
 
     def rows(self, sent, arrivals):

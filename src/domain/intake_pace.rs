@@ -1,9 +1,9 @@
 //! The pace at which intake records new jobs in the backlog, so that a full queue makes no request start late.
 //!
 //! To empty a queue takes the processor, the broker and the database from the requests that are due. While starts are
-//! later than without that, the pace falls by a part. Otherwise it grows, slowly beside starts, until it holds nothing back. It never
-//! falls below [`RATE_MIN`], so a queue empties however late starts are. The time is an argument, from any monotonic
-//! clock. See `docs/decisions/0042-limited-lane-empties-its-queue.md`.
+//! later than without that, the pace falls by a part. Otherwise it grows, slowly beside starts, until it holds nothing
+//! back. It never falls below [`RATE_MIN`], so a queue empties however late starts are. The time is an argument, from
+//! any monotonic clock. See `docs/decisions/0042-limited-lane-empties-its-queue.md`.
 
 use std::time::Duration;
 

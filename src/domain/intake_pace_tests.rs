@@ -70,6 +70,16 @@ fn pace_falls_while_starts_are_later_than_before() {
     }
 }
 
+/// A worker that meets a full queue has seen no start without intake yet.
+#[test]
+fn full_queue_before_the_first_start_is_paced() {
+    let mut process = Process::new();
+    let late = |_| Duration::from_micros(500);
+    process.record_for(Duration::from_secs(5), late);
+    let rate = process.rate_for(Duration::from_secs(5), late);
+    assert!((rate / RATE_MIN - 1.0).abs() < 0.03, "{rate}/s");
+}
+
 #[test]
 fn pace_recovers_when_starts_are_on_time_again() {
     let mut process = Process::new().calm(Duration::ZERO);

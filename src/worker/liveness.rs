@@ -142,7 +142,10 @@ mod tests {
         let request = AcquireRequest::new(1, CallKind::Charge, Instant::now() + Duration::from_secs(30));
         let waiting = workers.spawn(async move { gate.acquire(request).await });
         // The gate calls its limiter for the request, at once or within its batch delay.
-        while is_alive(WITHIN).is_ok() {}
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while is_alive(WITHIN).is_ok() {
+            assert!(Instant::now() < deadline, "the gate does not call its limiter");
+        }
         assert_eq!(is_alive(WITHIN), Err(StuckLoop::Gate(ProviderName::new("acme").unwrap())));
         drop(held);
         workers.block_on(waiting).unwrap();

@@ -94,7 +94,7 @@ async fn killed_at(place: &str, armed: Armed) -> Verdict {
     let mut cell = Cell::open("killed", Setup::of(Kind::Deduplicates)).await;
     cell.publish(12).await;
     let doomed = cell.worker(&with(armed, &[("CRASH_AT", place)])).await;
-    doomed.dies().await;
+    cell.crashes(&doomed, place).await;
     cell.leases_run_out().await;
     let heir = cell.worker(armed).await;
     heir.until_logged("lane open").await;

@@ -46,11 +46,11 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Ten calls a second, one at a time, each answered after 160 ms.
+    /// Ten calls a second, one at a time, each answered after 60 ms.
     pub fn of(kind: Kind) -> Self {
         let fake = FakeOptions {
             limits: vec!["10/1s".parse().unwrap()],
-            latency: (Duration::from_millis(160), Duration::from_millis(160)),
+            latency: (Duration::from_millis(60), Duration::from_millis(60)),
             deduplicate: kind == Kind::Deduplicates,
             lookup: kind == Kind::LooksUp,
             ..FakeOptions::default()
@@ -250,6 +250,19 @@ impl Cell {
 
     pub async fn publish_body(&self, body: &str) {
         self.broker.publish(&self.prefix, &self.name, body).await;
+    }
+
+    /// Waits until the worker has crashed at this place, `POINT:PASS`. A request that stays unanswered has arrived once
+    /// the provider has charged it: then the worker is killed.
+    pub async fn crashes(&self, doomed: &Worker, place: &str) {
+        if let Some(pass) = place.strip_prefix("request_unanswered:") {
+            let charges: u64 = pass.parse().unwrap();
+            until(place, PATIENCE, doomed, async || self.fake.report().charges >= charges).await;
+            doomed.signal("KILL");
+            doomed.is_gone().await;
+        } else {
+            doomed.dies().await;
+        }
     }
 
     /// Ends all leases once no worker is connected, so that another worker can claim the jobs of a crashed one.

@@ -79,10 +79,7 @@ async fn throttled_wait_is_honoured_in_full() {
     // The provider row has the first of these limits.
     let limits = ["20/1s", "5/1s"].map(|limit| limit.parse().unwrap()).to_vec();
     let setup = Setup::of(Kind::Neither);
-    // One at a time, and yet more than five a second.
-    let latency = std::time::Duration::from_millis(60);
-    let fake = FakeOptions { limits, latency: (latency, latency), ..setup.fake };
-    let mut cell = Cell::open("throttled", Setup { fake, ..setup }).await;
+    let mut cell = Cell::open("throttled", Setup { fake: FakeOptions { limits, ..setup.fake }, ..setup }).await;
     cell.publish(14).await;
     let worker = cell.worker(&[]).await;
     cell.until_finished(&worker).await;

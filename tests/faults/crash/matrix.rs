@@ -115,8 +115,9 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     let fake = FakeOptions { lost_answer_rate: place.lost_answers, ..setup.fake };
     let mut cell = Cell::open(what, Setup { row: place.row, fake, ..setup }).await;
     cell.publish(JOBS).await;
-    let doomed = cell.worker(&[("CRASH_AT", &format!("{what}:{}", place.nth))]).await;
-    doomed.dies().await;
+    let crash_at = format!("{what}:{}", place.nth);
+    let doomed = cell.worker(&[("CRASH_AT", &crash_at)]).await;
+    cell.crashes(&doomed, &crash_at).await;
     assert!(doomed.log().contains(what), "{}", doomed.log());
     cell.leases_run_out().await;
     let heir = cell.worker(&[]).await;
@@ -130,8 +131,7 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     assert!((least..=most).contains(&review), "{what} {name}: {reasons:?}");
     let report = cell.fake.report();
     let charged = place.doubt == Doubt::Charged;
-    let replays = report.replays;
-    assert!(!charged || kind != Kind::Deduplicates || replays == 1, "{what} {name}: {replays} replays\n{log}");
+    assert!(!charged || kind != Kind::Deduplicates || report.replays == 1, "{what} {name}: replays of the same key");
     assert!(!charged || kind != Kind::LooksUp || report.lookups >= 1, "{what} {name}: no look-up");
     if matches!(place.doubt, Doubt::Uncharged | Doubt::Charged) {
         assert_eq!(cell.count(UNKNOWN).await, 1, "{what} {name}: unknown attempts");
@@ -140,7 +140,7 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     let seen_twice = u64::from(place.doubt != Doubt::No) + u64::from(what == "request_half_written");
     let charges = report.requests - report.lookups;
     assert!(charges <= JOBS + seen_twice, "{what} {name}: {charges} requests");
-    let lookups = report.lookups;
+    let (replays, lookups) = (report.replays, report.lookups);
     let (verdict, seconds) = (cell.verdict().await, begun.elapsed().as_secs_f64());
     Line { place: what, kind: name, review, replays, lookups, verdict, seconds }
 }
