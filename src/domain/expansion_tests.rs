@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::job::Identifier;
-use super::super::provider::ProviderName;
+use super::super::job::tests::job;
 use super::*;
 
 proptest! {
@@ -24,30 +24,13 @@ proptest! {
     }
 }
 
-fn job() -> Job {
-    Job {
-        id: Identifier::new("pay-1").unwrap(),
-        provider: ProviderName::new("acme").unwrap(),
-        amount: 1_299,
-        currency: "EUR".to_owned(),
-        account: None,
-        reference: None,
-        idempotency_key: None,
-        cost: 1,
-        priority: 0,
-        not_before: None,
-        expires_at: None,
-        payload: None,
-    }
-}
-
 #[test]
 fn a_jobs_fields_are_encoded_into_the_address() {
     let full = Job {
         account: Some(Identifier::new("a_1").unwrap()),
         reference: Some("a/b?c=d&e#é %2e+".to_owned()),
         idempotency_key: Some(Identifier::new("key-9").unwrap()),
-        ..job()
+        ..job("pay-1")
     };
     let table = [
         ("https://x.example/charges?id=${job:id}", "https://x.example/charges?id=pay-1"),
@@ -68,7 +51,7 @@ fn a_jobs_fields_are_encoded_into_the_address() {
 fn missing_fields_and_dot_segments_are_rejected() {
     let url = UrlTemplate::parse("https://x.example/charges/${job:reference}/state").unwrap();
     let address_of = |reference: Option<&str>| {
-        url.for_job(&Job { reference: reference.map(str::to_owned), ..job() }, RequestPart::Url)
+        url.for_job(&Job { reference: reference.map(str::to_owned), ..job("pay-1") }, RequestPart::Url)
     };
     for missing in [None, Some("")] {
         assert_eq!(address_of(missing).unwrap_err().to_string(), "the job has no reference, which url needs");
@@ -79,11 +62,11 @@ fn missing_fields_and_dot_segments_are_rejected() {
     assert_eq!(address_of(Some("...")).unwrap(), "https://x.example/charges/.../state");
     for half in [".", "%2E"] {
         let half = UrlTemplate::parse(&format!("https://x.example/charges/{half}${{job:reference}}")).unwrap();
-        let job = Job { reference: Some(".".to_owned()), ..job() };
+        let job = Job { reference: Some(".".to_owned()), ..job("pay-1") };
         assert!(half.for_job(&job, RequestPart::Url).unwrap_err().to_string().contains("would change the path"));
     }
     let query = UrlTemplate::parse("https://x.example/charges?id=${job:reference}").unwrap();
-    assert!(query.for_job(&Job { reference: Some("../..".to_owned()), ..job() }, RequestPart::Url).is_ok());
+    assert!(query.for_job(&Job { reference: Some("../..".to_owned()), ..job("pay-1") }, RequestPart::Url).is_ok());
 }
 
 #[test]
@@ -112,13 +95,16 @@ fn invalid_addresses_are_rejected_with_a_fix() {
 #[test]
 fn an_address_beyond_its_bound_names_the_field() {
     let url = UrlTemplate::parse(&format!("https://x.example/{}", "${job:reference}".repeat(3))).unwrap();
-    let address_of = |reference: String| url.for_job(&Job { reference: Some(reference), ..job() }, RequestPart::Url);
+    let address_of =
+        |reference: String| url.for_job(&Job { reference: Some(reference), ..job("pay-1") }, RequestPart::Url);
     assert!(address_of("é".repeat(255)).is_ok());
     let too_large = address_of("\u{1f600}".repeat(255)).unwrap_err();
     let expected = "reference: the url that the provider's row makes of it exceeds 8192 bytes: send a shorter one";
     assert_eq!(too_large.to_string(), expected);
     let ids = UrlTemplate::parse(&format!("https://x.example/{}", "${id}".repeat(2_000))).unwrap();
-    assert!(ids.for_job(&job(), RequestPart::LookupUrl).unwrap_err().to_string().starts_with("id: the lookup.url"));
+    assert!(
+        ids.for_job(&job("pay-1"), RequestPart::LookupUrl).unwrap_err().to_string().starts_with("id: the lookup.url")
+    );
 }
 
 /// A text without placeholders is neither changed nor validated here.
@@ -127,7 +113,10 @@ fn url_without_placeholders_is_unchanged() {
     for url in ["https://x.example/a/../b?c=%2e%2e#d", "https://x.example", "no address"] {
         let template = UrlTemplate::parse(url).unwrap();
         assert!(!template.has_placeholders() && !template.names_payment());
-        assert_eq!((template.for_job(&job(), RequestPart::Url).as_deref(), template.sample().as_str()), (Ok(url), url));
+        assert_eq!(
+            (template.for_job(&job("pay-1"), RequestPart::Url).as_deref(), template.sample().as_str()),
+            (Ok(url), url)
+        );
     }
 }
 
@@ -139,7 +128,7 @@ proptest! {
         host in "https?://[a-z@:/\\\\.]{0,6}",
         query in any::<bool>(),
     ) {
-        let job = Job { reference: Some(reference.clone()), ..job() };
+        let job = Job { reference: Some(reference.clone()), ..job("pay-1") };
         let text = if query { format!("{host}/a?r=${{reference}}&b=1") } else { format!("{host}/a/${{reference}}/b") };
         let Ok(template) = UrlTemplate::parse(&text) else { return Ok(()) };
         let (sample, address) = (url::Url::parse(&template.sample()), template.for_job(&job, RequestPart::Url));

@@ -178,8 +178,26 @@ impl FlowKey {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A job for the provider `acme`, without optional fields.
+    pub(crate) fn job(id: &str) -> Job {
+        Job {
+            id: Identifier::new(id).unwrap(),
+            provider: ProviderName::new("acme").unwrap(),
+            amount: 1_299,
+            currency: "EUR".to_owned(),
+            account: None,
+            reference: None,
+            idempotency_key: None,
+            cost: 1,
+            priority: 0,
+            not_before: None,
+            expires_at: None,
+            payload: None,
+        }
+    }
 
     #[test]
     fn classes_follow_priorities() {

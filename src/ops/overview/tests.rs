@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
-use crate::domain::job::{ContentHash, Identifier, Job};
+use crate::domain::job::ContentHash;
+use crate::domain::job::tests::job;
 use crate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::wait_reason::{Wait, WaitReason};
@@ -137,21 +138,7 @@ impl Limiter for RecordsWhenAsked {
     }
 
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
-        let job = Job {
-            id: Identifier::new("one").unwrap(),
-            provider: spec.quota.clone(),
-            amount: 1_299,
-            currency: "EUR".to_owned(),
-            account: None,
-            reference: None,
-            idempotency_key: None,
-            cost: 1,
-            priority: 0,
-            not_before: None,
-            expires_at: None,
-            payload: None,
-        };
-        self.0.record_backlog(&job, ContentHash::UNSEEN, Duration::ZERO).await.unwrap();
+        self.0.record_backlog(&job("one"), ContentHash::UNSEEN, Duration::ZERO).await.unwrap();
         self.1.peek(spec, subject).await
     }
 }

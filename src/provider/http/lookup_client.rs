@@ -228,8 +228,8 @@ mod tests {
     use reqwest::header::{HeaderMap, RETRY_AFTER};
     use serde_json::{Value, json};
 
-    use super::super::tests::job;
     use super::*;
+    use crate::domain::job::tests::job;
     use crate::domain::provider::{LookupUrl, WhenNotFound};
     use crate::domain::response::Echo;
     use crate::domain::response::{ResponseLocation, StatusCase, WaitField, WaitUnit};

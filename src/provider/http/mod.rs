@@ -375,27 +375,3 @@ fn admit_within_bound(
     }
     Ok(target)
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::domain::job::{Identifier, Job};
-    use crate::domain::provider::ProviderName;
-
-    /// A job without optional fields.
-    pub(super) fn job(id: &str) -> Job {
-        Job {
-            id: Identifier::new(id).unwrap(),
-            provider: ProviderName::new("acme").unwrap(),
-            amount: 1_299,
-            currency: "EUR".to_owned(),
-            account: None,
-            reference: None,
-            idempotency_key: None,
-            cost: 1,
-            priority: 0,
-            not_before: None,
-            expires_at: None,
-            payload: None,
-        }
-    }
-}

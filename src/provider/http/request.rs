@@ -209,9 +209,9 @@ fn push_pair(out: &mut BoundedBuffer, name: &str, text: &str) -> Result<(), Body
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::job;
     use super::*;
     use crate::domain::job::Identifier;
+    use crate::domain::job::tests::job;
 
     fn body(shape: &RequestShape, job: &Job) -> String {
         String::from_utf8(RequestPlan::parse(shape, None).unwrap().body(job).unwrap()).unwrap()

@@ -188,9 +188,9 @@ fn parse_number(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::super::classify::ResponseBody;
-    use super::super::tests::job;
     use super::*;
     use crate::domain::job::Job;
+    use crate::domain::job::tests::job;
 
     fn echo(fields: &[(EchoField, &[&str])]) -> Echo {
         let place = |place: &&str| match place.starts_with('/') {

@@ -285,8 +285,8 @@ pub fn split_placeholders(text: &str) -> Result<Vec<TemplatePart>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::job;
     use super::*;
+    use crate::domain::job::tests::job;
 
     fn render(template: &str, job: &Job) -> String {
         let mut out = BoundedBuffer::new(4_096);
