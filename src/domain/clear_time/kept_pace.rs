@@ -6,14 +6,15 @@
 //! So a lane that has just started keeps the pace of its limits, and ten seconds of an outage do not decide an hour.
 //!
 //! Invariant: within two seconds, the interval of the readouts, the part changes by at most a tenth of itself (held by
-//! `part_moves_by_at_most_a_tenth_in_two_seconds`).
+//! `part_moves_slowly_at_the_steepest_turns`).
 
 use super::{ClearTimeInput, LimitPace, PaceKind, SENT_STEP, float, limit_paces, steady_rate};
 
 /// Time that is looked at.
 const HORIZON_STEPS: usize = 12;
-/// Least part of the limits' pace that is assumed: less changes too fast to be told.
-const PART_MIN: f64 = 0.15;
+/// Least part of the limits' pace that is assumed: less changes too fast to be told. Two seconds of the horizon are a
+/// sixtieth, which is less than a tenth of it.
+const PART_MIN: f64 = 0.17;
 /// A step counts in full if the longer limits allowed all of the pace, and not if they allowed this part of it: then the
 /// order of starts within the step decides.
 const ALLOWED_MIN: f64 = 0.5;
