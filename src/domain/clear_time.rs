@@ -316,6 +316,23 @@ impl LimitPace {
         }
     }
 
+    /// Jobs that are let out in the first cycle.
+    fn free(&self) -> u64 {
+        match self.kind {
+            PaceKind::Spaced { at_once: free } | PaceKind::Sliding { free, .. } | PaceKind::Aligned { free, .. } => {
+                free
+            }
+        }
+    }
+
+    /// Seconds until the second window begins, and the place of the `n`th job among those that wait for it.
+    fn behind_first_window(&self, n: u64) -> Option<(f64, u64)> {
+        match self.kind {
+            PaceKind::Aligned { free, ends_in } if n > free => Some((ends_in, n - free)),
+            _ => None,
+        }
+    }
+
     /// Seconds of the full cycles before the `n`th job, and the job's place in its own cycle.
     fn cycle_of(&self, n: u64) -> Option<(f64, u64)> {
         match self.kind {

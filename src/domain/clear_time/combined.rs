@@ -1,7 +1,7 @@
 //! The pace of several limits together: a function from a number of jobs to the seconds until the last one is sent.
 //!
-//! A longer limit matters only where the shorter ones let out a whole cycle of it before that cycle ends. So limits are
-//! taken from the shortest to the longest, each built on the one before it. What does not depend on the number of jobs
+//! A longer limit matters only where the shorter ones let out a whole cycle of it before that cycle ends, or where its
+//! first window is used up before the next one begins. So limits are taken from the shortest to the longest, each built on the one before it. What does not depend on the number of jobs
 //! is computed once for all. A search for the jobs that are sent in time then asks often, and each answer is cheap.
 
 use super::{LimitPace, float};
@@ -18,6 +18,8 @@ struct RankedLimit {
     pace: LimitPace,
     /// Seconds in which the shorter limits let out a whole cycle of it, and one job more.
     cycle_sent_in: f64,
+    /// The same for what is left of its first cycle.
+    first_sent_in: f64,
 }
 
 impl RankedLimit {
@@ -26,9 +28,17 @@ impl RankedLimit {
         self.cycle_sent_in < self.pace.cycle
     }
 
-    /// Seconds of the full cycles before the `n`th job, and the job's place in its own cycle, if it decides.
+    /// Seconds of the cycles that the shorter limits wait for before the `n`th job, and the job's place after them.
     fn cycle_of(&self, n: u64) -> Option<(f64, u64)> {
-        self.pace.cycle_of(n).filter(|_| self.decides())
+        if self.decides() {
+            return self.pace.cycle_of(n);
+        }
+        self.pace.behind_first_window(n).filter(|(begins_in, _)| self.first_sent_in < *begins_in)
+    }
+
+    /// At least as many seconds as the shorter limits take to that place, if they take no more than this to the job.
+    fn most_in_cycle(&self, shorter: f64) -> f64 {
+        if self.decides() { self.cycle_sent_in } else { shorter }
     }
 }
 
@@ -38,7 +48,8 @@ impl CombinedPace {
         let mut combined = Self { limits: Vec::with_capacity(paces.len()), per_second };
         for pace in paces {
             let cycle_sent_in = combined.seconds(pace.per_cycle.saturating_add(1));
-            combined.limits.push(RankedLimit { pace, cycle_sent_in });
+            let first_sent_in = combined.seconds(pace.free().saturating_add(1));
+            combined.limits.push(RankedLimit { pace, cycle_sent_in, first_sent_in });
         }
         combined
     }
@@ -65,7 +76,7 @@ impl CombinedPace {
     /// cycle.
     fn most_seconds_by(&self, limits: &[RankedLimit], n: u64) -> f64 {
         limits.iter().fold(self.seconds_without_limits(n), |shorter, limit| {
-            let cycles = limit.cycle_of(n).map_or(0.0, |(cycles, _)| cycles + limit.cycle_sent_in);
+            let cycles = limit.cycle_of(n).map_or(0.0, |(cycles, _)| cycles + limit.most_in_cycle(shorter));
             shorter.max(limit.pace.permit_time(n)).max(cycles)
         })
     }

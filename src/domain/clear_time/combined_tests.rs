@@ -10,7 +10,13 @@ fn by_definition(paces: &[LimitPace], per_second: f64, n: u64) -> f64 {
     let Some((pace, shorter)) = paces.split_last() else { return float(n.saturating_sub(1)) / per_second };
     let alone = pace.permit_time(n).max(by_definition(shorter, per_second, n));
     let decides = by_definition(shorter, per_second, pace.per_cycle.saturating_add(1)) < pace.cycle;
-    match pace.cycle_of(n).filter(|_| decides) {
+    let free_sent_in = by_definition(shorter, per_second, pace.free().saturating_add(1));
+    let waits = if decides {
+        pace.cycle_of(n)
+    } else {
+        pace.behind_first_window(n).filter(|(begins_in, _)| free_sent_in < *begins_in)
+    };
+    match waits {
         Some((cycles, place)) => alone.max(cycles + by_definition(shorter, per_second, place)),
         None => alone,
     }
@@ -48,6 +54,24 @@ proptest! {
         sorted.sort_by(|a, b| a.cycle.total_cmp(&b.cycle));
         let combined = CombinedPace::new(paces, per_second);
         prop_assert_eq!(combined.seconds(n), by_definition(&sorted, per_second, n));
+    }
+}
+
+/// A hundred per hundred seconds, one in two seconds: the window never fills, but it was used up when we began.
+#[test]
+fn used_window_delays_a_slower_pace() {
+    let seconds = |free, n| {
+        let window = LimitPace { per_cycle: 100, cycle: 100.0, kind: PaceKind::Aligned { free, ends_in: 50.0 } };
+        CombinedPace::new(vec![window], 0.5).seconds(n)
+    };
+    for (free, n, wanted, why) in [
+        (0, 1, 50.0, "the first waits for the window"),
+        (0, 11, 70.0, "ten more follow in twenty seconds"),
+        (5, 5, 8.0, "what is left goes at once"),
+        (5, 15, 68.0, "ten wait for the window"),
+        (30, 40, 78.0, "thirty are not sent before the window ends"),
+    ] {
+        assert!((seconds(free, n) - wanted).abs() < 1e-9, "{why}: {}", seconds(free, n));
     }
 }
 
