@@ -1,8 +1,9 @@
 //! The pace of several limits together: a function from a number of jobs to the seconds until the last one is sent.
 //!
-//! A longer limit matters only where the shorter ones let out a whole cycle of it before that cycle ends, or where its
-//! first window is used up before the next one begins. So limits are taken from the shortest to the longest, each built on the one before it. What does not depend on the number of jobs
-//! is computed once for all. A search for the jobs that are sent in time then asks often, and each answer is cheap.
+//! A longer limit matters only where the shorter ones let out a whole cycle of it before that cycle ends. Its first window
+//! also matters where it is used up before the next one begins. So limits are taken from the shortest to the longest,
+//! each built on the one before it. What does not depend on the number of jobs is computed once for all. A search for the
+//! jobs that are sent in time then asks often, and each answer is cheap.
 
 use super::{LimitPace, float};
 
