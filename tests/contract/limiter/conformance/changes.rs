@@ -96,8 +96,9 @@ async fn raised_limit_still_counts_uses_before_booking(limiter: Arc<dyn Limiter>
 }
 
 async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
-    let mut caller = Caller::warm(&limiter, spec(&[("old", 5, 400)])).await;
-    caller.spec = QuotaSpec { version: 2, ..spec(&[("new", 9, 700), ("old", 5, 400)]) };
+    let soon = |limits: &[(&str, u32, u64)]| QuotaSpec { hold_max: SECOND, ..spec(limits) };
+    let mut caller = Caller::warm(&limiter, soon(&[("old", 5, 400)])).await;
+    caller.spec = QuotaSpec { version: 2, ..soon(&[("new", 9, 700), ("old", 5, 400)]) };
     let new_us = unknown_past_us(&caller.spec, 0);
     let reply = caller.call(&[1]).await;
     let start_delay_us = caller.spec.start_delay_max_us();
@@ -110,7 +111,7 @@ async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
     );
     until_us(&caller, promised_us(&reply)).await;
     assert_eq!(caller.call(&[1]).await.permits(), 1);
-    caller.spec = QuotaSpec { version: 3, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
+    caller.spec = QuotaSpec { version: 3, ..soon(&[("new", 9, 700), ("old", 5, 500)]) };
     let reply = caller.call(&[1]).await;
     assert_eq!(refused(&reply).reason, RefusalReason::NeedsHistory { index: 1, readable_in_us: start_delay_us });
     assert_eq!(
@@ -119,9 +120,9 @@ async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
         "uses before the old window are not in the log"
     );
     // A limit that was removed and added again is new.
-    caller.spec = QuotaSpec { version: 4, ..spec(&[("new", 9, 700)]) };
+    caller.spec = QuotaSpec { version: 4, ..soon(&[("new", 9, 700)]) };
     caller.call(&[]).await;
-    caller.spec = QuotaSpec { version: 5, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
+    caller.spec = QuotaSpec { version: 5, ..soon(&[("new", 9, 700), ("old", 5, 500)]) };
     let back = caller.call(&[1]).await;
     assert_eq!((back.permits(), promised_us(&back)), (0, back.now.0 + unknown_past_us(&caller.spec, 1)));
 }

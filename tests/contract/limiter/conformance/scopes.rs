@@ -220,7 +220,8 @@ async fn reference_keys_expire_by_their_own_windows() {
     let server = Redis::shared();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&server.url(), "own-windows").unwrap());
     let month_ms = 30 * 86_400_000;
-    let mut spec = spec(&[("account", 5, 86_400_000), ("all", 20, month_ms), ("reference", 5, 60_000)]);
+    let limits = [("account", 5, 86_400_000), ("all", 20, month_ms), ("reference", 5, 60_000)];
+    let mut spec = QuotaSpec { hold_max: SECOND, ..spec(&limits) };
     (spec.limits[0].scope, spec.limits[2].scope) = (Scope::Account, Scope::Reference);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     assert_eq!(caller.ask(&[of(&spec, 1, "a", Some("r"))]).await.permits(), 1);
