@@ -141,6 +141,25 @@ pub fn delay_after_response(active_for: Duration) -> Duration {
     bounded_delay(active_for / ACTIVE_DIVISOR)
 }
 
+/// Records that are committed right after a start do not delay the next one, if it is at least as far away.
+const GAP_MIN: Duration = Duration::from_millis(5);
+/// By then, the request has left.
+const AFTER_START: Duration = Duration::from_micros(500);
+/// Longest batch delay of a record.
+const RECORD_DELAY_MAX: Duration = Duration::from_millis(15);
+/// The starts of this time ahead decide it.
+pub const STARTS_LOOKED_AT: Duration = RECORD_DELAY_MAX.saturating_add(GAP_MIN);
+
+/// Batch delay of a record in the backlog. No step waits for it, but its commit takes processor and database from the
+/// requests that start meanwhile. So it comes after the last start in reach that no other one follows soon.
+/// `starts_in`: times until the starts within [`STARTS_LOOKED_AT`], in their order.
+pub fn delay_of_record(starts_in: &[Duration]) -> Duration {
+    let next_of = |number: usize| starts_in.get(number + 1).copied().unwrap_or(Duration::MAX);
+    let gaps = starts_in.iter().enumerate().filter(|(number, at)| next_of(*number).saturating_sub(**at) >= GAP_MIN);
+    let delays = gaps.map(|(_, at)| *at + AFTER_START);
+    delays.take_while(|delay| *delay <= RECORD_DELAY_MAX).last().unwrap_or(BATCH_DELAY_MAX)
+}
+
 fn bounded_delay(wait: Duration) -> Duration {
     if wait < BATCH_DELAY_MIN { Duration::ZERO } else { wait.min(BATCH_DELAY_MAX) }
 }
@@ -232,6 +251,38 @@ mod tests {
         }
         assert_eq!(AimdWindow::new(Duration::ZERO).window(), 1);
         assert_eq!(AimdWindow::new(Duration::from_secs(3_600)).window(), 10_000);
+    }
+
+    #[test]
+    fn records_are_committed_after_a_start() {
+        let us = Duration::from_micros;
+        for (starts_ms, delay_us, why) in [
+            (&[][..], 10_000, "nothing starts"),
+            (&[17][..], 10_000, "it ends well before the start"),
+            (&[3][..], 3_500, "nothing follows"),
+            (&[3, 13][..], 13_500, "the later it is, the more come together"),
+            (&[3, 16][..], 3_500, "the last is too far away"),
+            (&[3, 6, 18][..], 6_500, "it falls into the gap"),
+            (&[3, 6, 9][..], 9_500, "behind all of them"),
+            (&[0, 4, 8, 12, 16][..], 10_000, "there is no gap"),
+        ] {
+            let starts: Vec<Duration> = starts_ms.iter().map(|at| us(at * 1_000)).collect();
+            assert_eq!(delay_of_record(&starts), us(delay_us), "{why}: {starts_ms:?}");
+        }
+    }
+
+    proptest! {
+        /// Records never wait longer than they may, and where nothing is in reach, as other writes.
+        #[test]
+        fn record_delay_is_bounded(mut starts_us in prop::collection::vec(0..20_000_u64, 0..30)) {
+            starts_us.sort_unstable();
+            let starts: Vec<Duration> = starts_us.iter().copied().map(Duration::from_micros).collect();
+            let delay = delay_of_record(&starts);
+            prop_assert!(delay <= RECORD_DELAY_MAX);
+            let next = starts.iter().find(|at| **at >= delay);
+            let has_gap = next.is_none_or(|next| *next - delay >= GAP_MIN - AFTER_START);
+            prop_assert!(has_gap || delay == BATCH_DELAY_MAX, "{delay:?}: {starts:?}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tokio::time::{Instant, sleep_until};
@@ -54,6 +55,14 @@ impl StartTimer {
                 sleep_until(instant).await;
             }
         }
+    }
+
+    /// Times until the starts of this time ahead, in their order.
+    pub fn starts_within(&self, time: Duration) -> Vec<Duration> {
+        let now = std::time::Instant::now();
+        let queue = self.shared.queue.lock();
+        let starts = queue.sleepers.range(..(now + time, 0));
+        starts.map(|((at, _), _)| at.saturating_duration_since(now)).collect()
     }
 
     fn has_thread(&self) -> bool {
@@ -151,8 +160,6 @@ fn is_real_clock() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use rand::rngs::StdRng;
     use rand::{Rng as _, SeedableRng as _};
     use tokio::task::JoinSet;
@@ -194,6 +201,26 @@ mod tests {
         assert_eq!(sleepers(&timer), 0);
         // A later sleeper is woken nevertheless.
         timer.sleep_until(Instant::now() + Duration::from_millis(3)).await;
+    }
+
+    #[tokio::test]
+    async fn next_starts_are_told_in_order() {
+        let timer = Arc::new(StartTimer::default());
+        let mut sleeping = JoinSet::new();
+        for seconds in [90, 30, 60, 3_600] {
+            let (timer, at) = (timer.clone(), Instant::now() + Duration::from_secs(seconds));
+            sleeping.spawn(async move { timer.sleep_until(at).await });
+        }
+        while sleepers(&timer) < 4 {
+            tokio::task::yield_now().await;
+        }
+        let starts = timer.starts_within(Duration::from_secs(600));
+        let wanted = [30, 60, 90].map(Duration::from_secs);
+        assert_eq!(starts.len(), wanted.len());
+        let is_near =
+            |(start, wanted): (&Duration, Duration)| *start <= wanted && *start > wanted - Duration::from_secs(25);
+        assert!(starts.iter().zip(wanted).all(is_near), "{starts:?}");
+        assert_eq!(timer.starts_within(Duration::ZERO), []);
     }
 
     #[tokio::test]

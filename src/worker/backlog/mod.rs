@@ -22,7 +22,7 @@ use super::lane::LaneContext;
 use super::lane_control::LanePause;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use crate::domain::job::{FlowKey, Identifier, JobId};
-use crate::domain::persist_window::BATCH_DELAY_MAX;
+use crate::domain::persist_window::{STARTS_LOOKED_AT, delay_of_record};
 use crate::domain::provider::{Mode, Provider};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
@@ -122,8 +122,9 @@ pub(super) async fn record_if_it_must_wait(
         () = lane.stop.cancelled() => {}
     }
     let ledger = &lane.worker.backends.ledger;
+    let delay = delay_of_record(&lane.worker.start_timer.starts_within(STARTS_LOOKED_AT));
     let recorded = retry_while_unavailable("record a job in the backlog", &lane.stop, || {
-        ledger.record_backlog(&decoded.job, decoded.hash, BATCH_DELAY_MAX)
+        ledger.record_backlog(&decoded.job, decoded.hash, delay)
     });
     let recorded = recorded.instrument(spans::step("record in the backlog")).await;
     if matches!(recorded, Ok(BacklogRecord::Recorded)) {
