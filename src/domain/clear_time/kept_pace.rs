@@ -12,8 +12,8 @@ use super::{ClearTimeInput, LimitPace, PaceKind, SENT_STEP, float, limit_paces, 
 
 /// Time that is looked at.
 const HORIZON_STEPS: usize = 12;
-/// Least part of the limits' pace that is assumed: less changes too fast to be told. Two seconds of the horizon are a
-/// sixtieth, which is less than a tenth of it.
+/// Least part of the limits' pace that is assumed. Two seconds are a sixtieth of the time that is looked at, so they move
+/// the part by less than a tenth of this.
 const PART_MIN: f64 = 0.17;
 /// A step counts in full if the longer limits allowed all of the pace, and not if they allowed this part of it: then the
 /// order of starts within the step decides.

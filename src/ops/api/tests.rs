@@ -8,6 +8,7 @@ use sqlx::AssertSqlSafe;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::domain::job::tests::job;
 use crate::domain::job::{Identifier, Job};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
@@ -103,18 +104,9 @@ impl TestApi {
     pub async fn add_job(&self, id: &str, account: &str, state: &str) {
         let ledger = self.database.clone();
         let job = Job {
-            id: Identifier::new(id).unwrap(),
-            provider: acme(),
-            amount: 1_299,
-            currency: "EUR".to_owned(),
             account: Some(Identifier::new(account).unwrap()),
-            reference: None,
-            idempotency_key: None,
-            cost: 1,
-            priority: 0,
-            not_before: None,
-            expires_at: None,
             payload: Some(r#"{"token":"tok_1"}"#.to_owned()),
+            ..job(id)
         };
         let hash = decode(&encode(&job), &acme(), CardNumbers::Refuse).unwrap().hash;
         let claim = ledger.claim(&job, hash, "worker-a", Duration::from_secs(60)).await.unwrap();
