@@ -188,19 +188,21 @@ class Drain:
         self.begins, self.ends = map(float, ends.split())
         return self.begins, self.ends
 
-    def bounds(self, drained, arrivals):
-        """Until when each of these jobs is to be sent.
+    def bounds(self, sent, arrivals):
+        """Until when each of these jobs is to be sent, of which this says when each was.
 
         From its record on, a job is as any other urgent one: before that, it waits for those ahead of it in the queue. The
         last ones are recorded together when the queue is empty, and each has its turn with the lane's starts from then on.
+        Those of one commit may take these turns in any order.
         """
         turns = [at for at in arrivals if at >= self.ends]
-        return {job: turn + URGENT_MAX_S for job, turn in zip(sorted(drained, key=self.recorded_at.get), turns)}
+        in_turn = sorted(sent, key=lambda job: (self.recorded_at[job], sent[job]))
+        return {job: turn + URGENT_MAX_S for job, turn in zip(in_turn, turns)}
 
     def rows(self, sent, arrivals):
         rate = self.jobs / (self.ends - self.begins)
         drained = [job for job in self.recorded_at if self.lane.published[job] < self.ends and job in sent]
-        bounds = self.bounds(drained, arrivals)
+        bounds = self.bounds({job: sent[job] for job in drained}, arrivals)
         took = [sent[job] - self.lane.published[job] for job in drained]
         within = sum(sent[job] <= bounds[job] for job in drained if job in bounds)
         after = p99([sent[job] - self.recorded_at[job] for job in drained])
