@@ -138,8 +138,10 @@ impl Simulation<'_> {
     fn refused_worker_slot(&mut self, now_us: u64, job: JobIndex) {
         self.end_wait(job, None);
         let state = &self.record.jobs[job];
-        let next = if state.is_claimed && state.unknown_us.is_none() {
-            self.hold_back(now_us, state.process, EGRESS_DELAY)
+        let next = if state.unknown_us.is_none() && (state.is_claimed || self.model.is_blocking()) {
+            let until = self.clock.instant(now_us) + EGRESS_DELAY;
+            self.processes[state.process].dispatcher.await_slot(until);
+            JobStep::Backlog { blocked_until_us: None }
         } else {
             JobStep::Retry { wait_us: micros_up(EGRESS_DELAY) }
         };

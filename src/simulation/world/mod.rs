@@ -291,7 +291,9 @@ impl<'a> Simulation<'a> {
         let is_claimed = std::mem::take(&mut state.is_claimed);
         let (has_slot, is_unsent) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_unsent));
         if has_slot {
-            self.processes[process].gate.egress().vacate(is_unsent, self.clock.instant(now_us));
+            let process = &mut self.processes[process];
+            process.gate.egress().vacate(is_unsent, self.clock.instant(now_us));
+            process.dispatcher.slot_is_free();
         }
         if !is_claimed {
             self.processes[process].free_prefetch += 1;

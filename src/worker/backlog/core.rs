@@ -78,6 +78,8 @@ pub(crate) struct DispatchCore<A, J> {
     wake_at: Option<Instant>,
     /// Nothing is claimed before.
     not_before: Option<Instant>,
+    /// Nothing is claimed before, unless a worker slot becomes free.
+    no_slot_until: Option<Instant>,
     /// Nothing at all is done before: a step has failed.
     retry_at: Option<Instant>,
     /// A flow that is not blocked may have jobs.
@@ -96,6 +98,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
             claimed_at: now,
             wake_at: None,
             not_before: None,
+            no_slot_until: None,
             retry_at: None,
             is_claimable: false,
         }
@@ -148,6 +151,16 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         self.not_before = self.not_before.max(Some(until));
     }
 
+    /// A job got no worker slot in time: claims nothing before this instant, unless a slot becomes free.
+    pub fn await_slot(&mut self, until: Instant) {
+        self.no_slot_until = Some(until);
+    }
+
+    /// A worker slot is free. Returns whether the driver is to be woken.
+    pub fn slot_is_free(&mut self) -> bool {
+        self.no_slot_until.take().is_some()
+    }
+
     /// A claimed job waits for its permit no longer. Returns whether the driver is to be woken.
     pub fn release_ahead(&mut self, flow: &Flow<A>) -> bool {
         let has_room = self.ahead.remove(flow);
@@ -172,7 +185,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
             return DispatchStep::Wait(self.wake_at.map_or(self.look_at, |wake_at| wake_at.min(self.look_at)));
         }
         let LaneFacts { bounds, paused_until, order } = facts();
-        if let Some(at) = paused_until.max(self.not_before).filter(|at| *at > now) {
+        if let Some(at) = paused_until.max(self.not_before).max(self.no_slot_until).filter(|at| *at > now) {
             return DispatchStep::Wait(at.min(now + PAUSED_INTERVAL));
         }
         let room = self.ahead.room_within(bounds, self.flows.first_class(now));

@@ -76,6 +76,16 @@ impl LaneBacklog {
         self.core.lock().hold_until(Instant::now() + wait);
     }
 
+    /// Claims nothing for this long, unless a worker slot becomes free: a job got none in time.
+    pub fn await_slot(&self, wait: Duration) {
+        self.core.lock().await_slot(Instant::now() + wait);
+    }
+
+    /// Records that a worker slot is free.
+    pub fn record_free_slot(&self) {
+        self.wake_if(DispatchCore::slot_is_free);
+    }
+
     /// Changes the core, and wakes the dispatcher if that returns so.
     fn wake_if(&self, change: impl FnOnce(&mut DispatchCore<Identifier, JobId>) -> bool) {
         let is_due = change(&mut self.core.lock());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::prepare::ProviderCall;
-use super::{Arrival, JobRun, LANE_PAUSED_DELAY, LaneContext, WaitCause};
+use super::{Arrival, EGRESS_DELAY, JobRun, LANE_PAUSED_DELAY, LaneContext, WaitCause};
 use crate::domain::account_faults::SetupSign;
 use crate::domain::disposition::Transition;
 use crate::domain::job::{FlowKey, Job};
@@ -119,6 +119,18 @@ impl JobRun<'_> {
             return self.delay(wait, cause).await;
         }
         self.lane.backlog.hold(wait.min(LANE_PAUSED_DELAY));
+        self.return_to_backlog(cause.into()).await
+    }
+
+    /// Ends the run of a job that got no worker slot in time. In the backlog it keeps its place, and is claimed again as
+    /// soon as a slot is free. Delayed, it would come back late, and the slots of a lane with few jobs would be idle.
+    pub(super) async fn wait_for_slot(&self) -> DeliveryAction {
+        let cause = WaitCause::new("egress", WaitReason::Egress);
+        let is_of_backlog = self.ahead.is_some() && self.is_for_backlog();
+        if !is_of_backlog && !self.waits_in_backlog() {
+            return self.delay(EGRESS_DELAY, cause).await;
+        }
+        self.lane.backlog.await_slot(EGRESS_DELAY);
         self.return_to_backlog(cause.into()).await
     }
 

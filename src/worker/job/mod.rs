@@ -42,7 +42,7 @@ mod send;
 /// Delay of jobs whose lane must not send.
 pub(crate) const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
 
-/// Delay of a job that got no worker slot at the egress rate in time.
+/// Delay of a job that got no worker slot at the egress rate in time. In the backlog, it ends when a slot is free.
 pub const EGRESS_DELAY: Duration = Duration::from_secs(5);
 
 /// A job that waits longer than this is kept in the ledger alone, and the sweeper publishes it when it is due. Its
@@ -187,9 +187,7 @@ impl<'a> JobRun<'a> {
                     None => self.delay_refused(&refusal).await,
                 }
             }
-            PermitWait::NoWorkerSlot => {
-                self.wait_for_lane(EGRESS_DELAY, WaitCause::new("egress", WaitReason::Egress)).await
-            }
+            PermitWait::NoWorkerSlot => self.wait_for_slot().await,
             PermitWait::LanePaused(reason) => {
                 self.wait_for_lane(LANE_PAUSED_DELAY, WaitCause::new("lane_paused", reason)).await
             }

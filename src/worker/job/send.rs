@@ -99,8 +99,14 @@ impl JobRun<'_> {
         self.abort_attempt(kind, error).await
     }
 
-    /// Sends a recorded request at its permit's start.
+    /// Sends a recorded request at its permit's start, and commits its outcome.
     pub(super) async fn send(&self, request: BegunRequest<'_>) -> DeliveryAction {
+        let action = self.send_and_commit(request).await;
+        self.lane.backlog.record_free_slot();
+        action
+    }
+
+    async fn send_and_commit(&self, request: BegunRequest<'_>) -> DeliveryAction {
         let BegunRequest { call, number, mut permit, permission, is_ahead } = request;
         let lane = self.lane;
         permit.mark_persisted();

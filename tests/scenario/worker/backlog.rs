@@ -7,9 +7,11 @@ use serde_json::json;
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
 use sluicegate::ledger::upkeep::CheckScope;
+use sluicegate::worker::job::EGRESS_DELAY;
 use tokio::time::sleep;
 
 use super::bench::{Bench, limit, name, row};
+use super::script::Act;
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -240,6 +242,25 @@ async fn slow_lane_empties_its_queue() {
     let sent = bench.script.sent().len();
     assert!(sent < 25, "{sent} were sent first");
     bench.until_sent("acme", 40).await;
+    all_are_accounted_for(&bench).await;
+}
+
+/// The jobs behind a slow response get no worker slot in time. They wait in the backlog, and go on with the next free slot:
+/// no slot is idle until a delay ends.
+#[tokio::test]
+async fn free_slot_ends_the_wait_for_one() {
+    let lane = ProviderRow { workers: 1, max_wait_ms: 300, ..strict_on_lane(1_000, 1_000) };
+    let bench = Bench::open(&[lane]).await;
+    bench.script.plan("slow", [Act::Hold]);
+    bench.pay("acme", "slow").await;
+    bench.until_sent("acme", 1).await;
+    pay_many(&bench, "merchant", 5).await;
+    let waiting = "SELECT count(*) FROM jobs WHERE backlog AND wait_reason = 'egress'";
+    bench.until("the others wait in the backlog", async || bench.count(waiting).await == 5).await;
+    bench.script.release_all();
+    bench.until_sent("acme", 6).await;
+    let idle = bench.script.sent_to("acme")[1].at.saturating_duration_since(bench.script.answered_at("slow"));
+    assert!(idle < EGRESS_DELAY / 2, "the slot was idle for {idle:?}");
     all_are_accounted_for(&bench).await;
 }
 

@@ -301,6 +301,27 @@ fn one_claim_follows_the_other_while_there_is_room() {
     assert_eq!(rig.ahead.len(), jobs as usize, "at the same instant");
 }
 
+/// A job that got no worker slot is not claimed again at once: that would be done over and over.
+#[test]
+fn free_slot_ends_the_wait_for_one() {
+    for slot_becomes_free in [true, false] {
+        let mut rig = Rig::new();
+        rig.pass(Duration::from_secs(1));
+        let until = rig.now + LONGEST;
+        rig.processes.iter_mut().for_each(|process| process.core.await_slot(until));
+        rig.record(0, FLOW);
+        rig.pass(LONGEST / 2);
+        assert!(rig.ahead.is_empty());
+        if slot_becomes_free {
+            assert!(rig.processes[0].core.slot_is_free() && !rig.processes[0].core.slot_is_free());
+            rig.settle();
+        } else {
+            rig.pass(LONGEST);
+        }
+        assert_eq!(rig.ahead.len(), 1);
+    }
+}
+
 #[test]
 fn other_process_claims_what_a_paused_one_has_recorded() {
     let mut rig = Rig::new();
