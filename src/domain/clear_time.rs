@@ -145,6 +145,8 @@ pub struct ClearTimeInput<'a> {
     pub lanes: u32,
     /// Jobs per second over the last minutes.
     pub recent_rate: Option<f64>,
+    /// Mean cost of the jobs: limits count costs, and lanes and backlogs count jobs. At least 1.
+    pub cost_per_job: f64,
 }
 
 impl ClearTimeInput<'_> {
@@ -236,15 +238,15 @@ fn steady_rate(input: &ClearTimeInput<'_>) -> Option<f64> {
 fn limit_paces(input: &ClearTimeInput<'_>) -> Vec<LimitPace> {
     let holding = input.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
     let mut limits: Vec<LimitPace> = holding.map(|limit| LimitPace::new(input, limit)).collect();
-    limits.extend(even_pacing(input.provider));
+    limits.extend(even_pacing(input.provider, input.cost_per_job));
     limits
 }
 
 /// The spacing by the tightest limit, if starts are spread evenly.
-fn even_pacing(provider: &Provider) -> Option<LimitPace> {
+fn even_pacing(provider: &Provider, cost_per_job: f64) -> Option<LimitPace> {
     let tightest = provider.tightest_rate().filter(|_| provider.pacing == Pacing::Even)?;
     let per_cycle = u64::from(provider.after_reserve(tightest.max_requests())).max(1);
-    let window = tightest.window().as_secs_f64();
+    let window = tightest.window().as_secs_f64() * cost_per_job;
     // As the spacing of one job, it comes before every window.
     Some(LimitPace { per_cycle: 1, cycle: window / float(per_cycle), kind: PaceKind::Spaced { at_once: 1 } })
 }
@@ -273,11 +275,13 @@ impl LimitPace {
     fn new(input: &ClearTimeInput<'_>, limit: &Limit) -> Self {
         let provider = input.provider;
         let share = |count: u32| u64::from(provider.after_reserve(count));
-        let per_cycle = share(limit.rate.max_requests()).max(1);
+        let jobs = |cost: u64| jobs_of(cost, input.cost_per_job);
+        let max = share(limit.rate.max_requests()).max(1);
+        let per_cycle = jobs(max).max(1);
         let used = input.used_counts.iter().find(|used| used.limit == limit.name);
         let returns = used.and_then(|used| used.returns.as_ref());
         let used = used.map_or(0, |used| used.count);
-        let free = share(limit.capacity()).saturating_sub(used);
+        let free = jobs(share(limit.capacity()).saturating_sub(used));
         let window = limit.rate.window();
         let cycle = match (limit.algorithm, provider.slot_release) {
             (Algorithm::SlidingLog, SlotRelease::Response) | (Algorithm::Concurrency, _) => window + input.hold,
@@ -285,7 +289,11 @@ impl LimitPace {
             _ => window,
         };
         let kind = match limit.algorithm {
-            Algorithm::TokenBucket | Algorithm::Gcra => PaceKind::Spaced { at_once: free },
+            // It fills up without windows, so that no part of one is left over.
+            Algorithm::TokenBucket | Algorithm::Gcra => {
+                let cycle = cycle.as_secs_f64() * input.cost_per_job;
+                return Self { per_cycle: max, cycle, kind: PaceKind::Spaced { at_once: free } };
+            }
             Algorithm::FixedWindow => {
                 let window_ms = window.as_millis().max(1);
                 let now = u128::try_from(input.now.0).unwrap_or(0) + window_ms;
@@ -348,6 +356,12 @@ impl LimitPace {
             PaceKind::Aligned { .. } => Some((0.0, n)),
         }
     }
+}
+
+/// Jobs of this mean cost that fit into a cost: a job that does not fit waits, and leaves a rest.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and no more than the cost")]
+pub fn jobs_of(cost: u64, cost_per_job: f64) -> u64 {
+    (float(cost) / cost_per_job.max(1.0)) as u64
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]

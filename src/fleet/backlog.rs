@@ -83,9 +83,7 @@ pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unr
     let both = account.zip(ready);
     let unrecorded =
         both.map(|(account, ready)| unrecorded.unwrap_or_else(|| unrecorded_messages(account, ready, None)));
-    let recorded = account.map_or(0, |account| {
-        account.delayed + account.due + account.backlog + account.active.saturating_sub(account.in_flight)
-    });
+    let recorded = account.map_or(0, ProviderReconciliation::waiting);
     Backlog {
         waiting: recorded + if account.is_some() { unrecorded.unwrap_or(0) } else { ready.unwrap_or(0) },
         is_lower_bound: both.is_none(),

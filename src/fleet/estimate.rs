@@ -12,12 +12,13 @@ use super::pace::usage_of;
 use super::provider_status::{ProviderState, ProviderStatus, provider_status};
 use super::{OverviewInput, UsageByQuota};
 use crate::domain::clear_time::{
-    ClearTime, ClearTimeInput, MissingInput, SendingState, SlotReturns, UsedCount, WaitingJobs,
+    ClearTime, ClearTimeInput, MissingInput, SendingState, SlotReturns, UsedCount, WaitingJobs, jobs_of,
 };
 use crate::domain::limit::{Limit, Rule};
 use crate::domain::limit_usage::STILL_USED_STEPS;
 use crate::domain::provider::Provider;
 use crate::domain::time::EpochMs;
+use crate::ledger::upkeep::ProviderReconciliation;
 
 /// Time from a response until it is recorded; often it is less. An estimate with one job too few ends one start early.
 /// With one too many it may end a whole pause between two bursts late, because backlogs and limits are round numbers.
@@ -76,6 +77,7 @@ pub(super) fn estimate<T>(
         hold: counts.own.hold(provider),
         lanes: counts.own.lanes,
         recent_rate: evidence.recent_per_s.get(name).copied(),
+        cost_per_job: counts.cost_per_job(),
     };
     // What lanes have sent is measured by the limits that they had.
     let in_force = evidence.providers.get(name).map_or(provider, AsRef::as_ref);
@@ -100,6 +102,16 @@ impl<'a> QuotaCounts<'a> {
     pub fn sum(&self, count: impl Fn(&ProviderCounts<'a>) -> u64) -> u64 {
         count(&self.own) + self.others.iter().map(count).sum::<u64>()
     }
+
+    /// Mean cost of the waiting jobs, by those that the ledger has; 1 if it has none.
+    #[allow(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]
+    fn cost_per_job(&self) -> f64 {
+        let of_ledger = |count: fn(&ProviderReconciliation) -> u64| {
+            self.sum(|counts| counts.reconciliation.as_deref().map_or(0, count)) as f64
+        };
+        let (jobs, cost) = (of_ledger(ProviderReconciliation::waiting), of_ledger(|account| account.waiting_cost));
+        if jobs > 0.0 { (cost / jobs).max(1.0) } else { 1.0 }
+    }
 }
 
 /// The moment for which an estimate is made.
@@ -121,6 +133,7 @@ impl<'a> Moment<'a> {
         // A slot that is still used at the end of a window has a permit without a response. The ledger counts its job as
         // waiting until the request is recorded, shortly before its start.
         let permits = usage.iter().filter_map(|limit| limit.still_used.last()).max().copied().unwrap_or(0);
+        let permits = jobs_of(permits, counts.cost_per_job());
         let in_flight = counts.sum(ProviderCounts::in_flight);
         let with_permit = in_flight - responses_to_record(in_flight, counts.own.hold(provider));
         let sent = permits.saturating_sub(with_permit);

@@ -112,6 +112,24 @@ fn proposed_limit_is_estimated_like_the_current_one() {
     assert_eq!(of(600, &one), shown);
 }
 
+/// Limits count costs: a backlog whose jobs cost five takes five times as long. Messages count like the recorded jobs.
+#[test]
+fn costly_jobs_take_longer() {
+    let clears_in_ms = |cost_per_job: u64, in_queue: u64| {
+        let mut one = evidence(vec![row()], vec![worker("a", json!({"in_flight": 2, "sent_10s": 100}))]);
+        one.depths.insert("acme".to_owned(), in_queue);
+        let count = one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap();
+        (count.backlog, count.recorded) = (9_000, count.recorded + 9_000);
+        count.waiting_cost = count.waiting() * cost_per_job;
+        ms(&overview(&one).providers.remove(0).clears)
+    };
+    for in_queue in [0, 3_000] {
+        let [of_1, of_5, of_0] = [1, 5, 0].map(|cost| clears_in_ms(cost, in_queue));
+        assert!((of_1 * 48 / 10..=of_1 * 52 / 10).contains(&of_5), "{of_1} ms, {of_5} ms");
+        assert_eq!(of_0, of_1, "no cost is below 1");
+    }
+}
+
 /// A lane at half of its pace: a raised limit is rehearsed with half of the new pace, and a lane that keeps its pace with
 /// all of it.
 #[test]

@@ -111,6 +111,9 @@ pub struct ProviderReconciliation {
     /// Open and due, without a lease or a message: only a dispatcher brings it back.
     #[serde(default)]
     pub backlog: u64,
+    /// Cost of the permits that open jobs without a request in flight wait for: those of [`Self::waiting`].
+    #[serde(skip)]
+    pub waiting_cost: u64,
     /// Those of them whose account a rule blocks.
     #[serde(skip)]
     pub account_blocked: u64,
@@ -148,6 +151,11 @@ impl ProviderReconciliation {
     /// Jobs in one state.
     pub fn in_state(&self, state: &str) -> u64 {
         self.states.get(state).copied().unwrap_or_default()
+    }
+
+    /// Open jobs without a request in flight.
+    pub fn waiting(&self) -> u64 {
+        self.delayed + self.due + self.backlog + self.active.saturating_sub(self.in_flight)
     }
 
     /// Jobs of the states that are not final.

@@ -79,6 +79,7 @@ fn conditions<'a>(
         hold: Duration::from_millis(scenario.hold_ms),
         lanes: scenario.lanes,
         recent_rate: None,
+        cost_per_job: 1.0,
     }
 }
 
@@ -100,6 +101,30 @@ fn the_estimate_agrees_with_the_simulated_lane() {
         let apart = u128::from(took).abs_diff(estimated);
         let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
         assert!(apart * 10 <= u128::from(took), "{name}: {estimated} ms, and it took {took} ms");
+    }
+}
+
+/// Limits count costs, so a backlog of costly jobs takes longer. Costs may differ where a limit holds many of the jobs: what
+/// is left over when the next one does not fit is then little.
+#[test]
+fn costs_are_part_of_the_estimate() {
+    for scenario in scenarios() {
+        let at_once = model(&scenario.row).provider.limits.iter().map(Limit::capacity).min().unwrap();
+        let fits = |[one, other]: &[u16; 2]| u32::from(*other) <= at_once && (one == other || at_once >= 50);
+        for costs in [[3, 3], [7, 7], [1, 5]].into_iter().filter(fits) {
+            let latency = LatencyModel::Constant(scenario.hold_ms * 1_000);
+            let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
+            let jobs = scenario.jobs / 4;
+            let arrivals = (0..usize::try_from(jobs).unwrap())
+                .map(|number| JobArrival { cost: costs[number % costs.len()], ..JobArrival::at(0) });
+            let took = run(&model, &JobArrivals::new(arrivals.collect())).clears_in_ms.unwrap();
+            let cost_per_job = f64::from(costs[0] + costs[1]) / 2.0;
+            let input = conditions(&scenario, &model, START_US, Left { jobs, used: &[] });
+            let ClearTime::In(clears_in) = (ClearTimeInput { cost_per_job, ..input }).clear_time() else { panic!() };
+            let (estimated, apart) = (clears_in.as_millis(), u128::from(took).abs_diff(clears_in.as_millis()));
+            let name = format!("{:?} {jobs} of {costs:?} {}", scenario.row.limits, scenario.hold_ms);
+            assert!(apart * 10 <= u128::from(took), "{name}: {estimated} ms, and it took {took} ms");
+        }
     }
 }
 

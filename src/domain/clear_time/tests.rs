@@ -35,6 +35,7 @@ pub fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
         hold: Duration::ZERO,
         lanes: 1,
         recent_rate: None,
+        cost_per_job: 1.0,
     }
 }
 

@@ -2,7 +2,7 @@
 //! jobs ahead.
 //!
 //! It has no arithmetic of its own about limits: slots, windows and buckets are those of [`Quota`]. So an estimate is
-//! wrong only by what cannot be known: how long responses take, and which jobs arrive later.
+//! wrong only by what is not known: how long responses take, the cost of each single job ahead, and later jobs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,7 +36,9 @@ pub struct RecentUsage {
 /// The job whose start is forecast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForecastInput {
-    /// Total cost of the jobs ahead.
+    /// Jobs ahead: the egress rate counts jobs.
+    pub jobs_before: u64,
+    /// Their total cost: limits count costs.
     pub cost_before: u64,
     pub cost: u32,
     pub kind: CallKind,
@@ -87,9 +89,9 @@ pub fn forecast_start(
         let since = Duration::from_micros(forecast.now_us - now.0);
         let let_out = released_by_egress(ahead.jobs_per_second, since);
         let left = ahead.cost_before.saturating_sub(served);
-        let mut requests = requests_ahead(left.min(let_out.saturating_sub(served)));
+        let mut requests = requests_ahead(left.min(ahead.cost_of(let_out).saturating_sub(served)));
         let own = requests.len();
-        if let_out > ahead.cost_before && requests.len() < GROUPS_MAX {
+        if let_out > ahead.jobs_before && requests.len() < GROUPS_MAX {
             requests.push(PermitRequest { kind: ahead.kind, ..PermitRequest::charges(1, ahead.cost) });
         }
         let reply = forecast.call(requests);
@@ -134,7 +136,15 @@ fn released_by_egress(jobs_per_second: Option<f64>, since: Duration) -> u64 {
 /// Time until the egress rate lets the job out, in microseconds.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "saturates")]
 fn egress_time(ahead: &ForecastInput) -> Option<u64> {
-    ahead.jobs_per_second.map(|rate| (ahead.cost_before as f64 * 1e6 / rate).ceil() as u64)
+    ahead.jobs_per_second.map(|rate| (ahead.jobs_before as f64 * 1e6 / rate).ceil() as u64)
+}
+
+impl ForecastInput {
+    /// Cost of the first of the jobs ahead, as if all of them had the same.
+    fn cost_of(&self, jobs: u64) -> u64 {
+        let part = u128::from(self.cost_before) * u128::from(jobs.min(self.jobs_before));
+        part.checked_div(self.jobs_before.into()).and_then(|cost| u64::try_from(cost).ok()).unwrap_or(self.cost_before)
+    }
 }
 
 /// Wait of refused requests by the reply, and whether it is exact; notes which limit refuses.

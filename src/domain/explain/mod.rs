@@ -313,6 +313,8 @@ pub struct BacklogPlace {
     pub waiting_in_flow: u64,
     /// Other jobs of its account that are expected to be sent before it: active ones, and more urgent ones.
     pub account_ahead: u64,
+    /// Cost of both: of those before it in its flow, and of the other ones.
+    pub account_cost_ahead: u64,
     /// The payment that its account waits for, if the lane keeps the order of accounts.
     pub account_holder: Option<AccountHolder>,
     pub block: Option<FlowBlock>,

@@ -71,7 +71,7 @@ pub fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook {
     let passes_buckets = matches!(facts.claim, ClaimState::Unclaimed | ClaimState::OtherWorker { .. });
     let egress = facts.row.provider.as_ref().filter(|_| passes_buckets);
     let jobs_per_second = egress.map(|row| row.egress_per_second() * f64::from(facts.ahead.workers.max(1)));
-    let ahead = ForecastInput { cost_before, cost, kind, jobs_per_second };
+    let ahead = ForecastInput { jobs_before: before, cost_before, cost, kind, jobs_per_second };
     let estimate = match (&facts.row.spec, &facts.limiter.recent_usage) {
         (Some(spec), Some(past)) => {
             forecast_start(spec, facts.now_micros(), past, &ahead).map(|start| EstimatedStart {
@@ -199,7 +199,8 @@ fn by_account(
     };
     let usage = place.account_usage.as_ref().ok_or(NO_USAGE)?;
     let ahead = ForecastInput {
-        cost_before: place.before_in_flow.saturating_add(place.account_ahead),
+        jobs_before: place.before_in_flow.saturating_add(place.account_ahead),
+        cost_before: place.account_cost_ahead,
         cost: if kind == CallKind::Charge { job.cost } else { 1 },
         kind,
         jobs_per_second: None,

@@ -18,6 +18,9 @@ use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogPosition, FlowStatus, JobProgress, LedgerQueuePosition};
 use crate::ledger::database::Database;
 
+/// Thousandths of a cost of 1.
+const MILLI: u64 = 1_000;
+
 static NOW: Template = Template::new("SELECT {now_ms} AS now_ms");
 
 static OWN: Template = Template::made(|_| {
@@ -39,6 +42,15 @@ static AROUND: Template = Template::made(|_| {
                  OR (other.priority = me.priority AND (other.wake_at < me.wake_at \
                      OR (other.wake_at = me.wake_at AND other.id < me.id))))"
     );
+    let active = |which: &str| {
+        format!(
+            "FROM jobs AS other JOIN jobs AS me ON {which} \
+             WHERE me.id = $1 AND other.id <> $1 AND other.provider IN ({{texts:$2}}) AND other.{OPEN} \
+                 AND other.state <> 'sending' AND other.lease_until > {{now}}"
+        )
+    };
+    let active_before = active("other.priority >= me.priority");
+    let active_of_account = active("other.account = me.account");
     format!(
         "SELECT (SELECT count(*) {others}) AS jobs_before, \
              (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {others}) AS cost_before, \
@@ -47,12 +59,10 @@ static AROUND: Template = Template::made(|_| {
                      AND (other.lease_until IS NULL OR other.lease_until <= {{now}})) AS due, \
              (SELECT count(*) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} AND state <> 'sending' \
                  AND lease_until > {{now}} AND id <> $1) AS active, \
-             (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.priority >= me.priority \
-                 WHERE me.id = $1 AND other.id <> $1 AND other.provider IN ({{texts:$2}}) AND other.{OPEN} \
-                     AND other.state <> 'sending' AND other.lease_until > {{now}}) AS active_before, \
-             (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.account = me.account \
-                 WHERE me.id = $1 AND other.id <> $1 AND other.provider IN ({{texts:$2}}) AND other.{OPEN} \
-                     AND other.state <> 'sending' AND other.lease_until > {{now}}) AS active_of_account, \
+             (SELECT count(*) {active_before}) AS active_before, \
+             (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {active_before}) AS active_cost_before, \
+             (SELECT count(*) {active_of_account}) AS active_of_account, \
+             (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {active_of_account}) AS active_cost_of_account, \
              (SELECT count(DISTINCT lease_owner) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
                  AND lease_until > {{now}}) AS workers, \
              (SELECT CAST(avg(took_ms) AS bigint) FROM ( \
@@ -82,16 +92,18 @@ impl Database {
         let around = self.query_row(&AROUND, args![id, names]).await?;
         let place = self.backlog_place(id).await?;
         let (jobs_ahead, cost_ahead) = match &place {
-            Some(place) => {
-                let jobs = place.claimed_before.saturating_add(around.get("active_before")?);
-                (jobs, jobs)
-            }
+            Some(place) => (
+                place.claimed_before.jobs.saturating_add(around.get("active_before")?),
+                place.claimed_before.cost.saturating_add(around.get("active_cost_before")?),
+            ),
             None => (around.get("jobs_before")?, around.get("cost_before")?),
         };
         let active_of_account: u64 = around.get("active_of_account")?;
+        let active_cost: u64 = around.get("active_cost_of_account")?;
         let backlog = place.map(|place| BacklogPosition {
-            before_in_flow: place.before_in_flow,
-            account_ahead: place.urgent_of_account.saturating_add(active_of_account),
+            before_in_flow: place.before_in_flow.jobs,
+            account_ahead: place.urgent_of_account.jobs.saturating_add(active_of_account),
+            account_cost_ahead: place.before_in_flow.cost + place.urgent_of_account.cost + active_cost,
             account_holder: place.account_holder,
             flow: place.flow,
         });
@@ -114,23 +126,42 @@ impl Database {
 from_row!(row => JobProgress { lookups, resend, lost_holders, unknown_since });
 from_row!(row => Rejected { at, lane, reason, detail });
 
-/// The place of a job: its flow, and the jobs before it.
+/// Some jobs, and their total cost.
+#[derive(Clone, Copy)]
+pub struct CostedJobs {
+    pub jobs: u64,
+    pub cost: u64,
+}
+
+/// The place of a job: its flow, and the jobs before it. The cost of each job of another flow is not read: it counts as
+/// the mean of the provider's last requests.
 pub struct JobPlace {
     pub flow: FlowStatus,
-    pub before_in_flow: u64,
+    pub before_in_flow: CostedJobs,
     /// Jobs of its account in flows of more urgent classes.
-    pub urgent_of_account: u64,
-    /// Those of its own flow, and those of flows that are not blocked, as if each had cost 1.
-    pub claimed_before: u64,
+    pub urgent_of_account: CostedJobs,
+    /// Those of its own flow, and those of flows that are not blocked.
+    pub claimed_before: CostedJobs,
     pub account_holder: Option<AccountHolder>,
 }
 
 static PLACE: Template = Template::made(|_| {
     let (class, account) = (class_of("me"), account_of("me"));
+    let before = format!(
+        "FROM jobs WHERE jobs.provider = me.provider AND {} = {class} AND {} = {account} \
+             AND jobs.backlog AND jobs.seq < me.seq",
+        class_of("jobs"),
+        account_of("jobs"),
+    );
     format!(
         "SELECT {FLOW_COLUMNS}, flows.provider, flows.tag, flows.weight, \
-             (SELECT count(*) FROM jobs WHERE jobs.provider = me.provider AND {} = {class} AND {} = {account} \
-                 AND jobs.backlog AND jobs.seq < me.seq) AS before_in_flow, \
+             (SELECT count(*) {before}) AS before_in_flow, \
+             (SELECT CAST(COALESCE(sum(jobs.cost), 0) AS bigint) {before}) AS cost_in_flow, \
+             (SELECT CAST(round(avg(cost) * 1000) AS bigint) FROM ( \
+                 SELECT sent.cost AS cost FROM attempts {{join}} jobs AS sent ON sent.id = attempts.job_id \
+                 WHERE attempts.provider = me.provider AND attempts.ended_at > {{after:(0 - 600000)}} \
+                     AND attempts.kind = 'charge' \
+                 ORDER BY attempts.ended_at DESC LIMIT 50) AS lately) AS mean_millicost, \
              (SELECT CAST(COALESCE(sum(urgent.waiting), 0) AS bigint) FROM flows AS urgent \
                  WHERE urgent.provider = flows.provider AND urgent.account = flows.account \
                      AND urgent.account <> '' AND urgent.class < flows.class \
@@ -138,22 +169,18 @@ static PLACE: Template = Template::made(|_| {
          FROM jobs AS me {{join}} flows ON flows.provider = me.provider AND flows.class = {class} \
              AND flows.account = {account} \
          WHERE me.id = $1 AND me.backlog",
-        class_of("jobs"),
-        account_of("jobs"),
     )
 });
 
-/// $4 the job's own start tag, if each job costs 1. A flow's jobs have tags at equal distances.
-static JOBS_BEFORE: Template = Template::made(|_| {
-    format!(
-        "SELECT CAST(COALESCE(sum(CASE WHEN class < $2 THEN waiting WHEN tag >= $4 THEN 0 \
-             WHEN (($4 - tag) * weight + {TAG_PER_COST} - 1) / {TAG_PER_COST} < waiting \
-                 THEN (($4 - tag) * weight + {TAG_PER_COST} - 1) / {TAG_PER_COST} \
-             ELSE waiting END), 0) AS bigint) AS jobs \
-         FROM flows WHERE provider = $1 AND queued AND class <= $2 AND NOT (class = $2 AND account = $3) \
-             AND (blocked_until IS NULL OR blocked_until <= {{now}})"
-    )
-});
+/// $4 the job's own start tag, $5 the units of a tag for each job of another flow, at weight 1: if all jobs cost the same,
+/// a flow's jobs have tags at equal distances.
+static JOBS_BEFORE: Template = Template::new(
+    "SELECT CAST(COALESCE(sum(CASE WHEN class < $2 THEN waiting WHEN tag >= $4 THEN 0 \
+         WHEN (($4 - tag) * weight + $5 - 1) / $5 < waiting THEN (($4 - tag) * weight + $5 - 1) / $5 \
+         ELSE waiting END), 0) AS bigint) AS jobs \
+     FROM flows WHERE provider = $1 AND queued AND class <= $2 AND NOT (class = $2 AND account = $3) \
+         AND (blocked_until IS NULL OR blocked_until <= {now})",
+);
 
 /// The condition of a claim in order, for one account.
 static ACCOUNT_HOLDER: Template = Template::new(
@@ -167,18 +194,26 @@ impl Database {
     /// `None` when the job is not in the backlog.
     pub async fn backlog_place(&self, job: &JobId) -> Result<Option<JobPlace>, LedgerError> {
         let Some(row) = self.query_one(&PLACE, args![job]).await? else { return Ok(None) };
-        let (before_in_flow, tag): (u64, i64) = (row.get("before_in_flow")?, row.get("tag")?);
-        let before = i64::try_from(before_in_flow).unwrap_or(i64::MAX);
-        let cost = before.saturating_mul(TAG_PER_COST.into()) / row.get::<i64>("weight")?.max(1);
+        let tag: i64 = row.get("tag")?;
+        let in_flow = CostedJobs { jobs: row.get("before_in_flow")?, cost: row.get("cost_in_flow")? };
+        let millicost = row.get::<Option<u64>>("mean_millicost")?.unwrap_or(MILLI).max(MILLI);
+        let others = |jobs: u64| CostedJobs { jobs, cost: jobs.saturating_mul(millicost) / MILLI };
+        let distance = i64::try_from(in_flow.cost).unwrap_or(i64::MAX).saturating_mul(TAG_PER_COST.into())
+            / row.get::<i64>("weight")?.max(1);
         let (provider, class, account): (String, i64, String) =
             (row.get("provider")?, row.get("class")?, row.get("account")?);
         let holder = self.query_one(&ACCOUNT_HOLDER, args![&provider, &account]).await?;
-        let others = self.query_row(&JOBS_BEFORE, args![provider, class, account, tag.saturating_add(cost)]).await?;
+        let units = i64::try_from(u64::from(TAG_PER_COST) * millicost / MILLI).unwrap_or(i64::MAX);
+        let before = args![provider, class, account, tag.saturating_add(distance), units];
+        let claimed = others(self.query_row(&JOBS_BEFORE, before).await?.get("jobs")?);
         Ok(Some(JobPlace {
             flow: FlowStatus::from_row(&row)?,
-            before_in_flow,
-            urgent_of_account: row.get("urgent_of_account")?,
-            claimed_before: others.get::<u64>("jobs")?.saturating_add(before_in_flow),
+            before_in_flow: in_flow,
+            urgent_of_account: others(row.get("urgent_of_account")?),
+            claimed_before: CostedJobs {
+                jobs: claimed.jobs.saturating_add(in_flow.jobs),
+                cost: claimed.cost.saturating_add(in_flow.cost),
+            },
             account_holder: holder.as_ref().map(AccountHolder::from_row).transpose()?,
         }))
     }

@@ -248,6 +248,7 @@ async fn backlog_place(
         before_in_flow: place.before_in_flow,
         waiting_in_flow: place.flow.waiting,
         account_ahead: place.account_ahead,
+        account_cost_ahead: place.account_cost_ahead,
         account_holder: place.account_holder.clone().filter(|_| keeps_order),
         block,
         account_usage,

@@ -337,15 +337,15 @@ async fn message_status_follows_the_ledger(kind: Kind) {
 async fn every_job_is_accounted_for(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.database.reconcile(MINUTE, CheckScope::All).await.unwrap(), []);
-    fixture.waiting(&job("parked"), MINUTE).await;
+    fixture.waiting(&Job { cost: 3, ..job("parked") }, MINUTE).await;
     for (id, overdue_s) in [("due", 10), ("astray", 500)] {
         fixture.waiting(&job(id), Duration::ZERO).await;
         fixture.move_back(id, "wake_at", overdue_s).await;
     }
     fixture.move_back("due", "created_at", 7_200).await;
     fixture.without_constraints("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
-    fixture.take(&job("held")).await;
-    let sending = fixture.take(&job("sending")).await.lease;
+    fixture.take(&Job { cost: 5, ..job("held") }).await;
+    let sending = fixture.take(&Job { cost: 7, ..job("sending") }).await.lease;
     assert_eq!(fixture.database.begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     fixture.finish("paid", FinalState::Succeeded).await;
     fixture.finish("asked", FinalState::Review).await;
@@ -362,6 +362,8 @@ async fn every_job_is_accounted_for(kind: Kind) {
             delayed: 1,
             delayed_for: account.delayed_for,
             due: 2,
+            // Without the request in flight.
+            waiting_cost: 3 + 1 + 1 + 5,
             messages_min: account.messages_min,
             messages_max: 2,
             overdue: 1,

@@ -20,6 +20,7 @@ fn in_backlog() -> Facts {
         before_in_flow: 16,
         waiting_in_flow: 230,
         account_ahead: 0,
+        account_cost_ahead: 16,
         account_holder: None,
         block: None,
         account_usage: Some(past(&[(4_000, 10)], 0)),
@@ -29,6 +30,13 @@ fn in_backlog() -> Facts {
 
 fn place(facts: &mut Facts) -> &mut BacklogPlace {
     facts.backlog.as_mut().unwrap()
+}
+
+/// So many jobs before it in its flow, and of its account elsewhere, each of cost 1.
+fn ahead(facts: &mut Facts, before_in_flow: u64, account_ahead: u64) {
+    let place = place(facts);
+    (place.before_in_flow, place.account_ahead) = (before_in_flow, account_ahead);
+    place.account_cost_ahead = before_in_flow + account_ahead;
 }
 
 /// The ledger also shows the block as the job's wait.
@@ -84,9 +92,11 @@ fn start_is_the_latest_of_lane_account_and_block() {
     let in_flight = "nothing names the instant at which a request in flight ends";
     let cases: Vec<(Change, &str, Result<u64, &str>, &str)> = vec![
         (Box::new(|_| ()), "account", Ok(16_014), "estimated start 14:03:36 UTC"),
-        (Box::new(|f| place(f).before_in_flow = 0), "account", Ok(6_007), "the 1st of 230 waiting payments"),
+        (Box::new(|f| ahead(f, 0, 0)), "account", Ok(6_007), "the 1st of 230 waiting payments"),
         // A worker holds four of the account, which are sent before it.
-        (Box::new(|f| (place(f).before_in_flow, place(f).account_ahead) = (6, 4)), "account", Ok(16_014), "the 7th of"),
+        (Box::new(|f| ahead(f, 6, 4)), "account", Ok(16_014), "the 7th of"),
+        // Those before it cost 25.
+        (Box::new(|f| place(f).account_cost_ahead = 25), "account", Ok(26_021), "the 17th of"),
         (Box::new(|f| blocked_by_own_limit(f, 20_000)), "account", Ok(20_000), "blocked until 14:03:40 UTC (in 20 s)"),
         // The lane's own limit is full for longer.
         (
@@ -109,7 +119,7 @@ fn start_is_the_latest_of_lane_account_and_block() {
         (
             Box::new(|f| {
                 place(f).account_usage = Some(past(&[], 0));
-                place(f).before_in_flow = 3;
+                ahead(f, 3, 0);
             }),
             "queue",
             Ok(40),
@@ -118,7 +128,8 @@ fn start_is_the_latest_of_lane_account_and_block() {
         (
             Box::new(|f| {
                 job(f).account = None;
-                (place(f).before_in_flow, place(f).waiting_in_flow, place(f).priority) = (0, 1, Some(9));
+                ahead(f, 0, 0);
+                (place(f).waiting_in_flow, place(f).priority) = (1, Some(9));
                 f.ahead = JobsAhead { workers: 1, ..JobsAhead::default() };
             }),
             "queue",
@@ -178,7 +189,7 @@ fn start_is_the_latest_of_lane_account_and_block() {
                 f.row.spec = Some(Arc::new(spec));
                 f.limiter.recent_usage = Some(past(&[], 60_000));
                 place(f).account_usage = Some(past(&[], 0));
-                place(f).before_in_flow = 0;
+                ahead(f, 0, 0);
             }),
             "limit",
             Err(in_flight),

@@ -130,7 +130,8 @@ fn forecast_of(
     before: u64,
     jobs_per_second: Option<f64>,
 ) -> Option<(u64, String)> {
-    let ahead = ForecastInput { cost_before: before, cost: 1, kind: CallKind::Charge, jobs_per_second };
+    let kind = CallKind::Charge;
+    let ahead = ForecastInput { jobs_before: before, cost_before: before, cost: 1, kind, jobs_per_second };
     let now = Micros(u64::try_from(NOW.0).unwrap() * 1_000);
     let start = forecast_start(spec, now, past, &ahead)?;
     let name = start.limited_by.map_or("none", |index| spec.limit_name(index)).to_owned();
@@ -181,6 +182,19 @@ fn forecasts_match_hand_calculation() {
     assert_eq!(forecast_of(&minute, &open, 0, None).unwrap().0, 60_032, "requests in flight count as answered now");
     assert_eq!(forecast_of(&spec(&[("shut", SlidingLog, 0, 1_000, None)]), &burst, 0, None), None);
     assert_eq!(current_usage(&minute, Micros(0), &RecentUsage::default()), [(0, 0)]);
+}
+
+/// The egress rate counts jobs, and limits count costs.
+#[test]
+fn egress_rate_of_a_forecast_counts_jobs() {
+    let hundred = spec(&[("all", Algorithm::SlidingLog, 1_000, 1_000, None)]);
+    let now = Micros(u64::try_from(NOW.0).unwrap() * 1_000);
+    for (jobs_before, cost_before, wanted_ms) in [(50, 50, 5_000), (50, 500, 5_000), (5, 500, 500), (0, 0, 0)] {
+        let (kind, jobs_per_second) = (CallKind::Charge, Some(10.0));
+        let ahead = ForecastInput { jobs_before, cost_before, cost: 10, kind, jobs_per_second };
+        let start = forecast_start(&hundred, now, &past(&[], 0), &ahead).unwrap();
+        assert_eq!((start.wait, start.limited_by), (ms(wanted_ms), None), "{jobs_before} of {cost_before}");
+    }
 }
 
 #[test]

@@ -52,7 +52,8 @@ const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason 
 
 /// The columns that only the row of open jobs fills.
 const NOT_OF_OPEN: &str = "NULL AS oldest_ms, NULL AS unknown_ms, 0 AS active, 0 AS in_flight, 0 AS delayed, \
-     NULL AS delayed_ms, 0 AS due, 0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable, 0 AS backlog";
+     NULL AS delayed_ms, 0 AS due, 0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable, 0 AS backlog, \
+     0 AS waiting_cost";
 
 /// Tolerance for a message's return: brokers are late, the row is written before its copy is published, and the queue
 /// is read after the ledger.
@@ -79,9 +80,11 @@ fn reconciliation(states: Vec<String>, finished: &[String]) -> String {
                  {} AS due, {} AS overdue, {} AS messages_min, \
                  CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
                      WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_max, \
-                 {} AS unreadable, {} AS backlog \
+                 {} AS unreadable, {} AS backlog, \
+                 CAST(coalesce(sum(CASE WHEN lease_until > {{now}} AND state = 'sending' THEN 0 \
+                     WHEN state = 'waiting' THEN cost ELSE 1 END), 0) AS bigint) AS waiting_cost \
              FROM (SELECT provider, {SINCE} AS since, {UNKNOWN_SINCE} AS unknown_since, expires_at, lease_until, wake_at, \
-                       state, sweeps, backlog, \
+                       state, sweeps, backlog, cost, \
                        NOT ({READABLE}) AS unreadable, \
                        CASE WHEN NOT backlog AND {FREE} AND wake_at > {{now}} THEN wake_at END AS waits_until, \
                        CASE WHEN NOT backlog AND NOT unqueued AND {FREE} THEN {RETURNED_AT} END AS returned_at, \
@@ -234,6 +237,7 @@ fn add_row(account: &mut ProviderReconciliation, row: &SqlRow) -> Result<(), Led
             (account.delayed, account.delayed_for) = (row.get("delayed")?, row.get::<Option<Duration>>("delayed")?);
             (account.active, account.due, account.overdue) = (row.get("active")?, row.get("due")?, row.get("overdue")?);
             (account.in_flight, account.backlog) = (row.get("in_flight")?, row.get("backlog")?);
+            account.waiting_cost = row.get("waiting_cost")?;
             account.unreadable += row.get::<u64>("unreadable")?;
             account.messages_min += row.get::<u64>("messages_min")?;
             account.messages_max += row.get::<u64>("messages_max")?;

@@ -5,7 +5,7 @@ use sluicegate::ledger::backlog::LaneFlows;
 
 use super::*;
 
-on_every_database!(position_is_that_in_the_flow, largest_flows_come_first,);
+on_every_database!(position_is_that_in_the_flow, costs_before_a_job_are_counted, largest_flows_come_first,);
 
 async fn position_is_that_in_the_flow(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
@@ -30,6 +30,40 @@ async fn position_is_that_in_the_flow(kind: Kind) {
     assert_eq!(of_flow(&place("b0").await.unwrap()), (0, 1, 0));
     assert_eq!(place("a0").await, None);
     assert_eq!(place("unheard-of").await, None);
+}
+
+/// The cost of each job of its own flow is read. Those of other flows count as the last requests did: ten on average here.
+async fn costs_before_a_job_are_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let costly = |account: &str, id: &str, cost: u16| Job { cost, ..of(account, id) };
+    let place = async |id: &str| {
+        let lane = [name("stripe")];
+        let position = fixture.database.queue_position(&job(id).id, &lane).await.unwrap();
+        let of_account = position.backlog.unwrap().account_cost_ahead;
+        (position.jobs_ahead, position.cost_ahead, of_account)
+    };
+    for (number, cost) in [7, 8, 9].into_iter().enumerate() {
+        fixture.record(&costly("acct_1", &format!("a{number}"), cost)).await;
+    }
+    for number in 0..4 {
+        fixture.record(&costly("acct_2", &format!("b{number}"), 10)).await;
+    }
+    // Of the other flow, those are before it that start until 15 units of cost: fifteen of cost 1, were there so many.
+    assert_eq!(place("a2").await, (6, 19, 15));
+    for id in ["sent-0", "sent-1"] {
+        fixture.record(&costly("acct_3", id, 10)).await;
+    }
+    fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id LIKE 'sent-%'").await.unwrap();
+    let attempt = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, counted) \
+                   SELECT id, 1, provider, created_at, created_at, 'declined', true FROM jobs WHERE id LIKE 'sent-%'";
+    fixture.sql(attempt).await.unwrap();
+    assert_eq!(place("a2").await, (4, 35, 15), "two of cost 10 start before 15 units");
+    // The urgent one of its account is before it, too; its cost is not read.
+    fixture.record(&Job { priority: 9, ..costly("acct_1", "urgent", 3) }).await;
+    assert_eq!(place("a2").await, (5, 45, 25));
+    // A worker holds two now: their costs are read.
+    assert_eq!(ids(&fixture.dispatch(2, 9).await), ["urgent", "a0"]);
+    assert_eq!(place("a2").await.2, 8 + 3 + 7);
 }
 
 /// The flows of a lane and the sums over all of them, compared with a count of the jobs themselves.
