@@ -1,7 +1,8 @@
 //! Decision table of a job: what to do with it next, and what follows from an outcome, given the job's history.
 //!
 //! It only returns values; `worker::job` carries them out. `docs/decision-tables.md` shows the same tables. The
-//! decisions after a look-up are in [`lookup`].
+//! decisions after a look-up are in [`lookup`]. An unknown outcome is decided by `after_unknown` at once, and by
+//! `before_request` when the job is taken again.
 //!
 //! Two rules hold in every row. A job with any attempt of unknown outcome never becomes `dead` or `expired`. A provider
 //! that does not deduplicate never gets the same payment twice, unless the first request was never sent.

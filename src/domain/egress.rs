@@ -135,7 +135,8 @@ impl Provider {
 
     /// Jobs that one process should hold to start them within a time: by the egress rate and, where this is the default,
     /// by the limits: of those in flight, as many wait behind them. `kept_max` is the longest time that jobs are kept
-    /// active: of a longer window it is a quarter of the requests, since what is held when the limit is used up is delayed behind the backlog.
+    /// active. Of a longer window it is a quarter of the requests: what is held when the limit is used up is delayed
+    /// behind the backlog.
     pub fn startable_within(&self, span: Duration, kept_max: Duration) -> f64 {
         let by_egress = self.egress_per_second() * span.as_secs_f64();
         let by_limits = self.leak_per_second.is_none().then(|| self.limits_startable(span, kept_max));
@@ -201,7 +202,7 @@ const TIMER_LATENESS: Duration = Duration::from_millis(10);
 pub const REFUND_PAUSE: Duration = Duration::from_secs(1);
 
 impl LeakyBucket {
-    /// A rate that is not positive closes the bucket.
+    /// With a rate that is not positive, one job leaves at once and then one an hour.
     pub fn new(jobs_per_second: f64) -> Self {
         Self { interval: interval(jobs_per_second), next: Duration::ZERO, waiting: 0, held: 0 }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::job::{Flow, FlowClass};
 use super::provider::JobOrder;
 
-/// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
+/// A tag's units for each unit of cost, at weight 1. At the largest weight, 1,000, a cost of 1 is still 1,000 units.
 pub const TAG_PER_COST: u32 = 1_000_000;
 
 /// By how much the virtual time is ahead of the start tag that was served last: later flows go behind those that this

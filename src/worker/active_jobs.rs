@@ -89,7 +89,7 @@ impl ActiveJobs {
             }
             match ledger.renew(&leases, LEASE).await {
                 Ok(lost) if lost.is_empty() => {}
-                // A job that finished between the two statements is not lost, so this is no alarm.
+                // A job that finished after its lease was copied above is among them, so this is no alarm.
                 Ok(lost) => {
                     tracing::debug!(jobs = lost.len(), "leases not renewed: the jobs finished or were taken over");
                 }

@@ -2,8 +2,8 @@
 //!
 //! Each sentence is based on one of the [`Facts`]: the job and everything that it may wait for, at one instant. This
 //! module does not fetch them. `ops::explain` gathers them from the ledger, the settings, the limiter and the running
-//! process. Each estimated start is based on the limiter's own state machine ([`forecast`]). A backend that could not be
-//! asked is named as unknown. The operator's next step is named as the command to type.
+//! process. Each estimated start is put together in [`mod@outlook`], from the limiter's own state machine ([`forecast`]).
+//! A backend that could not be asked is named as unknown. The operator's next step is named as the command to type.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -36,7 +36,7 @@ pub struct EgressRequest {
 pub struct EgressPosition {
     /// Jobs of its lane that leave before it.
     pub jobs_ahead: u64,
-    /// Wait for the egress rate; longer where all worker slots are in use.
+    /// Wait by the egress rate alone: while all worker slots are in use, the job waits longer.
     pub egress_wait: Duration,
 }
 
@@ -117,8 +117,8 @@ impl LaneEgress {
         usize::try_from(self.0.lock().workers).unwrap_or(usize::MAX)
     }
 
-    /// Sets how many paced jobs wait at the gate. As many as there are free worker slots keep their turn by the egress
-    /// rate while a limit makes them wait.
+    /// Sets how many paced jobs wait at the gate. If a limit makes them wait, turns of the bucket that come meanwhile are
+    /// kept for them: at most one for each free worker slot.
     pub(super) fn set_paced(&self, now: Instant, jobs: usize) {
         let (mut state, since_origin) = self.state_at(now);
         state.paced = u32::try_from(jobs).unwrap_or(u32::MAX);

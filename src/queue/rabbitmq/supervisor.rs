@@ -1,7 +1,8 @@
 //! The supervisor of one connection: connects, watches, and connects again with growing, jittered pauses.
 //!
 //! Nothing is repaired: what belonged to a lost connection is lost with it, and a new generation begins with the
-//! topology declared. lapin's automatic recovery stays off (its prefetch and acknowledgement fixes are weeks old).
+//! topology declared. The recovery of lapin 4.12 stays off: its fixes of prefetch and acknowledgements are too new to
+//! rely on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,7 +46,7 @@ pub struct Generation {
 }
 
 #[derive(Clone)]
-enum LinkState {
+enum ConnectionState {
     /// The first attempt goes on.
     Connecting,
     Up(Arc<Generation>),
@@ -69,16 +70,16 @@ impl DeclaredProviders {
 
 /// One supervised connection. Dropping it ends the supervision and, with the last channel, the connection.
 pub struct SupervisedConnection {
-    state: watch::Receiver<LinkState>,
+    state: watch::Receiver<ConnectionState>,
     _supervision: AbortOnDropHandle<()>,
 }
 
 impl SupervisedConnection {
     /// Starts connecting and returns at once.
     pub fn start(settings: RabbitSettings, purpose: &'static str, declared: DeclaredProviders) -> Self {
-        let (sender, state) = watch::channel(LinkState::Connecting);
-        let of = LinkConfig { settings, purpose, declared, limit: ChannelLimit::default() };
-        let supervision = tokio::spawn(supervise(of, sender));
+        let (sender, state) = watch::channel(ConnectionState::Connecting);
+        let config = ConnectionConfig { settings, purpose, declared, limit: ChannelLimit::default() };
+        let supervision = tokio::spawn(supervise(config, sender));
         Self { state, _supervision: AbortOnDropHandle::new(supervision) }
     }
 
@@ -93,23 +94,24 @@ impl SupervisedConnection {
 
     /// The same for a readout, which waits less long for a broker that is known to be unavailable.
     pub async fn generation_for_readout(&self) -> Result<Arc<Generation>, QueueError> {
-        let is_down = matches!(*self.state.borrow(), LinkState::Down(_));
+        let is_down = matches!(*self.state.borrow(), ConnectionState::Down(_));
         self.generation_within(if is_down { READOUT_LIMIT } else { CALL_LIMIT }).await
     }
 
     async fn generation_within(&self, limit: Duration) -> Result<Arc<Generation>, QueueError> {
         let mut state = self.state.clone();
-        let decided = |state: &LinkState| !matches!(state, LinkState::Down(_) | LinkState::Connecting);
+        let decided =
+            |state: &ConnectionState| !matches!(state, ConnectionState::Down(_) | ConnectionState::Connecting);
         let last = match tokio::time::timeout(limit, state.wait_for(decided)).await {
             Ok(Ok(state)) => state.clone(),
             Ok(Err(_)) => return Err(QueueError::Unavailable("the supervision has ended".to_owned())),
             Err(_) => self.state.borrow().clone(),
         };
         match last {
-            LinkState::Up(generation) => Ok(generation),
-            LinkState::Down(text) => Err(QueueError::Unavailable(text)),
-            LinkState::Connecting => Err(QueueError::Unavailable("not connected yet".to_owned())),
-            LinkState::Refused(text) => Err(QueueError::Refused(text)),
+            ConnectionState::Up(generation) => Ok(generation),
+            ConnectionState::Down(text) => Err(QueueError::Unavailable(text)),
+            ConnectionState::Connecting => Err(QueueError::Unavailable("not connected yet".to_owned())),
+            ConnectionState::Refused(text) => Err(QueueError::Refused(text)),
         }
     }
 }
@@ -157,8 +159,8 @@ impl Generation {
     }
 }
 
-/// What all connections of a link have in common.
-struct LinkConfig {
+/// What all generations of one supervised connection have in common.
+struct ConnectionConfig {
     settings: RabbitSettings,
     purpose: &'static str,
     declared: DeclaredProviders,
@@ -180,19 +182,19 @@ impl FailureLog {
     }
 }
 
-async fn supervise(of: LinkConfig, state: watch::Sender<LinkState>) {
-    let purpose = of.purpose;
+async fn supervise(config: ConnectionConfig, state: watch::Sender<ConnectionState>) {
+    let purpose = config.purpose;
     let mut failed: u32 = 0;
     let mut failure_log = FailureLog::default();
     let mut connected_before = false;
     for number in 1.. {
-        match establish(&of, number).await {
+        match establish(&config, number).await {
             Ok(generation) => {
                 connected_before = true;
                 let since = Instant::now();
                 failure_log = FailureLog::default();
                 tracing::info!(purpose, generation = number, "broker connected");
-                state.send_replace(LinkState::Up(Arc::clone(&generation)));
+                state.send_replace(ConnectionState::Up(Arc::clone(&generation)));
                 let cause = tokio::select! {
                     cause = generation.ended() => cause,
                     // What uses it goes on.
@@ -203,7 +205,7 @@ async fn supervise(of: LinkConfig, state: watch::Sender<LinkState>) {
                     }
                 };
                 tracing::warn!(purpose, generation = number, %cause, "broker connection lost");
-                state.send_replace(LinkState::Down(format!("connection lost: {cause}")));
+                state.send_replace(ConnectionState::Down(format!("connection lost: {cause}")));
                 failed = if since.elapsed() > STEADY { 1 } else { failed.saturating_add(1) };
             }
             Err(error) => {
@@ -213,9 +215,9 @@ async fn supervise(of: LinkConfig, state: watch::Sender<LinkState>) {
                 state.send_replace(match error {
                     // What was good once will be again, after a rotated password or a limit on connections; callers
                     // take a refusal for final and would give their messages back.
-                    QueueError::Refused(text) if !connected_before => LinkState::Refused(text),
-                    QueueError::Refused(text) | QueueError::Unavailable(text) => LinkState::Down(text),
-                    error => LinkState::Down(error.to_string()),
+                    QueueError::Refused(text) if !connected_before => ConnectionState::Refused(text),
+                    QueueError::Refused(text) | QueueError::Unavailable(text) => ConnectionState::Down(text),
+                    error => ConnectionState::Down(error.to_string()),
                 });
                 failed = failed.saturating_add(1);
             }
@@ -231,15 +233,15 @@ async fn close_when_unused(generation: Arc<Generation>) {
     }
 }
 
-async fn establish(of: &LinkConfig, number: u64) -> Result<Arc<Generation>, QueueError> {
-    let (settings, authority) = (&of.settings, &of.settings.uri.authority);
-    let (connection, version) = connect(settings, &format!("sluicegate {}", of.purpose))
+async fn establish(config: &ConnectionConfig, number: u64) -> Result<Arc<Generation>, QueueError> {
+    let (settings, authority) = (&config.settings, &config.settings.uri.authority);
+    let (connection, version) = connect(settings, &format!("sluicegate {}", config.purpose))
         .await
         .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
-    let channels = Channels::new(settings.clone(), of.limit.clone());
+    let channels = Channels::new(settings.clone(), config.limit.clone());
     let blocked = watch::Sender::new(None);
     let generation = Arc::new(Generation { number, connection, version, channels, blocked });
-    redeclare(&generation, &Topology::new(&settings.prefix), &of.declared.list()).await?;
+    redeclare(&generation, &Topology::new(&settings.prefix), &config.declared.list()).await?;
     Ok(generation)
 }
 

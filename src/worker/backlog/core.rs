@@ -26,7 +26,8 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 /// A look takes at most this part of the time, however many flows there are.
 const LOOK_TIME_DIVISOR: u32 = 20;
-/// Least time between a claim that found nothing more and the next one, and to a claim of an urgent job.
+/// Least time after a claim that found nothing more, or that another process prevented. And least time between claims of
+/// urgent jobs.
 const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 /// Least time between two claims for few jobs, of which none is more urgent than those that are claimed.
 const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
@@ -68,7 +69,7 @@ pub(crate) struct DispatchCore<A, J> {
     pub waits: PermitWaits<J>,
     flows: KnownFlows<A>,
     ahead: ClaimedAhead<A>,
-    /// The last claim left jobs behind for which the lane has no room yet.
+    /// The last claim of all classes got as many jobs as it asked for: more may wait.
     has_more: bool,
     ends_blocks: bool,
     look_at: Instant,

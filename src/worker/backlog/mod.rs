@@ -114,8 +114,9 @@ fn is_limited(lane: &LaneContext) -> bool {
     is_held_back || lane.control.is_at_limit()
 }
 
-/// Records a new job in the backlog, if earlier jobs of its flow wait there, if its account is paused or has an order, or
-/// if its lane is limited. `None`: it does not wait there, or it is known already and not in the backlog.
+/// Records a new job in the backlog, if earlier jobs of its flow wait there, if its account is paused, if the lane keeps
+/// the order of its account, or if the lane is limited. One with a `not_before` is claimed first: by its own clock, the
+/// database says whether it is due. `None`: it does not wait there, or it is known already and not in the backlog.
 pub(super) async fn record_if_it_must_wait(
     lane: &LaneContext,
     decoded: &Decoded,

@@ -12,10 +12,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::claimed_ahead::AHEAD_MIN;
+use crate::domain::provider::BOOKING_HORIZON;
 use crate::limiter::gate::GateView;
 
-/// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
-pub const LIMITED_AFTER: Duration = Duration::from_millis(250);
+/// A job that waits longer shows a limited lane: a permit that could be booked ahead would have been.
+pub const LIMITED_AFTER: Duration = BOOKING_HORIZON;
 
 #[derive(Debug)]
 pub struct PermitWaits<J> {

@@ -17,7 +17,7 @@ use super::{JobRun, LaneContext, WaitCause};
 use crate::domain::disposition::OVERSIZED_WAIT;
 use crate::domain::job::Job;
 use crate::domain::permit_protocol::CallKind;
-use crate::domain::provider::{Mode, Provider};
+use crate::domain::provider::{BOOKING_HORIZON, Mode, Provider};
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 use crate::limiter::gate::{
@@ -29,9 +29,9 @@ use crate::worker::intake::DeliveryAction;
 use crate::worker::lane::max_local_wait;
 
 /// Longest wait of an active job for a limit of its account. Then it returns to the backlog, and its place in the lane
-/// is free for jobs of other accounts. As long as permits are booked ahead at most. The gate lets the first jobs of an
-/// account wait longer for a slot in flight, because a release wakes them at once.
-pub(crate) const ACCOUNT_WAIT: Duration = Duration::from_millis(250);
+/// is free for jobs of other accounts. A permit that could be booked ahead is booked by then. The gate lets the first
+/// jobs of an account wait longer for a slot in flight, because a release wakes them at once.
+pub(crate) const ACCOUNT_WAIT: Duration = BOOKING_HORIZON;
 
 pub(super) enum PermitWait {
     Granted(Permit),

@@ -1,8 +1,8 @@
 //! The counters of this process: per lane how often, how long and why, and how its settings were read.
 //!
 //! There is one meter per process, passed in with its status. It counts in metric families, which a scrape reads. Fields
-//! of [`Families`] have the names of the metrics, and their comments are the help texts. Samples are never removed: a
-//! counter that vanished would look like one that was reset. The meter knows no job and no account, so it cannot show any.
+//! of [`Families`] have the names of the metrics, and their comments are the help texts. Counters are never removed:
+//! one that vanished would look like one that was reset. The meter knows no job and no account, so it cannot show any.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -187,7 +187,7 @@ families! {
     jobs: Counters = Counters::default(),
     /// Time from the recording of a job until it is finished.
     job_duration_seconds: Histograms = Histograms::new_with_constructor(|| Histogram::new(JOBS_S)),
-    /// Active jobs: messages that this process has taken from the queue and not finished.
+    /// Active jobs: taken by this process, from the queue, from the backlog or for a look-up, and not finished.
     active_jobs: Gauges = Gauges::default(),
     /// Permits granted, one for each request.
     permits_granted: Counters = Counters::default(),
@@ -207,7 +207,7 @@ families! {
     provider_requests: Counters = Counters::default(),
     /// Duration of requests.
     provider_request_duration_seconds: Histograms = Histograms::new_with_constructor(|| Histogram::new(REQUESTS_S)),
-    /// Requests that had a permit and got a 429 from the provider. Must stay at zero.
+    /// Requests that had a permit, and that the provider refused for its limit. Must stay at zero.
     provider_throttled: Counters = Counters::default(),
     /// Requests that wait for their response.
     in_flight_requests: Gauges = Gauges::default(),

@@ -29,7 +29,7 @@ use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 mod claim;
 mod flows;
 
-/// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
+/// A tag's units for each unit of cost, at weight 1. At the largest weight, 1,000, a cost of 1 is still 1,000 units.
 pub const TAG_PER_COST: u32 = 1_000_000;
 
 /// As constraint `blocked_limit_is_at_most_255_characters` has it.
