@@ -280,6 +280,7 @@ impl SimulatedProcess {
         let facts = || LaneFacts {
             bounds: AheadBounds::of(&self.provider, prefetch(&self.provider), release_waiters),
             paused_until,
+            can_start: self.gate.egress().can_start(self.clock.instant(now_us)),
             order: self.order,
         };
         self.dispatcher.next_step(self.clock.instant(now_us), facts)

@@ -135,6 +135,12 @@ impl LaneEgress {
         FreeEgress { slots, ticks: state.bucket.ready(since_origin), next_tick }
     }
 
+    /// Whether a job that comes now has a worker slot and a tick of the bucket.
+    pub(crate) fn can_start(&self, now: Instant) -> bool {
+        let (state, since_origin) = self.state_at(now);
+        state.free_slots() > 0 && state.bucket.ready(since_origin) > 0
+    }
+
     /// Wait for the egress rate of a job with this many paced jobs before it.
     pub(super) fn wait_behind(&self, now: Instant, jobs_ahead: u64) -> Duration {
         let (state, since_origin) = self.state_at(now);

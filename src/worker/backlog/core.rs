@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::claimed_ahead::{AheadBounds, ClaimedAhead};
+use super::claimed_ahead::{AHEAD_MIN, AheadBounds, ClaimedAhead};
 use super::permit_waits::PermitWaits;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{Flow, FlowClass};
@@ -35,6 +35,8 @@ const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
 const FULL_CHECK: Duration = Duration::from_millis(100);
 /// Longest time between two looks at a lane that must not send, and from a failed step to the next one.
 pub const PAUSED_INTERVAL: Duration = Duration::from_secs(1);
+/// Time after the end of a wait for a worker slot in which slots are expected to be short.
+const SLOTS_SHORT: Duration = Duration::from_secs(60);
 /// Most jobs of one claim.
 const CLAIM_MAX: u32 = 100;
 /// Jobs of a flow in a row.
@@ -59,6 +61,8 @@ pub(crate) struct LaneFacts {
     pub bounds: AheadBounds,
     /// Until when the lane sends no charge; `None`: it may.
     pub paused_until: Option<Instant>,
+    /// A worker slot and a turn by the egress rate are free.
+    pub can_start: bool,
     pub order: JobOrder,
 }
 
@@ -79,8 +83,10 @@ pub(crate) struct DispatchCore<A, J> {
     wake_at: Option<Instant>,
     /// Nothing is claimed before.
     not_before: Option<Instant>,
-    /// Nothing is claimed before, unless a worker slot becomes free.
+    /// Nothing is claimed before, unless a worker slot is free.
     no_slot_until: Option<Instant>,
+    /// Until then few jobs are claimed ahead: most of more would return without a slot.
+    slots_short_until: Option<Instant>,
     /// Nothing at all is done before: a step has failed.
     retry_at: Option<Instant>,
     /// A flow that is not blocked may have jobs.
@@ -100,6 +106,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
             wake_at: None,
             not_before: None,
             no_slot_until: None,
+            slots_short_until: None,
             retry_at: None,
             is_claimable: false,
         }
@@ -155,6 +162,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
     /// A job got no worker slot in time: claims nothing before this instant, unless a slot becomes free.
     pub fn await_slot(&mut self, until: Instant) {
         self.no_slot_until = Some(until);
+        self.slots_short_until = until.checked_add(SLOTS_SHORT);
     }
 
     /// A worker slot is free. Returns whether the driver is to be woken.
@@ -185,9 +193,13 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         if !self.is_claimable && self.wake_at.is_none_or(|wake_at| wake_at > now) {
             return DispatchStep::Wait(self.wake_at.map_or(self.look_at, |wake_at| wake_at.min(self.look_at)));
         }
-        let LaneFacts { bounds, paused_until, order } = facts();
-        if let Some(at) = paused_until.max(self.not_before).max(self.no_slot_until).filter(|at| *at > now) {
+        let LaneFacts { mut bounds, paused_until, can_start, order } = facts();
+        let no_slot_until = self.no_slot_until.filter(|_| !can_start);
+        if let Some(at) = paused_until.max(self.not_before).max(no_slot_until).filter(|at| *at > now) {
             return DispatchStep::Wait(at.min(now + PAUSED_INTERVAL));
+        }
+        if self.slots_short_until.is_some_and(|until| until > now) {
+            bounds.all = bounds.all.min(AHEAD_MIN);
         }
         let room = self.ahead.room_within(bounds, self.flows.first_class(now));
         if room.jobs == 0 {

@@ -140,7 +140,7 @@ fn lane_facts(lane: &LaneContext) -> LaneFacts {
     let (prefetch, paused_until) = (current_prefetch(lane), cannot_send_until(lane));
     let provider = &lane.settings.borrow().provider;
     let bounds = AheadBounds::of(provider, prefetch, lane.egress.release_waiters());
-    LaneFacts { bounds, paused_until, order: provider.order }
+    LaneFacts { bounds, paused_until, can_start: lane.egress.can_start(Instant::now()), order: provider.order }
 }
 
 /// Until when the lane sends no charge; `None`: it may.

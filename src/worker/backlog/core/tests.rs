@@ -147,7 +147,7 @@ impl Rig {
             let (before, claimed) = (self.steps, self.ahead.len());
             loop {
                 let (now, bounds, paused_until) = (self.now, self.bounds, self.processes[process].paused_until);
-                let facts = || LaneFacts { bounds, paused_until, order: JobOrder::None };
+                let facts = || LaneFacts { bounds, paused_until, can_start: false, order: JobOrder::None };
                 let step = self.processes[process].core.next_step(now, facts);
                 if let DispatchStep::Wait(until) = step {
                     assert!(until > now, "a wait ends later");
@@ -364,7 +364,7 @@ fn messages_do_not_repeat_a_failed_claim() {
 fn next_look_follows_the_last_one() {
     let began = Instant::now();
     let mut core = DispatchCore::<u8, u64>::new(began);
-    let facts = || LaneFacts { bounds: BOUNDS, paused_until: None, order: JobOrder::None };
+    let facts = || LaneFacts { bounds: BOUNDS, paused_until: None, can_start: false, order: JobOrder::None };
     core.looked(began, Vec::new(), began);
     let wait = core.next_step(began + Duration::from_secs(1), facts);
     assert_eq!(wait, DispatchStep::Wait(began + IDLE_INTERVAL));
