@@ -246,9 +246,10 @@ fn limit_paces(input: &ClearTimeInput<'_>) -> Vec<LimitPace> {
 fn even_pacing(provider: &Provider, cost_per_job: f64) -> Option<LimitPace> {
     let tightest = provider.tightest_rate().filter(|_| provider.pacing == Pacing::Even)?;
     let per_cycle = u64::from(provider.after_reserve(tightest.max_requests())).max(1);
-    let window = tightest.window().as_secs_f64() * cost_per_job;
+    let window = tightest.window().as_secs_f64();
     // As the spacing of one job, it comes before every window.
-    Some(LimitPace { per_cycle: 1, cycle: window / float(per_cycle), kind: PaceKind::Spaced { at_once: 1 } })
+    let kind = PaceKind::Spaced { at_once: 1, cost: cost_per_job };
+    Some(LimitPace { per_cycle: 1, cycle: window / float(per_cycle), kind })
 }
 
 /// Pace of one limit.
@@ -263,8 +264,8 @@ struct LimitPace {
 
 #[derive(Clone, Debug)]
 enum PaceKind {
-    /// All that are free go at once, then one after the other.
-    Spaced { at_once: u64 },
+    /// All that are free go at once, then one after the other; `cost` counts in the cycle for each of them.
+    Spaced { at_once: u64, cost: f64 },
     /// All that are free go at once. Used slots are free again within a cycle.
     Sliding { free: u64, returns: ReturnCurve },
     /// All of a window at once, when it begins. The first one begins in `ends_in` seconds.
@@ -291,8 +292,8 @@ impl LimitPace {
         let kind = match limit.algorithm {
             // It fills up without windows, so that no part of one is left over.
             Algorithm::TokenBucket | Algorithm::Gcra => {
-                let cycle = cycle.as_secs_f64() * input.cost_per_job;
-                return Self { per_cycle: max, cycle, kind: PaceKind::Spaced { at_once: free } };
+                let kind = PaceKind::Spaced { at_once: free, cost: input.cost_per_job };
+                return Self { per_cycle: max, cycle: cycle.as_secs_f64(), kind };
             }
             Algorithm::FixedWindow => {
                 let window_ms = window.as_millis().max(1);
@@ -313,7 +314,9 @@ impl LimitPace {
     fn permit_time(&self, n: u64) -> f64 {
         let (cycles, place) = self.cycle_of(n).unwrap_or_default();
         match &self.kind {
-            PaceKind::Spaced { at_once } => float(n.saturating_sub(*at_once)) / float(self.per_cycle) * self.cycle,
+            PaceKind::Spaced { at_once, cost } => {
+                float(n.saturating_sub(*at_once)) * cost / float(self.per_cycle) * self.cycle
+            }
             // Whole cycles, then a last one: first the slots that are free now, then those that are used now.
             PaceKind::Sliding { free, .. } if place <= *free => cycles,
             PaceKind::Sliding { free, returns } => {
@@ -327,9 +330,9 @@ impl LimitPace {
     /// Jobs that are let out in the first cycle.
     fn free(&self) -> u64 {
         match self.kind {
-            PaceKind::Spaced { at_once: free } | PaceKind::Sliding { free, .. } | PaceKind::Aligned { free, .. } => {
-                free
-            }
+            PaceKind::Spaced { at_once: free, .. }
+            | PaceKind::Sliding { free, .. }
+            | PaceKind::Aligned { free, .. } => free,
         }
     }
 

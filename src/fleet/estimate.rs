@@ -105,7 +105,7 @@ impl<'a> QuotaCounts<'a> {
 
     /// Mean cost of the waiting jobs, by those that the ledger has; 1 if it has none.
     #[allow(clippy::cast_precision_loss, reason = "counts of jobs are far below 2^53")]
-    fn cost_per_job(&self) -> f64 {
+    pub fn cost_per_job(&self) -> f64 {
         let of_ledger = |count: fn(&ProviderReconciliation) -> u64| {
             self.sum(|counts| counts.reconciliation.as_deref().map_or(0, count)) as f64
         };

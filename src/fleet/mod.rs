@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use self::backlog::ProviderCounts;
 pub use self::backlog::by_provider;
 use self::cutoff::{CutoffOverview, cutoff};
-use self::estimate::clear_time;
+use self::estimate::{QuotaCounts, clear_time};
 use self::outages::{BackendOutage, outages};
 use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, limits};
 pub use self::provider_status::ProviderState;
@@ -219,6 +219,9 @@ pub struct ProviderOverview {
     pub sending: Option<u64>,
     /// 429 responses to permitted requests, since the processes started. `null`: the workers' reports cannot be read.
     pub refused_by_provider: Option<u64>,
+    /// Mean cost of the waiting payments of its quota, at least 1.
+    #[serde(skip)]
+    pub cost_per_job: f64,
 }
 
 impl OverviewInput {
@@ -331,6 +334,7 @@ fn provider_overview(evidence: &OverviewInput, name: &str) -> ProviderOverview {
         unknown: in_state("unknown"),
         sending: in_state("sending"),
         refused_by_provider: evidence.database_problem.is_none().then_some(refused),
+        cost_per_job: provider.map_or(1.0, |provider| QuotaCounts::new(evidence, provider).cost_per_job()),
     }
 }
 

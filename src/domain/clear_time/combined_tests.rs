@@ -33,7 +33,7 @@ fn any_pace() -> impl Strategy<Value = LimitPace> {
             let cycle = f64::from(cycle_ms) / 1_000.0;
             let last_in = last * cycle;
             let kind = match kind {
-                0 => PaceKind::Spaced { at_once: free },
+                0 => PaceKind::Spaced { at_once: free, cost: 1.0 },
                 1 => PaceKind::Sliding {
                     free: free.min(per_cycle),
                     returns: ReturnCurve::even(first * last_in, last_in),

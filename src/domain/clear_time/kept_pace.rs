@@ -68,7 +68,8 @@ impl LimitPace {
 
     /// Jobs per second over a long time.
     fn per_second(&self) -> f64 {
-        float(self.per_cycle) / self.cycle.max(f64::MIN_POSITIVE)
+        let cost = if let PaceKind::Spaced { cost, .. } = self.kind { cost } else { 1.0 };
+        float(self.per_cycle) / (self.cycle * cost).max(f64::MIN_POSITIVE)
     }
 
     /// Jobs that it lets out in a step after those that were sent in the steps before, the last step first. `None`:

@@ -279,6 +279,7 @@ proptest! {
     fn estimates_are_monotone(
         row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64,
         raised in 1..3_000_i64, hold_ms in 0..3_000_u64, lanes in 1..4_u32,
+        cost_per_job in prop_oneof![Just(1.0), 1.0..12.0_f64],
         returns in prop::option::of((0..100_000_u64, 0..100_000_u64, 1..20_000_u64)),
         returned in prop::collection::vec(prop_oneof![Just(0), 0..500_u64], 0..20),
     ) {
@@ -295,7 +296,7 @@ proptest! {
         let used = [UsedCount { limit: "l0".to_owned(), count: used, returns }];
         let hold = Duration::from_millis(hold_ms);
         let clears_in_of = |provider: &Provider, jobs| {
-            let input = ClearTimeInput { used_counts: &used, hold, lanes, ..conditions(provider, jobs) };
+            let input = ClearTimeInput { used_counts: &used, hold, lanes, cost_per_job, ..conditions(provider, jobs) };
             match input.clear_time() {
                 ClearTime::In(clears_in) => clears_in,
                 ClearTime::Never { .. } => Duration::MAX,

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::cost_of_part;
 use crate::domain::permit_protocol::{
     BATCH_MAX, CallKind, CostByKind, LimiterCall, LimiterReply, PERMITS_MAX, PastUse, PermitRelease, PermitRequest,
     RebuildData, RefusalReason, ReleaseKind,
@@ -140,10 +141,9 @@ fn egress_time(ahead: &ForecastInput) -> Option<u64> {
 }
 
 impl ForecastInput {
-    /// Cost of the first of the jobs ahead, as if all of them had the same.
+    /// Cost of the first of the jobs ahead.
     fn cost_of(&self, jobs: u64) -> u64 {
-        let part = u128::from(self.cost_before) * u128::from(jobs.min(self.jobs_before));
-        part.checked_div(self.jobs_before.into()).and_then(|cost| u64::try_from(cost).ok()).unwrap_or(self.cost_before)
+        cost_of_part(jobs, self.jobs_before, self.cost_before)
     }
 }
 

@@ -264,6 +264,7 @@ pub enum ClaimState {
 pub struct EgressPosition {
     /// Jobs ahead in the bucket and in the gate's wait queue.
     pub before: u64,
+    pub cost_before: u64,
     /// Time from now until it leaves the bucket.
     pub leaves_in: Duration,
 }
@@ -301,6 +302,12 @@ pub struct JobsAhead {
     pub ready: Option<u64>,
     /// Workers that send jobs of the quota.
     pub workers: u32,
+}
+
+/// The cost of some of these jobs, as if all of them had the same.
+pub fn cost_of_part(part: u64, jobs: u64, cost: u64) -> u64 {
+    let of_part = (u128::from(cost) * u128::from(part.min(jobs))).checked_div(jobs.into());
+    of_part.and_then(|cost| u64::try_from(cost).ok()).unwrap_or(cost)
 }
 
 /// A job's place among the jobs of its flow: those of its account and its priority that wait in the backlog.

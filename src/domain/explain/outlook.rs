@@ -8,7 +8,9 @@
 use std::time::Duration;
 
 use super::forecast::{ForecastInput, forecast_start};
-use super::{BacklogPlace, ClaimState, Facts, FlowBlock, GatePosition, JobFacts, LaneFacts, PermitRefusal};
+use super::{
+    BacklogPlace, ClaimState, Facts, FlowBlock, GatePosition, JobFacts, LaneFacts, PermitRefusal, cost_of_part,
+};
 use crate::domain::limit::{Rule, Scope};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota_spec::QuotaSpec;
@@ -54,11 +56,13 @@ fn jobs_ahead(facts: &Facts) -> JobsAhead {
     let ahead = |jobs, cost, exact| JobsAhead { jobs, cost, exact };
     match &facts.claim {
         ClaimState::AskedWorker { position: Some(position), .. } => ahead(position.before, position.cost_before, true),
-        ClaimState::AwaitingEgress { position: bucket, .. } => ahead(bucket.before, bucket.before, true),
+        ClaimState::AwaitingEgress { position: bucket, .. } => ahead(bucket.before, bucket.cost_before, true),
         // Between two steps: the job has left one queue and not joined the next.
         ClaimState::AskedWorker { position: None, .. } => ahead(0, 0, false),
         // The lane's queue is behind this job already.
-        ClaimState::OtherWorker { .. } => ahead(before.jobs.min(before.active), before.cost.min(before.active), false),
+        ClaimState::OtherWorker { .. } => {
+            ahead(before.jobs.min(before.active), cost_of_part(before.active, before.jobs, before.cost), false)
+        }
         ClaimState::Unclaimed => ahead(before.jobs, before.cost, false),
     }
 }

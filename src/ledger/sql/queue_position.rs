@@ -18,6 +18,8 @@ use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogPosition, FlowStatus, JobProgress, LedgerQueuePosition};
 use crate::ledger::database::Database;
 
+/// Times the largest weight, 1,000, it still is a number of 64 bits.
+const TAG_DISTANCE_MAX: i64 = 9_000_000_000_000_000;
 /// Thousandths of a cost of 1.
 const MILLI: u64 = 1_000;
 
@@ -123,6 +125,7 @@ impl Database {
     }
 }
 
+from_row!(row => CostedJobs { jobs, cost });
 from_row!(row => JobProgress { lookups, resend, lost_holders, unknown_since });
 from_row!(row => Rejected { at, lane, reason, detail });
 
@@ -134,7 +137,7 @@ pub struct CostedJobs {
 }
 
 /// The place of a job: its flow, and the jobs before it. The cost of each job of another flow is not read: it counts as
-/// the mean of the provider's last requests.
+/// the mean of the provider's last requests or, without any, of its own flow.
 pub struct JobPlace {
     pub flow: FlowStatus,
     pub before_in_flow: CostedJobs,
@@ -147,16 +150,8 @@ pub struct JobPlace {
 
 static PLACE: Template = Template::made(|_| {
     let (class, account) = (class_of("me"), account_of("me"));
-    let before = format!(
-        "FROM jobs WHERE jobs.provider = me.provider AND {} = {class} AND {} = {account} \
-             AND jobs.backlog AND jobs.seq < me.seq",
-        class_of("jobs"),
-        account_of("jobs"),
-    );
     format!(
         "SELECT {FLOW_COLUMNS}, flows.provider, flows.tag, flows.weight, \
-             (SELECT count(*) {before}) AS before_in_flow, \
-             (SELECT CAST(COALESCE(sum(jobs.cost), 0) AS bigint) {before}) AS cost_in_flow, \
              (SELECT CAST(round(avg(cost) * 1000) AS bigint) FROM ( \
                  SELECT sent.cost AS cost FROM attempts {{join}} jobs AS sent ON sent.id = attempts.job_id \
                  WHERE attempts.provider = me.provider AND attempts.ended_at > {{after:(0 - 600000)}} \
@@ -169,6 +164,19 @@ static PLACE: Template = Template::made(|_| {
          FROM jobs AS me {{join}} flows ON flows.provider = me.provider AND flows.class = {class} \
              AND flows.account = {account} \
          WHERE me.id = $1 AND me.backlog",
+    )
+});
+
+/// The jobs of a job's flow that are claimed before it.
+static BEFORE_IN_FLOW: Template = Template::made(|_| {
+    format!(
+        "SELECT count(*) AS jobs, CAST(COALESCE(sum(jobs.cost), 0) AS bigint) AS cost \
+         FROM jobs AS me {{join}} jobs ON jobs.provider = me.provider AND {} = {} AND {} = {} \
+         WHERE me.id = $1 AND jobs.backlog AND jobs.seq < me.seq",
+        class_of("jobs"),
+        class_of("me"),
+        account_of("jobs"),
+        account_of("me"),
     )
 });
 
@@ -195,11 +203,14 @@ impl Database {
     pub async fn backlog_place(&self, job: &JobId) -> Result<Option<JobPlace>, LedgerError> {
         let Some(row) = self.query_one(&PLACE, args![job]).await? else { return Ok(None) };
         let tag: i64 = row.get("tag")?;
-        let in_flow = CostedJobs { jobs: row.get("before_in_flow")?, cost: row.get("cost_in_flow")? };
-        let millicost = row.get::<Option<u64>>("mean_millicost")?.unwrap_or(MILLI).max(MILLI);
+        let in_flow = CostedJobs::from_row(&self.query_row(&BEFORE_IN_FLOW, args![job]).await?)?;
+        // Without a request lately, as its own flow.
+        let mean_in_flow = in_flow.cost.saturating_mul(MILLI).checked_div(in_flow.jobs);
+        let millicost = row.get::<Option<u64>>("mean_millicost")?.or(mean_in_flow).unwrap_or(MILLI).max(MILLI);
         let others = |jobs: u64| CostedJobs { jobs, cost: jobs.saturating_mul(millicost) / MILLI };
         let distance = i64::try_from(in_flow.cost).unwrap_or(i64::MAX).saturating_mul(TAG_PER_COST.into())
             / row.get::<i64>("weight")?.max(1);
+        let distance = distance.min(TAG_DISTANCE_MAX);
         let (provider, class, account): (String, i64, String) =
             (row.get("provider")?, row.get("class")?, row.get("account")?);
         let holder = self.query_one(&ACCOUNT_HOLDER, args![&provider, &account]).await?;

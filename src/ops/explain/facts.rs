@@ -12,7 +12,7 @@ use super::{UnrecordedJob, find_unrecorded, with_current_times};
 use crate::domain::explain::forecast::RecentUsage;
 use crate::domain::explain::{
     BacklogPlace, ClaimState, EgressPosition, Facts, FlowBlock, GatePosition, JobFacts, JobsAhead, LaneFacts,
-    LastDelay, LimitUtilisation, LimiterFacts, ManualChange, PermitRefusal, RowFacts, SentRequest,
+    LastDelay, LimitUtilisation, LimiterFacts, ManualChange, PermitRefusal, RowFacts, SentRequest, cost_of_part,
 };
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::limit::Scope;
@@ -95,7 +95,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
     let mut before = jobs_ahead(&position, ready);
     if let Some(in_queue) = search.messages_ahead {
         let jobs = in_queue + position.active;
-        before = JobsAhead { jobs, cost: jobs, ..before };
+        before = JobsAhead { jobs, cost: jobs.saturating_mul(mean_cost(&position)), ..before };
     }
     let backlog = match &position.backlog {
         Some(place) => Some(backlog_place(sources, place, &row, position.mean_request_time).await),
@@ -170,7 +170,11 @@ pub async fn position_in_lane(
     let gate = process.gates.get(name)?;
     let place = timeout(QUERY_TIMEOUT, gate.position_of(id.clone())).await.ok().flatten()?;
     if let (None, Some(egress)) = (&place.block, place.egress) {
-        let position = EgressPosition { before: egress.jobs_ahead, leaves_in: egress.egress_wait };
+        let position = EgressPosition {
+            before: egress.jobs_ahead,
+            cost_before: cost_of_part(egress.jobs_ahead, place.jobs_ahead, place.cost_ahead),
+            leaves_in: egress.egress_wait,
+        };
         return Some(ClaimState::AwaitingEgress { worker: worker.to_owned(), position });
     }
     let place = GatePosition {
@@ -292,11 +296,17 @@ fn jobs_ahead(position: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
     let unrecorded = queued.saturating_sub(position.due);
     JobsAhead {
         jobs: position.jobs_ahead + unrecorded,
-        cost: position.cost_ahead + unrecorded,
+        // Of messages the cost is not known: they count as the recorded jobs.
+        cost: position.cost_ahead + mean_cost(position).saturating_mul(unrecorded),
         active: position.active,
         ready,
         workers: position.workers,
     }
+}
+
+/// Mean cost of the recorded jobs ahead, rounded down; 1 without any.
+fn mean_cost(position: &LedgerQueuePosition) -> u64 {
+    position.cost_ahead.checked_div(position.jobs_ahead).unwrap_or(1).max(1)
 }
 
 fn job_facts(details: JobDetails, position: &LedgerQueuePosition) -> JobFacts {

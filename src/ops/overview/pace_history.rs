@@ -1,6 +1,7 @@
 //! The times in which lanes had a backlog and nothing disturbed them: only those are judged by the pace that was kept.
 //!
-//! A cause that changes the pace begins a new time: a changed row, a pause, an outage, or workers that started or ended.
+//! A cause that changes the pace begins a new time: a changed row, a pause, an outage, other costs of the payments, or
+//! workers that started or ended.
 //! The mean of ten seconds is judged only when all of it is later than the cause.
 
 use std::collections::VecDeque;
@@ -16,14 +17,18 @@ const SETTLE: Duration = Duration::from_secs(14);
 const GAP_MAX: Duration = Duration::from_secs(6);
 /// A lane with less work than for this time may wait for work.
 const WORK_MIN_S: f64 = 2.0;
+/// A mean cost that is higher or lower by this factor is another one: requests that were sent cannot be judged by it.
+const COST_FACTOR: f64 = 1.25;
 
 /// A provider at one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PacePoint {
     at_ms: i64,
     version: i64,
     is_disturbed: bool,
     has_work: bool,
+    /// Mean cost of the waiting payments.
+    cost_per_job: f64,
 }
 
 impl PacePoint {
@@ -31,7 +36,13 @@ impl PacePoint {
         let is_sending =
             matches!(provider.state, ProviderState::Running | ProviderState::WaitingForLimit | ProviderState::Idle);
         let is_known = overview.missing.is_empty() && overview.outages.is_empty() && !provider.waiting_is_at_least;
-        Self { at_ms, version: provider.version, is_disturbed: !is_sending || !is_known, has_work: has_work(provider) }
+        Self {
+            at_ms,
+            version: provider.version,
+            is_disturbed: !is_sending || !is_known,
+            has_work: has_work(provider),
+            cost_per_job: provider.cost_per_job,
+        }
     }
 }
 
@@ -64,7 +75,11 @@ pub fn judged_before(points: &VecDeque<PacePoint>, cause_ms: i64, now_ms: i64) -
 /// The instant from which on figures are judged.
 fn settled_from(points: &VecDeque<PacePoint>, cause_ms: i64) -> i64 {
     let Some(last) = points.back() else { return i64::MAX };
-    let is_alike = |point: &PacePoint| !point.is_disturbed && point.version == last.version;
+    let costs_alike = |point: &PacePoint| {
+        let (more, less) = (point.cost_per_job.max(last.cost_per_job), point.cost_per_job.min(last.cost_per_job));
+        more <= less * COST_FACTOR
+    };
+    let is_alike = |point: &PacePoint| !point.is_disturbed && point.version == last.version && costs_alike(point);
     let mut later_ms = last.at_ms;
     let mut began_ms = last.at_ms;
     for point in points.iter().rev() {

@@ -7,7 +7,13 @@ const NOW_MS: i64 = 1_800_000_000_000;
 /// Points each two seconds over the last minute, each changed by its age in seconds.
 fn minute(change: impl Fn(i64, &mut PacePoint)) -> VecDeque<PacePoint> {
     let point = |age_s: i64| {
-        let mut point = PacePoint { at_ms: NOW_MS - age_s * 1_000, version: 7, is_disturbed: false, has_work: true };
+        let mut point = PacePoint {
+            at_ms: NOW_MS - age_s * 1_000,
+            version: 7,
+            is_disturbed: false,
+            has_work: true,
+            cost_per_job: 2.0,
+        };
         change(age_s, &mut point);
         point
     };
@@ -27,6 +33,10 @@ fn time_before_a_cause_is_not_judged() {
     assert_eq!(judged(&paused, 0), [1.0, 0.4], "nothing disturbs it for 28 s");
     let changed = minute(|age_s, point| point.version -= i64::from(age_s > 30));
     assert_eq!(judged(&changed, 0), [1.0, 0.6]);
+    for (cost, wanted) in [(20.0, &[1.0, 0.6][..]), (1.0, &[1.0, 0.6]), (2.2, &[1.0, 1.0, 1.0, 1.0, 0.6])] {
+        let costs = minute(|age_s, point| point.cost_per_job = if age_s > 30 { cost } else { 2.0 });
+        assert_eq!(judged(&costs, 0), wanted, "the payments cost {cost} before");
+    }
     assert_eq!(judged(&calm, NOW_MS - 20_000), [0.6], "another worker has started");
     assert!(judged(&calm, NOW_MS - 10_000).is_empty());
     assert!(judged(&minute(|age_s, point| point.is_disturbed = age_s == 0), 0).is_empty());

@@ -13,8 +13,10 @@ fn job_in_the_leaky_bucket_waits_for_egress() {
     let in_bucket = |before, leaves_in| {
         changed(|f| {
             f.ahead = JobsAhead { jobs: 62, cost: 62, active: 4, ready: Some(60), workers: 1 };
-            f.claim =
-                ClaimState::AwaitingEgress { worker: "w1".to_owned(), position: EgressPosition { before, leaves_in } };
+            f.claim = ClaimState::AwaitingEgress {
+                worker: "w1".to_owned(),
+                position: EgressPosition { before, cost_before: before, leaves_in },
+            };
             f.limiter.recent_usage = Some(past(&[(47_600, 590)], 0));
         })
     };

@@ -32,7 +32,7 @@ async fn position_is_that_in_the_flow(kind: Kind) {
     assert_eq!(place("unheard-of").await, None);
 }
 
-/// The cost of each job of its own flow is read. Those of other flows count as the last requests did: ten on average here.
+/// The cost of each job of its own flow is read. Those of other flows count as the last requests did, or as its own flow.
 async fn costs_before_a_job_are_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let costly = |account: &str, id: &str, cost: u16| Job { cost, ..of(account, id) };
@@ -48,8 +48,9 @@ async fn costs_before_a_job_are_counted(kind: Kind) {
     for number in 0..4 {
         fixture.record(&costly("acct_2", &format!("b{number}"), 10)).await;
     }
-    // Of the other flow, those are before it that start until 15 units of cost: fifteen of cost 1, were there so many.
-    assert_eq!(place("a2").await, (6, 19, 15));
+    // It starts after 15 units of cost. Nothing was sent, so two of the other flow are before it, of cost 7.5 as its own.
+    assert_eq!(place("a2").await, (4, 30, 15));
+    assert_eq!(place("a0").await, (0, 0, 0));
     for id in ["sent-0", "sent-1"] {
         fixture.record(&costly("acct_3", id, 10)).await;
     }
