@@ -199,7 +199,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
             return DispatchStep::Wait(at.min(now + PAUSED_INTERVAL));
         }
         if self.slots_short_until.is_some_and(|until| until > now) {
-            bounds.all = bounds.all.min(AHEAD_MIN);
+            bounds.all = bounds.all.min((bounds.all / 4).max(AHEAD_MIN));
         }
         let room = self.ahead.room_within(bounds, self.flows.first_class(now));
         if room.jobs == 0 {

@@ -322,6 +322,23 @@ fn free_slot_ends_the_wait_for_one() {
     }
 }
 
+/// Where slots are short, a lane claims a quarter of its room ahead, and at least a few.
+#[test]
+fn few_jobs_are_claimed_ahead_while_slots_are_short() {
+    for (room, claimed) in [(12, 12), (40, AHEAD_MIN), (100, 25)] {
+        let mut rig = Rig { bounds: AheadBounds { all: room, of_one_flow: room, release_waiters: 0 }, ..Rig::new() };
+        rig.pass(Duration::from_secs(1));
+        let now = rig.now;
+        rig.processes[0].core.await_slot(now);
+        rig.processes[1].core.await_slot(now + SLOTS_SHORT / 2);
+        (0..room).for_each(|_| rig.record(0, FLOW));
+        rig.pass(Duration::from_millis(50));
+        assert_eq!(rig.ahead.len(), claimed as usize, "of room for {room}");
+        rig.pass(SLOTS_SHORT);
+        assert_eq!(rig.ahead.len(), room as usize, "of room for {room}, later");
+    }
+}
+
 #[test]
 fn other_process_claims_what_a_paused_one_has_recorded() {
     let mut rig = Rig::new();
