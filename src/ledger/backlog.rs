@@ -216,7 +216,7 @@ pub struct LedgerQueuePosition {
     /// Open jobs of the quota that are due earlier, or more urgent, and have no request in flight; jobs of the backlog are
     /// left out. For a job of the backlog: the jobs that are expected to be claimed before it, and the active ones.
     pub jobs_ahead: u64,
-    /// The sum of their costs. For a job of the backlog, those of other flows count with the mean cost of the last requests.
+    /// The sum of their costs. For a job of the backlog, those of other flows count as in [`BacklogPosition`].
     pub cost_ahead: u64,
     /// Jobs of the same provider that are due, have no lease and are not in the backlog: their messages are ready in the
     /// lane's queue.
@@ -239,7 +239,7 @@ pub struct BacklogPosition {
     /// flight, and those of more urgent flows.
     pub account_ahead: u64,
     /// Cost of both: of those before it in its flow, and of the other ones. Jobs of other flows count with the mean cost of
-    /// the last requests.
+    /// the last requests or, without any, of its own flow.
     pub account_cost_ahead: u64,
     /// The payment that its account waits for, if the lane keeps the order of accounts.
     pub account_holder: Option<AccountHolder>,

@@ -67,6 +67,7 @@ struct AheadJob {
 
 struct Rig {
     bounds: AheadBounds,
+    can_start: bool,
     origin: Instant,
     now: Instant,
     ledger: FairOrder<u8, u64>,
@@ -87,6 +88,7 @@ impl Rig {
             || Process { core: DispatchCore::new(now), paused_until: None, lane_is_busy: false, wakes_at: now };
         Self {
             bounds: BOUNDS,
+            can_start: false,
             origin: now,
             now,
             ledger: FairOrder::default(),
@@ -146,8 +148,9 @@ impl Rig {
         for process in 0..PROCESSES {
             let (before, claimed) = (self.steps, self.ahead.len());
             loop {
-                let (now, bounds, paused_until) = (self.now, self.bounds, self.processes[process].paused_until);
-                let facts = || LaneFacts { bounds, paused_until, can_start: false, order: JobOrder::None };
+                let (now, bounds, can_start) = (self.now, self.bounds, self.can_start);
+                let paused_until = self.processes[process].paused_until;
+                let facts = || LaneFacts { bounds, paused_until, can_start, order: JobOrder::None };
                 let step = self.processes[process].core.next_step(now, facts);
                 if let DispatchStep::Wait(until) = step {
                     assert!(until > now, "a wait ends later");
@@ -304,7 +307,7 @@ fn one_claim_follows_the_other_while_there_is_room() {
 /// A job that got no worker slot is not claimed again at once: that would be done over and over.
 #[test]
 fn free_slot_ends_the_wait_for_one() {
-    for slot_becomes_free in [true, false] {
+    for ends in ["released", "seen", "over"] {
         let mut rig = Rig::new();
         rig.pass(Duration::from_secs(1));
         let until = rig.now + LONGEST;
@@ -312,12 +315,12 @@ fn free_slot_ends_the_wait_for_one() {
         rig.record(0, FLOW);
         rig.pass(LONGEST / 2);
         assert!(rig.ahead.is_empty());
-        if slot_becomes_free {
-            assert!(rig.processes[0].core.slot_is_free() && !rig.processes[0].core.slot_is_free());
-            rig.settle();
-        } else {
-            rig.pass(LONGEST);
+        match ends {
+            "released" => assert!(rig.processes[0].core.slot_is_free() && !rig.processes[0].core.slot_is_free()),
+            "seen" => rig.can_start = true,
+            _ => rig.pass(LONGEST),
         }
+        rig.settle();
         assert_eq!(rig.ahead.len(), 1);
     }
 }
