@@ -19,7 +19,6 @@ use crate::limiter::Limiter;
 use crate::queue::{Queue, QueueError};
 use crate::worker::retry::Transient;
 
-pub mod approvals;
 pub mod batches;
 pub mod check;
 mod colour;
@@ -176,8 +175,6 @@ pub enum Command {
     Rejected(Box<rejected::Args>),
     /// List, show and stop decisions about many payments.
     Batches(batches::Args),
-    /// Actions that need two people: list, show, approve, refuse, withdraw.
-    Approvals(approvals::Args),
     /// Run a strict provider for rehearsals: it counts every window, deduplicates, and can inject faults by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
@@ -392,7 +389,6 @@ async fn dispatch(command: &Command, cx: &mut CommandContext<'_>) -> Result<Exit
         Command::Dlq(args) => jobs::decide::dlq(args, cx).await,
         Command::Rejected(args) => rejected::run(args, cx).await,
         Command::Batches(args) => batches::run(args, cx).await,
-        Command::Approvals(args) => approvals::run(args, cx).await,
         Command::Simulate(args) => simulate::run(args, cx).await,
         Command::Completions(args) => generated::completions(args, cx.console),
         Command::Man(args) => generated::man(args, cx.console),

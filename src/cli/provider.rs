@@ -9,7 +9,6 @@ use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
 
-use super::approvals::{check_provider_file, gate};
 use super::enqueue::declare_lanes;
 use super::input::{self, PROVIDER_FILE_BYTES_MAX};
 use super::jobs::actor;
@@ -26,7 +25,6 @@ use crate::ledger::provider_row::{
 };
 use crate::ledger::settings::SettingsChange;
 use crate::ops::SettingsChangeError;
-use crate::ops::approval::ApprovalGate;
 use crate::ops::throttling::{ThrottlingHint, throttling_hint};
 use crate::provider::http::HttpProvider;
 use crate::worker::resend::provider_names;
@@ -126,7 +124,7 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
             let paused = unmentioned_pauses(&rows, &ledger).await?;
             let changes = match dry_run {
                 true => ledger.apply_settings(&rows, true).await?,
-                false => apply_rows(&rows, gate(&ledger, cx.config, actor(because.as_deref()))).await?,
+                false => ledger.apply_settings_as(&rows, &actor(because.as_deref())).await?,
             };
             print_changes(&changes, *dry_run, *json, cx.console)?;
             for name in paused {
@@ -150,21 +148,9 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
             find_row(&ledger, &name).await?;
             views::list_flows(&ledger, &name, which, cx.console).await
         }
-        Action::Pause(which) => pause::run(which, true, cx).await,
-        Action::Resume(which) => pause::run(which, false, cx).await,
+        Action::Pause(which) => pause::run(&cx.ledger().await?, which, true, cx.console).await,
+        Action::Resume(which) => pause::run(&cx.ledger().await?, which, false, cx.console).await,
     }
-}
-
-/// Applies the rows, unless they change what needs a second person.
-async fn apply_rows(rows: &[ProviderRow], gate: ApprovalGate<'_>) -> Result<Vec<SettingsChange>, CommandError> {
-    let mut present = Vec::new();
-    if !gate.policy.rules.is_empty() {
-        for row in rows {
-            present.extend(gate.ledger.readable_rows(Some(&parse_name(&row.name)?)).await?);
-        }
-    }
-    check_provider_file(&present, rows, &gate)?;
-    Ok(gate.ledger.apply_settings_as(rows, &gate.caller.actor).await?)
 }
 
 fn print_changes(

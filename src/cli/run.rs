@@ -130,7 +130,6 @@ pub(super) fn ops_state(
         limiter,
         token: config.ops.token.clone(),
         people: Arc::new(people(config)?),
-        approvals: Arc::new(config.approvals.clone()),
         wrong_tokens: Arc::default(),
         operator_context: OperatorContext { ledger, queue, card_numbers: config.worker.card_numbers },
     })

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use crate::domain::sensitive::secret::path_if_safe;
 
 pub mod address;
-pub mod approvals;
 mod cross_checks;
 mod layers;
 pub mod people;

@@ -13,7 +13,6 @@ use secrecy::SecretString;
 use toml::Value;
 
 use crate::config::address::{DatabaseUrl, LimiterUrl, QueueUrl, ValueProblem};
-use crate::config::approvals::{self, ApprovalsConfig};
 use crate::config::layers::LayeredValue;
 use crate::config::people::{self, PeopleConfig};
 use crate::config::{ConfigProblem, Purpose, cross_checks};
@@ -41,7 +40,6 @@ pub struct Config {
     /// Secrets in files that others on this machine may read.
     pub exposed_secrets: Vec<ConfigProblem>,
     pub ops: OpsConfig,
-    pub approvals: ApprovalsConfig,
     pub worker: WorkerConfig,
     /// Age at which payload and request body of finished jobs are emptied.
     pub scrub_after: Duration,
@@ -138,7 +136,7 @@ impl<'a> KeyValidator<'a> {
         items.iter().filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
-    pub fn integer(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
+    fn integer(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
         let value = self.value(key, Value::as_integer)?;
         let fits = u32::try_from(value).ok().filter(|value| range.contains(value));
         if fits.is_none() {
@@ -189,7 +187,6 @@ pub fn validate(purpose: Purpose, keys: &mut KeyValidator<'_>) -> Option<Config>
     // Braces would change Redis' hash tag, and move the keys to other slots.
     let limiter_prefix = keys.prefix("limiter.prefix", "_.:-");
     let ops = validate_ops(keys);
-    let approvals = approvals::validate(keys);
     let worker = validate_worker(keys);
     let days = keys.integer("ledger.scrub_after_days", 1..=3_650);
     let review_days = keys.integer("ledger.scrub_review_after_days", 0..=3_650);
@@ -226,7 +223,6 @@ pub fn validate(purpose: Purpose, keys: &mut KeyValidator<'_>) -> Option<Config>
         config_files: Vec::new(),
         exposed_secrets: Vec::new(),
         ops: ops?,
-        approvals: approvals?,
         worker: worker?,
         scrub_after: duration_of_days(days?),
         scrub_review_after: review_days.map(|days| (days > 0).then(|| duration_of_days(days)))?,

@@ -4,7 +4,6 @@
 //! each: a schedule ([`backoff`]), the calendar ([`format`] and [`cutoff`]) and Base64 ([`sensitive::secret`]). Time and random fractions are arguments, so each rule can be tested as a table.
 
 pub mod account_faults;
-pub mod approval;
 pub mod backoff;
 pub mod breaker;
 pub mod clear_time;

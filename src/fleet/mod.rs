@@ -91,8 +91,6 @@ pub struct OverviewInput {
     pub paused_by: BTreeMap<String, String>,
     /// The pause of all providers that is in force.
     pub pause_of_all: Option<PauseOfAll>,
-    /// Actions that await a second person; `None`: the ledger did not answer.
-    pub pending_approvals: Option<u64>,
     pub limit_usage: UsageByQuota,
     pub database_problem: Option<String>,
     pub backend_problems: Vec<String>,
@@ -121,9 +119,6 @@ pub struct Overview {
     /// The pause of all providers; absent unless one is in force.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pause_of_all: Option<PauseOfAll>,
-    /// Actions that await a second person. `null`: the ledger did not answer.
-    #[serde(default)]
-    pub pending_approvals: Option<u64>,
     pub warnings: Vec<String>,
     /// `database`, `queue` and `limiter`, if they did not answer.
     #[serde(default)]
@@ -262,7 +257,6 @@ pub fn overview(evidence: &OverviewInput) -> Overview {
         counted_at: evidence.counted_at_ms.map(|at_ms| DatabaseTime(at_ms).to_string()),
         rejected: evidence.rejected.as_ref().map(RejectedOverview::from),
         pause_of_all: evidence.pause_of_all.clone(),
-        pending_approvals: evidence.pending_approvals,
         warnings: warnings(evidence),
         missing: evidence.missing.iter().map(|source| (*source).to_owned()).collect(),
         outages: outages(evidence),

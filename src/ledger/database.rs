@@ -15,7 +15,6 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::LedgerError;
-use super::approvals::ApprovalGrant;
 use super::migrations::{POSTGRES, SQLITE, migrate_postgres, migrate_sqlite, schema_state};
 use super::sql::batcher::Batchers;
 use super::sql::connections::Connections;
@@ -82,8 +81,6 @@ pub struct Database {
     pool: DatabasePool,
     pub(super) engine: Arc<dyn Engine>,
     pub(super) batchers: Arc<Batchers>,
-    /// Recorded in the transaction of every audited change that this handle makes.
-    pub(super) approval: Option<Arc<ApprovalGrant>>,
 }
 
 impl Database {
@@ -117,13 +114,7 @@ impl Database {
     }
 
     fn with_engine(pool: DatabasePool, engine: Arc<dyn Engine>) -> Self {
-        Self { pool, engine, batchers: Arc::default(), approval: None }
-    }
-
-    /// A handle for the one action that a second person approves: its change and the approval are one transaction. So the
-    /// change is made once, and only while the approval is pending.
-    pub fn approved_by(&self, grant: ApprovalGrant) -> Self {
-        Self { approval: Some(Arc::new(grant)), ..self.clone() }
+        Self { pool, engine, batchers: Arc::default() }
     }
 
     /// SQLite's pool of one connection, for the embedded queue in the same file.

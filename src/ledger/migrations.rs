@@ -44,7 +44,6 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0015_decision_batches",
         "0016_pauses_and_notes",
         "0018_temporary_limits",
-        "0019_pending_approvals",
     ])
 });
 
@@ -63,7 +62,6 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0015_decision_batches",
         "0016_pauses_and_notes",
         "0018_temporary_limits",
-        "0019_pending_approvals",
     ])
 });
 

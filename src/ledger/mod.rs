@@ -15,7 +15,6 @@ use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::Wait;
 use crate::provider::FrozenRequest;
 
-pub mod approvals;
 pub mod backlog;
 pub mod copies;
 pub mod database;

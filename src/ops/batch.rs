@@ -249,37 +249,22 @@ impl Refused {
 }
 
 impl PreparedBatch {
-    /// The payments that the decision would change.
-    pub fn ids(&self) -> Vec<String> {
-        self.members.iter().map(|member| member.id.to_string()).collect()
-    }
-
-    /// Compares what was confirmed with the selection as it is.
-    ///
-    /// # Errors
-    /// What is different.
-    pub fn check_confirmation(&self, confirmed: &Confirmation) -> Result<(), BatchError> {
-        let BatchPreview { decision, jobs, digest, .. } = &self.preview;
-        if *digest != confirmed.digest {
-            return Err(BatchError::Changed);
-        }
-        if self.members.is_empty() {
-            return Err(BatchError::Empty);
-        }
-        let is_required = *decision == BatchDecision::Resend;
-        if confirmed.jobs.map_or(is_required, |given| given != *jobs) {
-            return Err(BatchError::WrongCount(*jobs));
-        }
-        Ok(())
-    }
-
     /// Begins the batch if the selection is the one that was confirmed.
     ///
     /// # Errors
     /// When the selection has changed since its preview, or the same batch runs. Nothing was written then.
     pub async fn begin(self, ledger: &Database, confirmed: Confirmation) -> Result<BatchSummary, BatchError> {
-        self.check_confirmation(&confirmed)?;
-        let BatchPreview { decision, sums, .. } = self.preview;
+        let BatchPreview { decision, jobs, sums, digest, .. } = self.preview;
+        if digest != confirmed.digest {
+            return Err(BatchError::Changed);
+        }
+        if self.members.is_empty() {
+            return Err(BatchError::Empty);
+        }
+        let is_required = decision == BatchDecision::Resend;
+        if confirmed.jobs.map_or(is_required, |given| given != jobs) {
+            return Err(BatchError::WrongCount(jobs));
+        }
         let id = Uuid::now_v7().simple().to_string();
         let Confirmation { rate, by, .. } = confirmed;
         let batch = NewBatch { id: id.clone(), decision, members: self.members, sums, rate, by };

@@ -92,10 +92,6 @@ pub enum SettingsChangeError {
     InvalidRow(Vec<String>),
     #[error("limit `{limit}` would go back to the same rate, {rate}: leave the end out")]
     NothingToReturn { limit: String, rate: RawRate },
-    #[error("limit `{limit}` has changed since the request: it is {now} now")]
-    LimitChanged { limit: String, now: String },
-    #[error("{0} has changed since the request: look at it again")]
-    ProviderChanged(String),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
 }

@@ -19,8 +19,6 @@ use super::{LIVEZ, OpsState, READYZ, roles};
 use identity::Credentials;
 pub use identity::People;
 pub use tokens::{ApiCaller, AuthenticationFailures, WrongTokens};
-#[cfg(test)]
-pub use users::tests::hash_of;
 
 mod identity;
 #[cfg(test)]

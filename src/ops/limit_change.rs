@@ -15,7 +15,6 @@ use crate::fleet::cutoff::{CutoffOverview, cutoff};
 use crate::fleet::estimate::clear_time;
 use crate::fleet::pace::{ClearTimeOverview, MissingSource};
 use crate::ledger::LedgerError;
-use crate::ledger::approvals::LimitBefore;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, DatabaseTime};
 use crate::ledger::provider_row::{LimitReturn, LimitRow, ProviderRow};
@@ -35,8 +34,6 @@ pub struct WantedLimit<'a> {
     /// `None`: the present rate stays.
     pub rate: Option<Rate>,
     pub until: Until,
-    /// What the limit must still be, for a change that a second person approves.
-    pub expects: Option<&'a LimitBefore>,
 }
 
 /// A limit's rate and its provider's row, before and after the change.
@@ -69,11 +66,6 @@ impl RateChange {
         let RawRate { max_requests, window_ms } = lasting;
         let returns_after = until.map(|at| LimitReturn { until: DatabaseTime(at.0), max_requests, window_ms });
         let (returns_before, mut row_after) = (before.returns, row.clone());
-        let found =
-            LimitBefore { rate: rate_before.to_string(), returns: returns_before.map(|returns| returns.to_string()) };
-        if wanted.expects.is_some_and(|expected| *expected != found) {
-            return Err(SettingsChangeError::LimitChanged { limit: wanted.limit.to_owned(), now: found.rate });
-        }
         row_after.limits[place].set_rate(rate_after);
         row_after.limits[place].returns = returns_after;
         Ok(Self { rate_before, rate_after, returns_before, returns_after, row_before: row, row_after })
@@ -82,12 +74,6 @@ impl RateChange {
     /// Whether the limit becomes another one.
     pub fn is_change(&self) -> bool {
         self.rate_before != self.rate_after.into() || self.returns_before != self.returns_after
-    }
-
-    /// The limit before the change.
-    pub fn before(&self) -> LimitBefore {
-        let returns = self.returns_before.map(|returns| returns.to_string());
-        LimitBefore { rate: self.rate_before.to_string(), returns }
     }
 
     /// A planned return that this change ends.

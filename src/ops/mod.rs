@@ -23,13 +23,11 @@ use self::connections::{BoundedListener, ClientInfo};
 pub use self::guard::{People, WrongTokens};
 pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
 pub use self::peek::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
-use crate::config::approvals::ApprovalsConfig;
 use crate::domain::printable::printable;
 use crate::limiter::Limiter;
 use crate::worker::supervisor::WorkerStatus;
 
 pub mod api;
-pub mod approval;
 pub mod batch;
 pub mod change;
 mod connections;
@@ -65,7 +63,6 @@ pub struct OpsState {
     pub limiter: Arc<dyn Limiter>,
     pub token: Option<SecretString>,
     pub people: Arc<People>,
-    pub approvals: Arc<ApprovalsConfig>,
     pub wrong_tokens: Arc<WrongTokens>,
     pub collector: Arc<OverviewCollector>,
     pub operator_context: api::OperatorContext,
@@ -178,7 +175,6 @@ mod tests {
             limiter,
             token: token.map(SecretString::from),
             people: Arc::default(),
-            approvals: Arc::default(),
             wrong_tokens: Arc::default(),
             operator_context,
         };

@@ -174,9 +174,8 @@ pub fn example_address(path: &str) -> String {
     if path == "/api/v1/history" {
         return format!("{path}?provider=acme");
     }
-    const UUID: &str = "01937f2c5b0e7c3a9d4e5f60718293a4";
-    let path = path.replace("rejected/{id}", "rejected/1").replace("batches/{id}", &format!("batches/{UUID}"));
-    let path = path.replace("approvals/{id}", &format!("approvals/{UUID}"));
+    let path =
+        path.replace("rejected/{id}", "rejected/1").replace("batches/{id}", "batches/01937f2c5b0e7c3a9d4e5f60718293a4");
     path.replace("{id}", "pay-1").replace("{name}", "acme").replace("{provider}", "acme").replace("{limit}", "second")
 }
 

@@ -115,18 +115,7 @@ impl Resender<'_> {
     /// # Errors
     /// Why it was not sent; only [`ResendError::Unpublished`] leaves it changed.
     pub async fn send(&self, id: &JobId) -> Result<(), ResendError> {
-        self.send_as_seen(id, None).await
-    }
-
-    /// Sends the job like [`Self::send`], if it still has this fencing token.
-    ///
-    /// # Errors
-    /// Those of [`Self::send`].
-    pub async fn send_as_seen(&self, id: &JobId, seen_fence: Option<i64>) -> Result<(), ResendError> {
         let (reloaded, message) = self.prepare(id).await?;
-        if seen_fence.is_some_and(|seen| seen != reloaded.fence) {
-            return Err(ResolutionRefusal::Changed.into());
-        }
         self.ledger.resolve_job(id, &self.resolution, Some(reloaded.fence), &self.actor).await?;
         self.queue.publish(message).await.map_err(ResendError::Unpublished)
     }

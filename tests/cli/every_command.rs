@@ -26,11 +26,11 @@ const NOT_WALKED: [(&str, &str); 7] = [
 /// Commands without data, which need no JSON output.
 const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"];
 
-/// A batch that runs, and an approval that is pending.
+/// A batch that runs.
 const BATCH: &str = "01937f2c5b0e7c3a9d4e5f60718293a4";
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 55] = [
+pub const WALK: [(&[&str], Exit); 50] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -82,11 +82,6 @@ pub const WALK: [(&[&str], Exit); 55] = [
     (&["batches", "show", BATCH], Exit::Success),
     (&["batches", "stop", BATCH], Exit::Success),
     (&["batches", "stop", BATCH], Exit::Failed),
-    (&["approvals", "list"], Exit::Success),
-    (&["approvals", "show", BATCH], Exit::Success),
-    (&["approvals", "withdraw", BATCH], Exit::Failed),
-    (&["approvals", "approve", BATCH, "--because", "checked"], Exit::Success),
-    (&["approvals", "refuse", BATCH, "--because", "too late"], Exit::Failed),
 ];
 
 /// Names of all commands without subcommands: `provider list`, `limits set`, …
@@ -98,7 +93,7 @@ fn leaves(command: &Command, path: &str, found: &mut BTreeSet<String>) {
     below.for_each(|sub| leaves(sub, &format!("{path} {}", sub.get_name()), found));
 }
 
-pub fn all() -> BTreeSet<String> {
+fn all() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     leaves(&Cli::command(), "", &mut found);
     found
@@ -138,14 +133,6 @@ pub async fn desk() -> (Desk, String) {
          VALUES ('{BATCH}', 'resend', 24, 3, 1, '50/1s', '{0}{0}', json_array(json_object('currency', 'EUR', 'jobs', 24, \
              'amount', 31176)), 1795000000000, 'alice@a-host-with-a-long-name.example', 'the answers were lost', 1); \
          INSERT INTO decision_batch_refusals VALUES ('{BATCH}', 'changed', 1, 'pay-9', 'the job changed in the meantime')",
-        "ab".repeat(16)
-    ))
-    .await;
-    desk.sql(&format!(
-        "INSERT INTO pending_approvals (id, action, stored_action, digest, jobs, sums, requested_at, expires_at, requested_by, \
-             requested_role, requested_path, requested_as) \
-         VALUES ('{BATCH}', 'pause', json_object('kind', 'pause', 'provider', 'bolt'), '{0}{0}', 0, '[]', 1795000000000, \
-             253000000000000, 'alice@a-host-with-a-long-name.example', 'admin', 'os', 'alice@host (admin, os)')",
         "ab".repeat(16)
     ))
     .await;

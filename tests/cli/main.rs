@@ -5,7 +5,6 @@
 mod support;
 
 mod apply;
-mod approvals;
 mod bulk_decisions;
 mod check;
 mod confirmations;

@@ -48,7 +48,6 @@ mod settings_propagation;
 mod silent_connections;
 mod temporary_limits;
 mod timestamps;
-mod upgrade;
 mod upkeep;
 mod wait_reasons;
 mod waits;

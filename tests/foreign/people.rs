@@ -110,7 +110,7 @@ async fn answer(request: RequestBuilder) -> (u16, Value) {
 }
 
 fn is(name: &str, role: &str) -> (u16, Value) {
-    (200, json!({"name": name, "role": role, "path": "proxy", "approvals": []}))
+    (200, json!({"name": name, "role": role, "path": "proxy"}))
 }
 
 #[tokio::test]

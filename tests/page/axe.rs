@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use crate::browser::Browser;
 use crate::canned::Canned;
-use crate::canned_approvals::NEEDS_TWO;
 
 /// Themes and widths of screens, in CSS pixels. Each view is checked in one of these pairs, and its neighbours in the
 /// others: colours do not depend on the width, nor the layout on the theme.
@@ -18,7 +17,7 @@ const SCREENS: [[(&str, u32); 2]; 3] =
     [[("light", 390), ("dark", 1_280)], [("dark", 390), ("light", 1_920)], [("light", 1_280), ("dark", 1_920)]];
 
 /// Each view, with a text that it shows once it is complete.
-const VIEWS: [(&str, &str); 18] = [
+const VIEWS: [(&str, &str); 14] = [
     ("#/", "429s"),
     ("#/providers/running", "Last decisions"),
     ("#/providers/cold", "Figures begin"),
@@ -31,10 +30,6 @@ const VIEWS: [(&str, &str); 18] = [
     ("#/rejected", "Republish"),
     ("#/batches", "Resolve as declined"),
     ("#/batches/finished", "pay-11"),
-    ("#/approvals", "Withdrawn"),
-    ("#/approvals/own", "You cannot decide"),
-    ("#/approvals/limit", "Needs role admin"),
-    ("#/approvals/approved", "Progress"),
     ("#/workers", "Round trip"),
     ("#/nowhere", "There is no such page"),
 ];
@@ -58,7 +53,7 @@ const fn dialog(file: &'static str, hash: &'static str, button: &'static str, te
     Dialog { file, hash, button, text }
 }
 
-const DIALOGS: [Dialog; 18] = [
+const DIALOGS: [Dialog; 15] = [
     dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit near']", "Clears"),
     dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit per-account']", "Clears"),
     dialog("pause.js", "#/providers/running", "[aria-label='Pause running']", "no new request is started"),
@@ -68,14 +63,6 @@ const DIALOGS: [Dialog; 18] = [
     dialog("decide.js", "#/jobs/dead", ".view-head button.primary", "attempts start from zero"),
     dialog("decide.js", "#/jobs/dead", ".view-head button.danger", "cannot be undone"),
     dialog("decide.js", "#/jobs/waiting", ".view-head .push ~ button", "never sent"),
-    dialog(
-        "approval.js",
-        "#/approvals/0192f6c1a4b27c3d9e0f112233445566",
-        ".view-head .primary",
-        "as soon as you approve",
-    ),
-    dialog("approval.js", "#/approvals/pause", ".view-head .danger", "sees the reason"),
-    dialog("approval.js", "#/approvals/own", "//button[text()='Withdraw']", "no one has to decide"),
     dialog("batch.js", "#/batches/running", "[aria-label='Stop this batch']", "changed already and stay so"),
     dialog("notes.js", "#/jobs/review", "[aria-labelledby=notes-title] .tools button", "To a person or a team"),
     dialog("notes.js", "#/jobs/succeeded", "[aria-labelledby=notes-title] .tools button", "A comment is kept for ever"),
@@ -181,15 +168,6 @@ async fn axe_finds_nothing_in_any_dialog() {
         browser.press("\u{E00C}").await;
         browser.await_true("return document.querySelector('dialog') === null").await;
     }
-    // What each of them shows for an action that two people decide.
-    browser.visit("#/jobs/dead").await;
-    browser.click(".view-head button.primary").await;
-    browser.fill("dialog input[name=because]", NEEDS_TWO).await;
-    browser.click("dialog button[type=submit]").await;
-    browser.await_text("dialog[open]", "This awaits a second person").await;
-    assert_clean(&browser, "awaits a second person", 1).await;
-    browser.press("\u{E00C}").await;
-    browser.await_true("return document.querySelector('dialog') === null").await;
     // This one needs a selection first.
     browser.visit("#/attention?state=dead").await;
     browser.click("//button[starts-with(text(), 'All ')]").await;

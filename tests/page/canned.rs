@@ -12,7 +12,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::canned_approvals::{Approvals, NEEDS_TWO, awaits, rules};
 use crate::canned_batches::Batches;
 use crate::canned_history::{history, recorded};
 use crate::canned_jobs::{details, explained, fifty_jobs, job_totals, jobs, rejected};
@@ -71,7 +70,6 @@ struct Server {
     /// Paths of the API that were requested.
     asked: Arc<Mutex<Vec<String>>>,
     batches: Batches,
-    approvals: Approvals,
     client: reqwest::Client,
 }
 
@@ -79,7 +77,6 @@ struct Server {
 pub struct Canned {
     pub origin: String,
     pub batches: Batches,
-    pub approvals: Approvals,
     asked: Arc<Mutex<Vec<String>>>,
     _serving: DropGuard,
 }
@@ -127,15 +124,13 @@ impl Canned {
         let origin = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let (batches, approvals) = (Batches::default(), Approvals::default());
-        let (of_batches, of_approvals) = (batches.clone(), approvals.clone());
-        let state =
-            Server { page, data, asked: Arc::clone(&asked), batches: of_batches, approvals: of_approvals, client };
+        let batches = Batches::default();
+        let state = Server { page, data, asked: Arc::clone(&asked), batches: batches.clone(), client };
         let stop = CancellationToken::new();
         let router = Router::new().fallback(answer).with_state(state);
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
         tokio::spawn(serving.into_future());
-        Self { origin, batches, approvals, asked, _serving: stop.drop_guard() }
+        Self { origin, batches, asked, _serving: stop.drop_guard() }
     }
 
     /// Number of API requests so far.
@@ -164,11 +159,8 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let sent = axum::body::to_bytes(body, usize::MAX).await.unwrap();
     let query = head.uri.query().unwrap_or_default();
-    match parts.as_slice() {
-        ["approvals", below @ ..] => return server.approvals.answer(&head.method, below, query, &sent),
-        _ if serde_json::from_slice::<Value>(&sent).is_ok_and(|body| body["because"] == NEEDS_TWO) => return awaits(),
-        ["batches", below @ ..] => return server.batches.answer(&head.method, below, &sent),
-        _ => {}
+    if let ["batches", below @ ..] = parts.as_slice() {
+        return server.batches.answer(&head.method, below, &sent);
     }
     let body = match (&head.method, parts.as_slice()) {
         (&Method::GET, ["overview"]) => overview(server.data),
@@ -188,7 +180,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["rejected"]) => rejected(server.data == Data::Empty),
-        (&Method::GET, ["whoami"]) => json!({"name": "alice", "role": "admin", "path": "user", "approvals": rules()}),
+        (&Method::GET, ["whoami"]) => json!({"name": "alice", "role": "admin", "path": "user"}),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
         (&Method::POST, ["jobs", id, "assignment" | "comments"]) => json!({"id": id, "assigned_to": null, "notes": []}),
         (&Method::POST, ["pause-all"]) => {
@@ -362,7 +354,6 @@ fn overview(data: Data) -> Value {
     if matches!(data, Data::Empty | Data::Full) {
         return overview;
     }
-    overview["pending_approvals"] = json!(if data == Data::States { 4 } else { 1 });
     overview["reconciliation"] = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
     (overview["counted_at"], overview["warnings"]) = (json!(EARLIER), json!([HOSTILE]));
     if data == Data::Paused {

@@ -6,13 +6,11 @@
 mod support;
 
 mod appearance;
-mod approvals;
 mod audit;
 mod axe;
 mod batches;
 mod browser;
 mod canned;
-mod canned_approvals;
 mod canned_batches;
 mod canned_history;
 mod canned_jobs;

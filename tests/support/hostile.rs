@@ -9,7 +9,7 @@ pub const HOSTILE: &str =
 pub const SIGNATURE: &str = "hunter2";
 
 /// Columns by which the program finds rows or decides, and JSON.
-const KEPT: [&str; 30] = [
+const KEPT: [&str; 28] = [
     "batch",
     "id",
     "name",
@@ -38,8 +38,6 @@ const KEPT: [&str; 30] = [
     "applies_to",
     "rule",
     "limit_name",
-    "requested_role",
-    "requested_path",
 ];
 
 /// Appends `text` to all texts except those of [`KEPT`], and a signature to every address, with constraints off. The
@@ -64,8 +62,6 @@ pub async fn fill(pool: &SqlitePool, text: &str) {
         "new_row",
         "payload",
         "sums",
-        "stored_action",
-        "members",
     ];
     let open =
         columns.iter().filter(|(_, column)| !KEPT.contains(&column.as_str()) && !json.contains(&column.as_str()));

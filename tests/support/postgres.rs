@@ -93,24 +93,6 @@ impl Postgres {
         psql
     }
 
-    /// The schema of a database, as `pg_dump` writes it.
-    pub fn dump_schema(&self, database: &str) -> String {
-        let mut dump = Command::new(program("pg_dump"));
-        dump.args(["--schema-only", "-h"]).arg(&self.dir).args([
-            "-p",
-            &self.port.to_string(),
-            "-U",
-            "postgres",
-            database,
-        ]);
-        let output = dump.output().unwrap();
-        assert!(output.status.success(), "{dump:?}: {}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8(output.stdout).unwrap();
-        // A random word that ends psql's restricted mode.
-        let is_random = |line: &&str| line.starts_with("\\restrict") || line.starts_with("\\unrestrict");
-        text.lines().filter(|line| !is_random(line)).collect::<Vec<_>>().join("\n")
-    }
-
     /// Kills every process of the cluster with SIGKILL and waits until they are gone.
     pub fn kill(&self) {
         let server = self.server.lock().unwrap().take().expect("the cluster runs");

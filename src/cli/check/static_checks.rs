@@ -75,10 +75,6 @@ pub fn check_configuration(config: &Config) -> Vec<Finding> {
         let what = "any program in a range of more than 65536 addresses can be any person";
         warn("ops.proxy_trusted", what, "Name the proxy's own addresses");
     }
-    if let Some(what) = config.approvals.missing_people(&config.ops.people) {
-        let fix = "Add people with that role to ops.users, or name them by ops.proxy_user_header and ops.proxy_roles";
-        warn("approvals.require", &what, fix);
-    }
     if config.ops.listen.is_none() {
         warn("ops.listen", "no health, metrics, API or web page", "Set ops.listen to IP:PORT");
     }

@@ -8,7 +8,6 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::amount::display_amount;
-use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::console::group_thousands;
 use crate::cli::jobs::actor;
 use crate::cli::jobs::report::DecisionReport;
@@ -128,9 +127,6 @@ pub async fn decide_in_bulk(
     let Some(digest) = confirm else { return show_preview(&prepared, &bulk, cx.console) };
     let (jobs, unknown) = (Some(prepared.preview.jobs), prepared.unknown.clone());
     let confirmed = Confirmation { digest: digest.clone(), jobs, rate: bulk.args.rate, by: by.clone() };
-    if let Some(awaited) = gate(&ledger, cx.config, by.clone()).batch(&prepared, &confirmed).await? {
-        return print_awaited(&awaited, bulk.json, cx.console);
-    }
     let batch = match prepared.begin(&ledger, confirmed).await {
         Err(BatchError::Empty) if !unknown.is_empty() => None,
         begun => Some(begun?),

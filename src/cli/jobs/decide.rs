@@ -13,17 +13,15 @@ use clap::Subcommand;
 use futures_util::stream::{self, StreamExt as _};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::enqueue::declare_lanes;
 use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, BulkSelection, decide_in_bulk};
 use crate::cli::jobs::ids::read_ids;
 use crate::cli::jobs::report::DecisionReport;
 use crate::cli::jobs::show::check_provider_exists;
-use crate::cli::jobs::unseen::{UNKNOWN_JOB, find_in_queue, gate_cancel};
+use crate::cli::jobs::unseen::{UNKNOWN_JOB, find_in_queue};
 use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
-use crate::domain::approval::GatedAction;
 use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
@@ -148,25 +146,13 @@ pub struct CancelArgs {
 pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     check_provider_exists(provider.as_ref(), cx).await?;
-    let is_gated = cx.config.approvals.rules.concern(GatedAction::Cancel);
-    let is_list = args.ids.id.is_none();
-    if args.bulk.is_two_steps() || args.ids.filter.is_some() || (is_gated && is_list) {
-        let (args, because) = (args, args.because.as_deref());
-        if provider.is_some() && !args.bulk.dry_run && is_gated {
-            let problem =
-                "--provider: `cancel` needs two people (approvals.require): give one id, or leave --provider out";
-            return Err(CommandError::Usage(problem.to_owned()));
-        }
+    if args.bulk.is_two_steps() || args.ids.filter.is_some() {
+        let because = args.because.as_deref();
         let bulk = BulkDecision { decision: BatchDecision::Cancel, args: &args.bulk, because, json: args.json };
         let selection = selection(&args.ids, provider, cx).await?;
         return decide_in_bulk(bulk, selection, cx).await;
     }
     let by = actor(args.because.as_deref());
-    if let Some(id) = &args.ids.id
-        && let Some(awaited) = gate_cancel(id, provider.as_ref(), &by, cx).await?
-    {
-        return print_awaited(&awaited, args.json, cx.console);
-    }
     let ids = given_ids(&args.ids, cx).await?;
     let ledger = cx.ledger().await?;
     let (config, services) = (cx.config, cx.services);
@@ -218,12 +204,6 @@ struct DecisionRequest<'a> {
 async fn decide(request: DecisionRequest<'_>, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let DecisionRequest { ids, resolution, actor, args, json } = request;
     let (ledger, dry_run) = (&cx.ledger().await?, args.dry_run);
-    if let [id] = &ids[..]
-        && !dry_run
-        && let Some(awaited) = gate(ledger, cx.config, actor.clone()).job(id, &resolution).await?
-    {
-        return print_awaited(&awaited, json, cx.console);
-    }
     let mut report = DecisionReport::new(&resolution, json);
     let (queue, providers);
     let decision = if resolution.needs_resend() {
@@ -372,8 +352,7 @@ async fn replay_many(
 ) -> Result<Exit, CommandError> {
     check_provider_exists(provider.as_ref(), cx).await?;
     let all = RawJobFilter { provider: args.provider.clone(), ..RawJobFilter::default() };
-    let is_gated = cx.config.approvals.rules.concern(GatedAction::Replay);
-    if args.bulk.is_two_steps() || args.filter.is_some() || is_gated {
+    if args.bulk.is_two_steps() || args.filter.is_some() {
         let selection = match &args.filter {
             Some(query) => BulkSelection::from_query(query)?,
             None => BulkSelection::Filter(Box::new(all)),

@@ -4,14 +4,12 @@
 
 use serde_json::json;
 
-use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::jobs::actor;
 use crate::cli::provider::parse_name;
 use crate::cli::status::overview_input;
 use crate::cli::status::text::clear_time_text;
 use crate::cli::{CommandContext, CommandError, Exit};
 use crate::config::LimiterUrl;
-use crate::domain::approval::GatedAction;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::database::Database;
@@ -55,16 +53,9 @@ pub async fn run(args: &SetArgs, ledger: &Database, cx: &mut CommandContext<'_>)
         return Err(CommandError::Usage("RATE is missing: only `--until none` keeps the present rate".to_owned()));
     }
     let name = parse_name(provider)?;
-    let until = until.clone().unwrap_or(Until::NoEnd);
-    let wanted = WantedLimit { provider: &name, limit, rate: *rate, until, expects: None };
-    let by = actor(because.as_deref());
-    let gate = gate(ledger, cx.config, by.clone());
-    // A gated change is only rehearsed here.
-    let is_rehearsal = *dry_run || gate.concerns(GatedAction::Limit);
-    let change = set_limit(ledger, &wanted, is_rehearsal, Some(&by)).await?;
-    if !dry_run && let Some(awaited) = gate.limit(&wanted, &change).await? {
-        return print_awaited(&awaited, *json, cx.console);
-    }
+    let wanted = WantedLimit { provider: &name, limit, rate: *rate, until: until.clone().unwrap_or(Until::NoEnd) };
+    let by = Some(actor(because.as_deref())).filter(|_| !dry_run);
+    let change = set_limit(ledger, &wanted, *dry_run, by.as_ref()).await?;
     let mut shown = json!({
         "provider": provider, "limit": limit, "from": change.rate_before.to_string(),
         "to": change.rate_after.to_string(),

@@ -5,9 +5,8 @@
 use serde_json::json;
 
 use super::parse_name;
-use crate::cli::approvals::{gate, print_awaited};
 use crate::cli::jobs::actor;
-use crate::cli::{CommandContext, CommandError, Console, Exit};
+use crate::cli::{CommandError, Console, Exit};
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;
 use crate::ledger::operator::Actor;
@@ -30,18 +29,13 @@ pub(super) struct PauseArgs {
 }
 
 /// Pauses or resumes what the arguments name.
-pub(super) async fn run(args: &PauseArgs, paused: bool, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
-    let (ledger, by) = (&cx.ledger().await?, actor(args.because.as_deref()));
-    let gate = gate(ledger, cx.config, by.clone());
-    let awaited = match (&args.name, paused) {
-        (Some(name), _) => gate.pause(&parse_name(name)?, paused).await?,
-        (None, true) => gate.pause_all().await?,
-        (None, false) => gate.resume_all().await?,
-    };
-    let console = &mut *cx.console;
-    if let Some(awaited) = awaited {
-        return print_awaited(&awaited, args.json, console);
-    }
+pub(super) async fn run(
+    ledger: &Database,
+    args: &PauseArgs,
+    paused: bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let by = actor(args.because.as_deref());
     match (&args.name, paused) {
         (Some(name), _) => set_paused(ledger, name, SetPaused { paused, json: args.json, by }, console).await?,
         (None, true) => {

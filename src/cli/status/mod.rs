@@ -191,7 +191,6 @@ pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewIn
         version: env!("CARGO_PKG_VERSION").to_owned(),
         paused_by: pause_authors(&ledger, &rows).await,
         pause_of_all: ledger.pause_of_all().await?,
-        pending_approvals: Some(ledger.pending_approvals().await?),
         rows,
         depths,
         missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },

@@ -31,7 +31,7 @@ pub(super) fn render_overview(overview: &Overview, shape: TableShape, height: Op
     let width = width(shape);
     let warnings = overview.warnings.iter().map(|warning| format!("warning: {warning}"));
     let notes = pause_of_all_line(overview).into_iter().chain(reconciliation_lines(overview));
-    let notes = notes.chain(rejected_line(overview)).chain(approvals_line(overview)).chain(warnings);
+    let notes = notes.chain(rejected_line(overview)).chain(warnings);
     let tail: Vec<String> = notes.flat_map(|line| split_lines(&wrap_words("", &line, width))).collect();
     let table = match shape {
         TableShape::Plain => plain_table(overview),
@@ -325,13 +325,6 @@ fn pause_of_all_line(overview: &Overview) -> Option<String> {
     Some(format!(
         "all providers paused by {by} since {since}{because}: `sluicegate provider resume --all` resumes {count} {held}"
     ))
-}
-
-/// `1 action awaits a second person: …`, if there are any.
-fn approvals_line(overview: &Overview) -> Option<String> {
-    let pending = overview.pending_approvals.filter(|pending| *pending > 0)?;
-    let await_s = if pending == 1 { "awaits" } else { "await" };
-    Some(format!("{} {await_s} a second person: `sluicegate approvals list` shows them", count(pending, "action")))
 }
 
 /// `12 rejected messages await a decision (acme 10, stripe 2): sluicegate rejected list`, if there are any.

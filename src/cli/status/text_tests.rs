@@ -47,23 +47,6 @@ fn pause_of_all_is_a_line_of_its_own() {
     assert!(page.contains(line), "{page}");
 }
 
-#[test]
-fn actions_for_a_second_person_are_counted() {
-    let mut picture = sample_overview();
-    for (pending, line) in [
-        (Some(1), "1 action awaits a second person: `sluicegate approvals list` shows them"),
-        (Some(2), "2 actions await a second person"),
-    ] {
-        picture.pending_approvals = pending;
-        let page = render_overview(&picture, TableShape::Plain, None);
-        assert!(page.contains(line), "{page}");
-    }
-    for none in [Some(0), None] {
-        picture.pending_approvals = none;
-        assert!(!render_overview(&picture, TableShape::Plain, None).contains("second person"));
-    }
-}
-
 fn account(picture: &mut Overview) -> &mut ProviderReconciliation {
     &mut picture.reconciliation.as_mut().unwrap()[0]
 }

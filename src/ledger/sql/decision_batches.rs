@@ -214,7 +214,6 @@ impl Database {
                 args![&batch.id, batch.decision.name(), jobs, rate, &digest, sums, author, because],
             ),
         ];
-        steps.extend(self.approval_steps(Some(&batch.id)));
         if self.dialect() == Dialect::Postgres {
             steps.insert(0, self.step(&PLAN_BY_INDEX, []));
         }

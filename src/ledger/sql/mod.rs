@@ -11,7 +11,6 @@ use super::{FencedWrite, LedgerError};
 
 mod answered_requests;
 mod apply;
-mod approvals;
 mod attempt;
 mod backlog;
 pub mod batcher;

@@ -252,9 +252,8 @@ impl Database {
         by: Option<&Actor>,
     ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let Some(by) = by else { return self.engine.atomically(steps).await };
-        let leading = LEADING_STEPS + self.approval_condition().iter().len();
         let rows = self.engine.atomically(self.settings_change_by(by, steps)).await?;
-        Ok(rows.map(|rows| rows.into_iter().skip(leading).collect()))
+        Ok(rows.map(|rows| rows.into_iter().skip(LEADING_STEPS).collect()))
     }
 
     async fn apply_rows(
@@ -378,18 +377,16 @@ static READ_AUDIT: Template = Template::new(
 );
 
 impl Database {
-    /// A transaction on settings with its author. The rows of its steps begin after [`LEADING_STEPS`] and an
-    /// approval's condition.
+    /// A transaction on settings with its author. The rows of its steps begin at [`LEADING_STEPS`].
     pub(super) fn settings_change_by(&self, by: &Actor, steps: Vec<Step>) -> Vec<Step> {
         let forget = (self.dialect() == Dialect::Sqlite).then(|| self.step(&FORGET_ACTOR, []));
-        let leading = [self.step(&SET_ACTOR, actor_args(by))].into_iter().chain(self.approval_condition());
-        leading.chain(steps).chain(self.approval_steps(None)).chain(forget).collect()
+        std::iter::once(self.step(&SET_ACTOR, actor_args(by))).chain(steps).chain(forget).collect()
     }
 
     /// A change of jobs, with its author on PostgreSQL. On SQLite, the caller completes each audit row afterwards.
     pub(super) fn job_changes_by(&self, by: &Actor, change: Vec<Step>) -> Vec<Step> {
         let author = (self.dialect() == Dialect::Postgres).then(|| self.must_affect(&SET_ACTOR, actor_args(by)));
-        author.into_iter().chain(change).chain(self.approval_steps(None)).collect()
+        author.into_iter().chain(change).collect()
     }
 
     /// The change of one job, with its author on both databases.
@@ -426,7 +423,7 @@ impl Database {
     }
 }
 
-/// Number of steps before the steps of the change, without an approval's condition.
+/// Number of steps before the steps of the change.
 const LEADING_STEPS: usize = 1;
 
 pub fn actor_args(by: &Actor) -> [Value; 3] {

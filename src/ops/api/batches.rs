@@ -12,7 +12,6 @@ use axum::{Extension, Router};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::approvals::{AwaitsApproval, gate};
 use super::changes::{ActionReason, actor};
 use super::page_size;
 use crate::ledger::decision_batches::{
@@ -120,10 +119,7 @@ pub async fn preview(
     path = "/api/v1/batches",
     tag = "batches",
     request_body = BatchRequest,
-    responses(
-        (status = 201, description = "Started; workers apply it", body = BatchSummary),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
-    )
+    responses((status = 201, description = "Started; workers apply it", body = BatchSummary))
 )]
 pub async fn begin(
     State(ops): State<OpsState>,
@@ -138,13 +134,8 @@ pub async fn begin(
         return Err(ApiError::bad_request("`because`: is empty: write a reason for the audit"));
     }
     let ledger = &ops.operator_context.ledger;
-    let gate = gate(&ops, &caller, by.clone());
     let confirmed = Confirmation { digest, jobs: confirm_jobs, rate, by };
-    let prepared = prepare_batch(ledger, decision, selection).await?;
-    if let Some(awaited) = gate.batch(&prepared, &confirmed).await? {
-        return Ok(AwaitsApproval::response(awaited));
-    }
-    let batch = prepared.begin(ledger, confirmed).await?;
+    let batch = prepare_batch(ledger, decision, selection).await?.begin(ledger, confirmed).await?;
     Ok((StatusCode::CREATED, JsonResponse(batch)).into_response())
 }
 

@@ -12,9 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::approvals::{AcceptedDecision, AwaitsApproval, gate};
 use super::{OperatorContext, PROGRAM, parse_job_id};
-use crate::domain::approval::GatedAction;
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Actor, JobResolution};
@@ -76,7 +74,7 @@ pub struct ActionResult {
     request_body = Resolution,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Its message is missing, or it awaits a second person", body = AcceptedDecision),
+        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
     )
 )]
 pub async fn resolve(
@@ -92,7 +90,7 @@ pub async fn resolve(
     let resolution = kind
         .resolution(reference, ops.operator_context.card_numbers)
         .map_err(|why| ApiError::bad_request(format!("`reference`: {why}")))?;
-    apply_resolution(&ops, id, resolution, AskedBy { caller: &caller, because: why }).await
+    apply_resolution(&ops.operator_context, id, resolution, actor(&caller, why)?).await
 }
 
 /// Cancels a payment that is `waiting`; a request in flight is not cancelled.
@@ -104,7 +102,6 @@ pub async fn resolve(
     request_body = ActionReason,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
     )
 )]
 pub async fn cancel(
@@ -113,7 +110,7 @@ pub async fn cancel(
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<ActionReason>,
 ) -> Result<Response, ApiError> {
-    apply_resolution(&ops, id, JobResolution::Cancel, AskedBy { caller: &caller, because: asked.because }).await
+    apply_resolution(&ops.operator_context, id, JobResolution::Cancel, actor(&caller, asked.because)?).await
 }
 
 /// Retries a dead payment with the same key and the same request; its attempts start from zero, and the limits apply.
@@ -125,7 +122,7 @@ pub async fn cancel(
     request_body = ActionReason,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Its message is missing, or it awaits a second person", body = AcceptedDecision),
+        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
     )
 )]
 pub async fn replay(
@@ -134,7 +131,7 @@ pub async fn replay(
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<ActionReason>,
 ) -> Result<Response, ApiError> {
-    apply_resolution(&ops, id, JobResolution::Replay, AskedBy { caller: &caller, because: asked.because }).await
+    apply_resolution(&ops.operator_context, id, JobResolution::Replay, actor(&caller, asked.because)?).await
 }
 
 /// Discards a dead payment for good: it becomes `cancelled`.
@@ -146,7 +143,6 @@ pub async fn replay(
     request_body = ActionReason,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
     )
 )]
 pub async fn discard(
@@ -155,30 +151,20 @@ pub async fn discard(
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<ActionReason>,
 ) -> Result<Response, ApiError> {
-    apply_resolution(&ops, id, JobResolution::Discard, AskedBy { caller: &caller, because: asked.because }).await
-}
-
-/// Who asks, and why.
-struct AskedBy<'a> {
-    caller: &'a ApiCaller,
-    because: Option<String>,
+    apply_resolution(&ops.operator_context, id, JobResolution::Discard, actor(&caller, asked.because)?).await
 }
 
 /// Changes nothing while the broker is unavailable. If the ledger has the change and the broker has no message, the
 /// sweeper of this process will publish it.
 async fn apply_resolution(
-    ops: &OpsState,
+    context: &OperatorContext,
     id: String,
     resolution: JobResolution,
-    asked: AskedBy<'_>,
+    actor: Actor,
 ) -> Result<Response, ApiError> {
-    let actor = actor(asked.caller, asked.because)?;
     let id = parse_job_id(id)?;
-    if let Some(awaited) = gate(ops, asked.caller, actor.clone()).job(&id, &resolution).await? {
-        return Ok(AwaitsApproval::response(awaited));
-    }
     let (state, mut done) = (resolution.resulting_state().to_owned(), resolution.past_participle().to_owned());
-    let OperatorContext { ledger, queue, card_numbers } = &ops.operator_context;
+    let OperatorContext { ledger, queue, card_numbers } = context;
     let (queue, card_numbers) = (queue.as_ref(), *card_numbers);
     let mut providers = Vec::new();
     let decision = if resolution.needs_resend() {
@@ -304,7 +290,6 @@ pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<Lim
     request_body = PauseReason,
     responses(
         (status = 200, description = "The provider is paused; workers follow within 2 s", body = PauseResult),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
     )
 )]
 pub async fn pause(
@@ -312,7 +297,7 @@ pub async fn pause(
     Path(name): Path<String>,
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<PauseReason>,
-) -> Result<Response, ApiError> {
+) -> Result<JsonResponse<PauseResult>, ApiError> {
     pause_or_resume(&ops, name, true, &caller, asked).await
 }
 
@@ -325,7 +310,6 @@ pub async fn pause(
     request_body = PauseReason,
     responses(
         (status = 200, description = "Resumed, and its waits lifted; workers follow within 2 s", body = PauseResult),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
     )
 )]
 pub async fn resume(
@@ -333,7 +317,7 @@ pub async fn resume(
     Path(name): Path<String>,
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<PauseReason>,
-) -> Result<Response, ApiError> {
+) -> Result<JsonResponse<PauseResult>, ApiError> {
     pause_or_resume(&ops, name, false, &caller, asked).await
 }
 
@@ -343,13 +327,10 @@ async fn pause_or_resume(
     paused: bool,
     caller: &ApiCaller,
     asked: PauseReason,
-) -> Result<Response, ApiError> {
-    let (by, provider) = (actor(caller, asked.because)?, parse_provider_name(name)?);
-    if let Some(awaited) = gate(ops, caller, by.clone()).pause(&provider, paused).await? {
-        return Ok(AwaitsApproval::response(awaited));
-    }
-    let changed = set_paused(&ops.operator_context.ledger, &provider, paused, Some(&by)).await?;
-    Ok(JsonResponse(PauseResult { changed }).into_response())
+) -> Result<JsonResponse<PauseResult>, ApiError> {
+    let by = actor(caller, asked.because)?;
+    let changed = set_paused(&ops.operator_context.ledger, &parse_provider_name(name)?, paused, Some(&by)).await?;
+    Ok(JsonResponse(PauseResult { changed }))
 }
 
 /// Changes a limit's rate; it takes effect in every worker within 2 s, and recorded usage stays.
@@ -364,7 +345,6 @@ async fn pause_or_resume(
     request_body = RateRequest,
     responses(
         (status = 200, description = "Changed, or what would change", body = RateResult),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
     )
 )]
 pub async fn set_limit(
@@ -372,7 +352,7 @@ pub async fn set_limit(
     Path((name, limit)): Path<(String, String)>,
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<RateRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<JsonResponse<RateResult>, ApiError> {
     let by = actor(&caller, asked.because)?;
     let bad = |field: &str, why: String| ApiError::bad_request(format!("`{field}`: {why}"));
     let rate = asked.rate.as_deref().map(Rate::parse_limit).transpose().map_err(|why| bad("rate", why.to_string()))?;
@@ -383,17 +363,9 @@ pub async fn set_limit(
         return Err(ApiError::bad_request(missing.to_owned()));
     }
     let provider = parse_provider_name(name)?;
-    let wanted = WantedLimit { provider: &provider, limit: &limit, rate, until, expects: None };
+    let wanted = WantedLimit { provider: &provider, limit: &limit, rate, until };
     let input = ops.collector.input().await;
-    let gate = gate(&ops, &caller, by.clone());
-    // A gated change is only rehearsed here.
-    let dry_run = asked.dry_run || gate.concerns(GatedAction::Limit);
-    let change = change_limit(&ops.operator_context.ledger, &wanted, dry_run, Some(&by)).await?;
-    if !asked.dry_run
-        && let Some(awaited) = gate.limit(&wanted, &change).await?
-    {
-        return Ok(AwaitsApproval::response(awaited));
-    }
+    let change = change_limit(&ops.operator_context.ledger, &wanted, asked.dry_run, Some(&by)).await?;
     let FinishChange { clears, clears_at, cutoff } = FinishChange::new(&input, &change);
     Ok(JsonResponse(RateResult {
         from: change.rate_before.to_string(),
@@ -405,8 +377,7 @@ pub async fn set_limit(
         clears_at,
         cutoff,
         limit,
-    })
-    .into_response())
+    }))
 }
 
 /// Parses the name in an address; an invalid name is an unknown provider.

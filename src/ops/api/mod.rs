@@ -18,9 +18,6 @@ use crate::ledger::operator::{JobDetails, LIST_MAX, ResolutionRefusal};
 use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
-pub mod approvals;
-#[cfg(test)]
-mod approvals_tests;
 pub mod batches;
 #[cfg(test)]
 mod batches_tests;
@@ -66,7 +63,6 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/pause", post(changes::pause))
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
-        .merge(approvals::routes())
         .merge(batches::routes())
         .merge(job_notes::routes())
         .merge(pause_all::routes())

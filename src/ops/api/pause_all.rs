@@ -4,11 +4,9 @@
 //! pause that is in force.
 
 use axum::extract::State;
-use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Extension, Router};
 
-use super::approvals::{AwaitsApproval, gate};
 use super::changes::{PauseReason, actor};
 use crate::ledger::pause_of_all::{PauseAllResult, ResumeAllResult};
 use crate::ops::OpsState;
@@ -25,21 +23,16 @@ pub fn routes() -> Router<OpsState> {
     path = "/api/v1/pause-all",
     tag = "providers",
     request_body = PauseReason,
-    responses(
-        (status = 200, description = "All are paused; workers follow within 2 s", body = PauseAllResult),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
-    )
+    responses((status = 200, description = "All are paused; workers follow within 2 s", body = PauseAllResult))
 )]
 pub async fn pause_all(
     State(ops): State<OpsState>,
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<PauseReason>,
-) -> Result<Response, ApiError> {
+) -> Result<JsonResponse<PauseAllResult>, ApiError> {
     let by = actor(&caller, asked.because)?;
-    if let Some(awaited) = gate(&ops, &caller, by.clone()).pause_all().await? {
-        return Ok(AwaitsApproval::response(awaited));
-    }
-    Ok(JsonResponse(ops.operator_context.ledger.pause_all(&by).await?).into_response())
+    let paused = ops.operator_context.ledger.pause_all(&by).await?;
+    Ok(JsonResponse(paused))
 }
 
 /// Resumes the providers that the pause of all has paused. Those that were paused otherwise stay paused.
@@ -48,21 +41,16 @@ pub async fn pause_all(
     path = "/api/v1/resume-all",
     tag = "providers",
     request_body = PauseReason,
-    responses(
-        (status = 200, description = "Resumed; workers follow within 2 s", body = ResumeAllResult),
-        (status = 202, description = "Awaits a second person", body = AwaitsApproval),
-    )
+    responses((status = 200, description = "Resumed; workers follow within 2 s", body = ResumeAllResult))
 )]
 pub async fn resume_all(
     State(ops): State<OpsState>,
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<PauseReason>,
-) -> Result<Response, ApiError> {
+) -> Result<JsonResponse<ResumeAllResult>, ApiError> {
     let by = actor(&caller, asked.because)?;
-    if let Some(awaited) = gate(&ops, &caller, by.clone()).resume_all().await? {
-        return Ok(AwaitsApproval::response(awaited));
-    }
-    Ok(JsonResponse(ops.operator_context.ledger.resume_all(&by).await?).into_response())
+    let resumed = ops.operator_context.ledger.resume_all(&by).await?;
+    Ok(JsonResponse(resumed))
 }
 
 #[cfg(test)]

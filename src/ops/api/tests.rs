@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 use tokio_util::sync::CancellationToken;
@@ -37,13 +36,7 @@ impl Drop for TestApi {
 impl TestApi {
     /// A server with provider `acme`, limits 100/1s and 600/1m.
     pub async fn new() -> Self {
-        Self::with_state(None, |_| {}).await
-    }
-
-    /// The same server with a token, and another state.
-    pub async fn with_state(token: Option<&str>, change: impl FnOnce(&mut OpsState)) -> Self {
-        let (mut state, _progress, database) = state(token).await;
-        change(&mut state);
+        let (state, _progress, database) = state(None).await;
         let limit = |name: &str, max_requests, window_ms| LimitRow {
             name: name.to_owned(),
             max_requests,
@@ -64,26 +57,11 @@ impl TestApi {
     }
 
     pub async fn get(&self, path: &str) -> (u16, Value) {
-        self.get_by(path, as_alice).await
-    }
-
-    /// The same by another caller.
-    pub async fn get_by(&self, path: &str, by: impl FnOnce(RequestBuilder) -> RequestBuilder) -> (u16, Value) {
-        self.exchange("get", path, by(client().get(format!("{}{path}", self.address)))).await
+        self.exchange("get", path, client().get(format!("{}{path}", self.address))).await
     }
 
     pub async fn post(&self, path: &str, body: Value) -> (u16, Value) {
-        self.post_by(path, body, as_alice).await
-    }
-
-    /// The same by another caller.
-    pub async fn post_by(
-        &self,
-        path: &str,
-        body: Value,
-        by: impl FnOnce(RequestBuilder) -> RequestBuilder,
-    ) -> (u16, Value) {
-        let request = by(client().post(format!("{}{path}", self.address)).json(&body));
+        let request = client().post(format!("{}{path}", self.address)).json(&body);
         let (status, answer) = self.exchange("post", path, request).await;
         if status < 300 {
             assert_eq!(self.published.request_faults("post", path, &body), Vec::<String>::new());
@@ -91,8 +69,8 @@ impl TestApi {
         (status, answer)
     }
 
-    async fn exchange(&self, method: &str, path: &str, request: RequestBuilder) -> (u16, Value) {
-        let request = request.header("user-agent", "curl/8.5.0");
+    async fn exchange(&self, method: &str, path: &str, request: reqwest::RequestBuilder) -> (u16, Value) {
+        let request = request.basic_auth("alice", Some("any")).header("user-agent", "curl/8.5.0");
         let answer = request.send().await.unwrap();
         let status = answer.status().as_u16();
         let body: Value = answer.json().await.unwrap();
@@ -168,11 +146,6 @@ impl TestApi {
 
 /// Beginnings of the names of tables that change in the background: those of reconciliation and history.
 const BACKGROUND_TABLES: [&str; 3] = ["finished_", "history_", "upkeep_turns"];
-
-/// A name that is typed, where none is verified.
-fn as_alice(request: RequestBuilder) -> RequestBuilder {
-    request.basic_auth("alice", Some("any"))
-}
 
 pub fn acme() -> ProviderName {
     ProviderName::new("acme").unwrap()

@@ -118,8 +118,7 @@ async fn each_route_needs_its_role() {
 #[tokio::test]
 async fn each_caller_has_one_identity() {
     let server = Server::new(people(), Some(TOKEN)).await;
-    let is =
-        |name: &str, role: &str, path: &str| (200, json!({"name": name, "role": role, "path": path, "approvals": []}));
+    let is = |name: &str, role: &str, path: &str| (200, json!({"name": name, "role": role, "path": path}));
     let basic = |user: &'static str, password: &'static str| {
         move |request: reqwest::RequestBuilder| request.basic_auth(user, Some(password))
     };
@@ -198,7 +197,7 @@ async fn with_people_every_caller_is_identified() {
         assert_eq!(server.whoami(1, |request| request.bearer_auth("")).await.0, 401);
     }
     let server = Server::new(PeopleConfig::default(), None).await;
-    let open = json!({"name": "", "role": "admin", "path": "open", "approvals": []});
+    let open = json!({"name": "", "role": "admin", "path": "open"});
     assert_eq!(server.whoami(1, |request| request).await, (200, open));
 }
 

@@ -58,11 +58,6 @@ pub fn write(writer: &mut MetricsWriter<'_>, snapshot: &OverviewSnapshot) -> Res
         "Messages in the provider's queue that no worker has taken; absent while the broker does not report them.",
         each(|input, provider| input.depths.get(&provider.name).map(|ready| float(*ready))),
     )?;
-    writer.gauge(
-        "pending_approvals",
-        "Actions that await a second person; absent while the ledger does not answer.",
-        input.pending_approvals.map(|pending| (Labels::new(), float(pending))),
-    )?;
     ledger(writer, input, overview.providers.iter().map(|provider| provider.name.as_str()).collect())
 }
 

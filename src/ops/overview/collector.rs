@@ -91,8 +91,6 @@ struct RowsWithPauses {
     paused_by: BTreeMap<String, String>,
     pause_of_all: Option<PauseOfAll>,
 }
-/// What awaits a decision beside the payments: rejected messages, and the number of actions for a second person.
-type OpenDecisions = (Vec<RejectedCount>, u64);
 
 /// The collected input, and the overview made from it.
 #[derive(Clone, Debug)]
@@ -109,7 +107,7 @@ pub struct OverviewCollector {
     /// Queue depths while the database is unavailable and there are no backlog counts.
     depths: CachedSource<QueueDepths>,
     oldest: CachedSource<BTreeMap<String, i64>>,
-    open_decisions: CachedSource<OpenDecisions>,
+    rejected: CachedSource<Vec<RejectedCount>>,
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
     finished_checks: FinishedChecks,
@@ -132,7 +130,7 @@ impl OverviewCollector {
             reports: CachedSource::new(SOURCE_TIMEOUT),
             depths: CachedSource::new(SOURCE_TIMEOUT),
             oldest: CachedSource::new(SOURCE_TIMEOUT),
-            open_decisions: CachedSource::new(SOURCE_TIMEOUT),
+            rejected: CachedSource::new(SOURCE_TIMEOUT),
             limit_usage: CachedSource::new(SOURCE_TIMEOUT),
             counts: BacklogCounter::new(),
             finished_checks: FinishedChecks::default(),
@@ -253,15 +251,14 @@ impl OverviewCollector {
             }
             self.limit_usage.get(USAGE_AGE_MAX, self.query_limit_usage(&known)).await
         };
-        let open = async {
+        let rejected = async {
             if purpose == CollectFor::HistoryOnly || reports.problem.is_some() {
                 return CachedValue::not_queried();
             }
-            self.open_decisions.get(REJECTED_AGE_MAX, self.query_open_decisions()).await
+            self.rejected.get(REJECTED_AGE_MAX, self.query_rejected()).await
         };
         let stored = self.collect_stored(purpose, reports.problem.is_some(), known.version);
-        let (used, open, (rows, oldest, counted)) = tokio::join!(used, open, stored);
-        let (rejected, pending_approvals) = open.current().unzip();
+        let (used, rejected, (rows, oldest, counted)) = tokio::join!(used, rejected, stored);
         let problem_of =
             |what: &str, problem: &Option<String>| problem.as_ref().map(|problem| problem_with_name(what, problem));
         let mut problems: Vec<String> = Vec::new();
@@ -302,8 +299,7 @@ impl OverviewCollector {
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
-            rejected,
-            pending_approvals,
+            rejected: rejected.current(),
             queue_reports_ages: self.sources.queue.reports_ages(),
             limit_usage: used.value.unwrap_or_default(),
             database_problem,
@@ -388,10 +384,8 @@ impl OverviewCollector {
         Ok(oldest)
     }
 
-    async fn query_open_decisions(&self) -> Result<OpenDecisions, String> {
-        let rejected = self.sources.ledger.count_rejected().await.map_err(|error| error.to_string())?;
-        let approvals = self.sources.ledger.pending_approvals().await.map_err(|error| error.to_string())?;
-        Ok((rejected, approvals))
+    async fn query_rejected(&self) -> Result<Vec<RejectedCount>, String> {
+        self.sources.ledger.count_rejected().await.map_err(|error| error.to_string())
     }
 
     pub(super) async fn query_jobs(&self) -> Result<CountedJobs, String> {

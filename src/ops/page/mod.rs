@@ -97,12 +97,12 @@ static ASSETS: &[Asset] = files! {
         "vendor/uplot/uPlot.min.css";
     SVG: "icon.svg";
     JS:
-        "js/announce.js" "js/api.js" "js/approvals.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/copy.js" "js/cutoff.js"
+        "js/announce.js" "js/api.js" "js/chart.js" "js/clears.js" "js/clock.js" "js/copy.js" "js/cutoff.js"
         "js/cutoff_change.js" "js/decisions.js" "js/dialog.js" "js/dom.js" "js/early.js" "js/format.js"
         "js/histogram.js" "js/history.js" "js/incidents.js" "js/instants.js" "js/limits.js" "js/main.js" "js/parts.js" "js/person.js"
         "js/poll.js" "js/printable.js" "js/recorded.js" "js/recorded_chart.js" "js/selection.js" "js/shell.js"
         "js/spark.js" "js/theme.js" "js/urgency.js" "js/words.js"
-        "js/views/approval.js" "js/views/approvals.js" "js/views/ask_provider.js" "js/views/attention.js" "js/views/batch.js" "js/views/batch_bar.js"
+        "js/views/ask_provider.js" "js/views/attention.js" "js/views/batch.js" "js/views/batch_bar.js"
         "js/views/batch_dialog.js" "js/views/batches.js" "js/views/card.js" "js/views/change_limit.js"
         "js/views/decide.js" "js/views/filter_bar.js" "js/views/headline.js" "js/views/job.js" "js/views/job_table.js"
         "js/views/job_totals.js" "js/views/jobs.js" "js/views/lane_table.js" "js/views/limit_until.js"

@@ -99,8 +99,7 @@ async fn sweep(
     let reconciled = reconcile(worker, known).await;
     let history = history::keep_history(ledger).await;
     let batches = forget_batches(worker).await;
-    let approvals = end_approvals(worker).await;
-    let kept = flows.and(reconciled).and(history).and(batches).and(approvals);
+    let kept = flows.and(reconciled).and(history).and(batches);
     weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(kept)
 }
 
@@ -132,7 +131,7 @@ async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
     in_batches(worker, || ledger.forget_references(BATCH)).await
 }
 
-/// How long an ended decision batch and its report are kept, and a request for a second person after its time.
+/// How long an ended decision batch and its report are kept.
 const BATCH_RETENTION: Duration = Duration::from_secs(90 * 86_400);
 
 /// Deletes old decision batches. The audit of their payments stays.
@@ -142,19 +141,6 @@ async fn forget_batches(worker: &WorkerContext) -> Result<(), SweepError> {
         return Ok(());
     }
     in_batches(worker, || ledger.forget_batches(BATCH_RETENTION, BATCH)).await
-}
-
-/// Ends requests that no second person has decided in time, and deletes old ones. The audit of what was approved stays.
-async fn end_approvals(worker: &WorkerContext) -> Result<(), SweepError> {
-    let ledger = &worker.backends.ledger;
-    let expired = ledger.expire_approvals().await?;
-    if expired > 0 {
-        tracing::info!(expired, "requests expired without a second person");
-    }
-    if !ledger.lease_duty("pending_approvals", REMOVE_INTERVAL).await? {
-        return Ok(());
-    }
-    in_batches(worker, || ledger.forget_approvals(BATCH_RETENTION, BATCH)).await
 }
 
 /// Does batch after batch, which return how many jobs they had.

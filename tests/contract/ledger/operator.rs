@@ -8,7 +8,6 @@ use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
 
-mod approvals;
 mod audit;
 mod decision_batches;
 mod erasure;

@@ -6,7 +6,6 @@
 
 use super::*;
 
-mod approvals;
 mod backlog;
 mod decision_batches;
 mod filling;

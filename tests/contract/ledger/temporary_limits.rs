@@ -52,8 +52,7 @@ impl Fixture {
 
     async fn until(&self, limit: &str, rate: &str, until: &str) -> RateChange {
         let (provider, until) = (name("stripe"), until.parse::<Until>().unwrap());
-        let wanted =
-            WantedLimit { provider: &provider, limit, rate: Some(rate.parse().unwrap()), until, expects: None };
+        let wanted = WantedLimit { provider: &provider, limit, rate: Some(rate.parse().unwrap()), until };
         let by = Actor { os_user: "alice@host".to_owned(), reason: None, program: None };
         set_limit(&self.database, &wanted, false, Some(&by)).await.unwrap()
     }
@@ -195,7 +194,7 @@ async fn same_end_again_keeps_the_lasting_rate(kind: Kind) {
     assert_eq!(fixture.database.settings_version().await.unwrap(), version, "the same again changes nothing");
     let (provider, until) = (name("stripe"), until.parse::<Until>().unwrap());
     let rate = Some("600/1m".parse().unwrap());
-    let wanted = WantedLimit { provider: &provider, limit: LIMIT, rate, until, expects: None };
+    let wanted = WantedLimit { provider: &provider, limit: LIMIT, rate, until };
     let refused = set_limit(&fixture.database, &wanted, false, None).await.unwrap_err().to_string();
     assert_eq!(refused, "limit `per-minute` would go back to the same rate, 600/1m: leave the end out");
 }

@@ -15,7 +15,7 @@ async fn set_for(bench: &Bench, rate: &str, time: Duration) -> Timestamp {
     let at = Timestamp::now() + time;
     let provider = name("acme");
     let (rate, until) = (Some(rate.parse().unwrap()), at.to_string().parse::<Until>().unwrap());
-    let wanted = WantedLimit { provider: &provider, limit: "all", rate, until, expects: None };
+    let wanted = WantedLimit { provider: &provider, limit: "all", rate, until };
     set_limit(&bench.database, &wanted, false, None).await.unwrap();
     at
 }

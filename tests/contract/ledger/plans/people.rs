@@ -58,7 +58,6 @@ impl<E: Explained> Working<'_, E> {
             self.did("jobs of a state are listed").await;
             self.searches(round).await;
             self.decision_batches(round).await;
-            self.approvals(round).await;
             operator.erasure_counts(&account(round)).await.unwrap();
             self.did("an erasure is counted").await;
             operator.erase_account(&account(round + 50), 20, &by).await.unwrap();

@@ -13,7 +13,7 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// Tables that may be scanned in full: small ones, and rows that a statement made itself.
-const SMALL: [&str; 48] = [
+const SMALL: [&str; 47] = [
     "json_each",
     "held",
     "names",
@@ -58,7 +58,6 @@ const SMALL: [&str; 48] = [
     "sampled",
     "decision_batches",
     "decision_batch_refusals",
-    "pending_approvals",
     "batch",
     "turn",
     "old",

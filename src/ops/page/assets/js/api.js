@@ -10,14 +10,6 @@ export class ApiError extends Error {
   }
 }
 
-/** The answer to an action that a second person must approve first: nothing is changed. */
-export class AwaitsApproval extends Error {
-  constructor({ awaits_approval: id, text, expires_at: expiresAt }) {
-    super(text);
-    Object.assign(this, { id, expiresAt });
-  }
-}
-
 /** State of the connection: time of the last response in ms, and the problem while the server does not respond. */
 export const link = { lastAnswer: 0, problem: null, since: 0 };
 
@@ -50,11 +42,7 @@ async function ask(url, options) {
     throw new ApiError(0, "The server cannot be reached.");
   }
   answered();
-  if (answer.ok) {
-    const body = parsed(text) ?? {};
-    if (typeof body.awaits_approval === "string") throw new AwaitsApproval(body);
-    return body;
-  }
+  if (answer.ok) return parsed(text) ?? {};
   throw new ApiError(answer.status, refusal(answer.status, parsed(text)?.error));
 }
 

@@ -1,9 +1,7 @@
 // A confirmation dialog that says what will happen. The browser's own modal dialog keeps the focus inside, closes with
 // Esc, and returns the focus.
 
-import { AwaitsApproval } from "./api.js";
 import { h, patch } from "./dom.js";
-import { instant } from "./instants.js";
 
 let last = 0;
 
@@ -29,33 +27,13 @@ export function ask({ title, content, confirm, act, danger = false, wide = false
       await act();
       node.close();
     } catch (error) {
-      if (error instanceof AwaitsApproval) {
-        showPending(error);
-        return;
-      }
       dialog.problem = error.message;
     }
     dialog.busy = false;
     if (node.isConnected) redraw();
   }
 
-  /** The action was stored and not carried out; a link leads to it. */
-  function showPending({ id, expiresAt }) {
-    dialog.isPending = true;
-    const close = () => node.close();
-    patch(
-      node,
-      h("form", { key: "pending", method: "dialog" },
-        h("h2", { id: titleId }, "This awaits a second person"),
-        h("p", { role: "status" }, "Nothing is changed yet. Another person must approve it before ", instant(expiresAt), "."),
-        h("p", {}, h("a", { href: `#/approvals/${encodeURIComponent(id)}`, onclick: close }, "Show what awaits approval")),
-        h("div", { class: "dialog-actions" }, h("button", { type: "button", class: "primary", onclick: close }, "Close"))),
-    );
-    node.querySelector("a").focus();
-  }
-
   function redraw() {
-    if (dialog.isPending) return;
     const label = typeof confirm === "function" ? confirm() : confirm;
     patch(
       node,
@@ -64,7 +42,7 @@ export function ask({ title, content, confirm, act, danger = false, wide = false
         { onsubmit: submit },
         h("h2", { id: titleId }, title),
         h("div", { class: "dialog-body" }, content(dialog)),
-        h("p", { class: "problem", role: "alert" }, linked(dialog.problem ?? "")),
+        h("p", { class: "problem", role: "alert" }, dialog.problem ?? ""),
         h(
           "div",
           { class: "dialog-actions" },
@@ -88,10 +66,6 @@ export function ask({ title, content, confirm, act, danger = false, wide = false
   node.showModal();
   return dialog;
 }
-
-/** A text in which the id of an approval is a link. */
-const linked = (text) =>
-  text.split(/\b([0-9a-f]{32})\b/).map((part, at) => (at % 2 === 1 ? h("a", { href: `#/approvals/${part}`, onclick: (event) => event.target.closest("dialog").close() }, part) : part));
 
 /** A text field for the reason of a change, which the audit keeps. */
 export function because(state, { required = false } = {}) {

@@ -8,8 +8,6 @@ import { askPerson } from "./person.js";
 import { Poll } from "./poll.js";
 import { printable } from "./printable.js";
 import { drawShell } from "./shell.js";
-import { approval } from "./views/approval.js";
-import { approvals } from "./views/approvals.js";
 import { attention } from "./views/attention.js";
 import { batch } from "./views/batch.js";
 import { batches } from "./views/batches.js";
@@ -28,8 +26,6 @@ const ROUTES = [
   [/^\/batches$/, batches],
   [/^\/batches\/([^/]+)$/, batch],
   [/^\/attention$/, attention],
-  [/^\/approvals$/, approvals],
-  [/^\/approvals\/([^/]+)$/, approval],
   [/^\/rejected$/, rejected],
   [/^\/workers$/, workers],
 ];

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 /** A role can change while the page is open. */
 const AGAIN_MS = 30_000;
 const ROLES = ["viewer", "operator", "admin"];
-const WAYS = { open: "no sign-in: the server asks for none", token: "by the token, which names no person", user: "by name and password", proxy: "by the proxy that signs people in", os: "by the operating system, through a command" };
+const WAYS = { open: "no sign-in: the server asks for none", token: "by the token, which names no person", user: "by name and password", proxy: "by the proxy that signs people in" };
 
 let person = null;
 let asked = 0;
@@ -25,12 +25,6 @@ export async function askPerson(signal) {
 /** The name of the person, where the server identifies one. */
 export const ownName = () => (person !== null && (person.path === "user" || person.path === "proxy") ? person.name : null);
 
-/** The configured rules of actions that need a second person. */
-export const approvalRules = () => person?.approvals ?? [];
-
-/** How the server has identified a person. */
-export const wayWords = (way) => WAYS[way] ?? way;
-
 /** Attributes of a button that needs a role: none, or those of a disabled button with the reason. */
 export function needs(role) {
   const given = person?.role;
@@ -41,7 +35,7 @@ export function needs(role) {
 /** Name and role in the header; null where the server asks for no identity. */
 export function personChip() {
   if (person === null || person.path === "open") return null;
-  const words = `${person.name}, role ${person.role}, identified ${wayWords(person.path)}`;
+  const words = `${person.name}, role ${person.role}, identified ${WAYS[person.path] ?? person.path}`;
   return h("span", { class: "person", title: words },
     h("span", { class: "unseen" }, `You are ${words}`),
     h("span", { class: "person-name", "aria-hidden": "true" }, person.name),

@@ -5,7 +5,7 @@ import { h, patch } from "./dom.js";
 import { clock, count, duration } from "./format.js";
 import { incidents } from "./incidents.js";
 import { inUtc, switchZone, zoneName } from "./instants.js";
-import { approvalRules, personChip } from "./person.js";
+import { personChip } from "./person.js";
 import { cycle, theme } from "./theme.js";
 
 const header = document.getElementById("header");
@@ -17,7 +17,6 @@ const PLACES = [
   ["attention", "#/attention", "Review", " and dead"],
   ["rejected", "#/rejected", "Rejected"],
   ["workers", "#/workers", "Workers"],
-  ["approvals", "#/approvals", "Approvals"],
 ];
 
 /** Draws the header; `place` is the view's entry, `overview` the last one loaded. */
@@ -26,7 +25,7 @@ export function drawShell(place, overview) {
   patch(
     header,
     h("a", { class: "brand", href: "#/", "aria-label": "Sluicegate, overview" }, logo(), h("span", {}, "Sluicegate")),
-    h("nav", { "aria-label": "Main" }, places(place, overview).map((entry) => navLink(entry, place, waiting, overview?.pending_approvals ?? 0))),
+    h("nav", { "aria-label": "Main" }, PLACES.map((entry) => navLink(entry, place, waiting))),
     h("form", { class: "search", role: "search", onsubmit: search },
       h("input", {
         id: "search",
@@ -58,21 +57,15 @@ export function drawShell(place, overview) {
   }
 }
 
-/** The view of approvals is named where an action needs two people. */
-function places(place, overview) {
-  const approves = place === "approvals" || overview?.pending_approvals > 0 || approvalRules().length > 0;
-  return approves ? PLACES : PLACES.filter(([name]) => name !== "approvals");
-}
-
 /** On a phone, the rest of a title is left out. */
-function navLink([name, href, title, rest], place, waiting, pending) {
-  const badge = { attention: [waiting, " need a decision"], approvals: [pending, " await a second person"] }[name];
+function navLink([name, href, title, rest], place, waiting) {
+  const badge = name === "attention" && waiting > 0;
   return h(
     "a",
     { href, "aria-current": name === place ? "page" : null },
     title,
     rest ? h("span", { class: "nav-rest" }, rest) : null,
-    badge?.[0] > 0 ? h("span", { class: "badge" }, count(badge[0]), h("span", { class: "unseen" }, badge[1])) : null,
+    badge ? h("span", { class: "badge" }, count(waiting), h("span", { class: "unseen" }, " need a decision")) : null,
   );
 }
 

@@ -2,7 +2,6 @@
 // confirms what was counted. A set that has changed since is counted again.
 
 import { path, post } from "../api.js";
-import { secondPersonNote } from "../approvals.js";
 import { DECISIONS, batchHref } from "../decisions.js";
 import { ask, because } from "../dialog.js";
 import { h } from "../dom.js";
@@ -73,7 +72,7 @@ export function askBatch(decision, selection) {
         preview.sums.map(({ currency, amount }) => line(`Sum in ${currency}`, money(amount, currency))),
         preview.jobs > 0 ? change("State", jobState(from)[0], jobState(to)[0]) : null,
         preview.jobs > 0 ? line("Takes about", takes) : null),
-      preview.jobs === 0 ? h("p", { class: "notice warn" }, "No payment would change.") : secondPersonNote(decision, preview.jobs, preview.sums),
+      preview.jobs === 0 ? h("p", { class: "notice warn" }, "No payment would change.") : null,
       leftOut(preview.not_applicable),
       preview.at_most === true && preview.jobs > 0 ? h("p", { class: "muted" }, "Some may still be refused at their turn. The report names them.") : null,
     ];

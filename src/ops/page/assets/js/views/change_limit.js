@@ -3,7 +3,6 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { secondPersonNote } from "../approvals.js";
 import { clearsAt, clearsDependsOn } from "../clears.js";
 import { cutoffChange } from "../cutoff_change.js";
 import { ask, because, reason } from "../dialog.js";
@@ -105,7 +104,6 @@ export function changeLimit(provider, limit, context, tried = limit) {
         ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference separately: the time for all waiting payments depends on their accounts and references.`)
         : null,
       state.problem ? h("p", { class: "problem", role: "alert" }, state.problem) : null,
-      secondPersonNote("limit"),
       untilField(state, lasting(), typed("until")),
       because(state),
     ];

@@ -2,7 +2,6 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { secondPersonNote } from "../approvals.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
 import { money } from "../format.js";
@@ -16,7 +15,6 @@ const VERDICTS = [
 ];
 
 const named = (job) => h("p", {}, h("code", {}, job.id), `, ${money(job.amount, job.currency)} at ${job.provider}`);
-const second = (action, { amount, currency }) => secondPersonNote(action, 1, [{ currency, amount }]);
 const states = (from, to) => h("dl", { class: "changes" }, change("State", jobState(from)[0], jobState(to)[0]));
 
 export function resolve(job, context) {
@@ -42,7 +40,6 @@ export function resolve(job, context) {
         ? h("label", { key: "typed", class: "field" }, h("span", {}, `Type the id, ${job.id}, to charge it again`),
             h("input", { type: "text", name: "typed", autocomplete: "off", spellcheck: "false", oninput: (event) => { state.typed = event.target.value.trim(); dialog.ready = isReady(); dialog.redraw(); } }))
         : null,
-      state.as ? second(state.as, job) : null,
       because(state),
     ],
     async act() {
@@ -62,7 +59,6 @@ export const cancel = (job, context) =>
     danger: true,
     to: "cancelled",
     words: "The payment is never sent, and an event is published. If a worker holds it, that worker loses its lease. If a request is already in flight, the cancellation is refused.",
-    action: "cancel",
     url: path("jobs", job.id, "cancel"),
   });
 
@@ -72,7 +68,6 @@ export const replay = (job, context) =>
     confirm: "Replay payment",
     to: "waiting",
     words: "The payment is confirmed not charged. It returns to its lane with the same key, and its attempts start from zero. The limits apply.",
-    action: "replay",
     url: path("dlq", job.id, "replay"),
   });
 
@@ -83,17 +78,16 @@ export const discard = (job, context) =>
     danger: true,
     to: "cancelled",
     words: "The payment becomes cancelled, an event is published, and it is never sent. This cannot be undone.",
-    action: "discard",
     url: path("dlq", job.id, "discard"),
   });
 
-function simple(job, context, { title, confirm, danger, to, words, action, url }) {
+function simple(job, context, { title, confirm, danger, to, words, url }) {
   const state = {};
   ask({
     title,
     confirm,
     danger,
-    content: () => [named(job), job.reason ? h("p", { class: "reason" }, job.reason) : null, states(job.state, to), h("p", {}, words), second(action, job), because(state)],
+    content: () => [named(job), job.reason ? h("p", { class: "reason" }, job.reason) : null, states(job.state, to), h("p", {}, words), because(state)],
     async act() {
       done(job, await post(url, reason(state)), context);
     },

@@ -1,7 +1,6 @@
 // The overview, by attention: incidents, sums, then the providers that need a person, that are at a limit, that run.
 // Idle ones are folded. Cards show up to eight providers, a dense table more of them.
 
-import { approvalsLine } from "../approvals.js";
 import { serverNow } from "../clock.js";
 import { h } from "../dom.js";
 import { count, plural, sentence } from "../format.js";
@@ -51,7 +50,6 @@ export function overview(context) {
         found.map((incident) => bar(incident, known, context)),
         sums(known),
         warnings(known),
-        approvalsLine(known),
         rejectedLine(known),
         h("div", { class: "tools end" }, pauseAllButton(context)),
         h("div", { class: "sections" }, sorter.sections(known.providers, explained, serverNow()).map((section) => lanes(section, explained, known.providers.length))),

@@ -3,7 +3,6 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { secondPersonNote } from "../approvals.js";
 import { clearsAt } from "../clears.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
@@ -40,7 +39,6 @@ function lift(provider, context) {
       h("ul", {},
         h("li", {}, "Requests start again within 2 s in every worker and for every provider of the quota, within the limits."),
         h("li", {}, "If the provider still refuses requests, the next wait that it asks for takes effect.")),
-      secondPersonNote("resume"),
       because(state),
     ],
     async act() {
@@ -66,7 +64,6 @@ function pause(provider, context) {
         h("li", {}, "Within 2 s no new request is started in any worker."),
         provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request in flight is", "requests in flight are")} not cancelled; the responses count.`) : null,
         h("li", {}, provider.waiting > 0 ? `${plural(provider.waiting, "waiting payment keeps", "waiting payments keep")} waiting, and new ones wait too. Deadlines still apply.` : "New payments wait in the queue. Their deadlines still apply.")),
-      secondPersonNote("pause"),
       because(state),
     ],
     async act() {
@@ -90,7 +87,6 @@ function resume(provider, context) {
       h("ul", {},
         h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent within its limits; the tightest is ${tightestWords(provider)}.`),
         h("li", {}, `Takes effect in every worker within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
-      secondPersonNote("resume"),
       because(state),
     ],
     async act() {

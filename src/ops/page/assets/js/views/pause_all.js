@@ -3,7 +3,6 @@
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
-import { secondPersonNote } from "../approvals.js";
 import { ask, because, reason } from "../dialog.js";
 import { h } from "../dom.js";
 import { plural } from "../format.js";
@@ -45,7 +44,6 @@ function pauseAll(context) {
         inFlight > 0 ? h("li", {}, `${plural(inFlight, "request in flight is", "requests in flight are")} not cancelled; the responses count.`) : null,
         before ? h("li", {}, `It extends the pause of ${before.by}.`) : null,
         paused.length > 0 ? h("li", {}, `Paused already, and not resumed with the others: ${names(paused.map(({ name }) => name))}.`) : null),
-      secondPersonNote("pause"),
       because(state),
     ],
     async act() {
@@ -72,7 +70,6 @@ function resumeAll(pause, context) {
         h("li", {}, `${plural(waiting ?? 0, "payment waits and is", "payments wait and are")} sent, within the limits of each provider.`),
         h("li", {}, "A wait that a provider asked for stays in force."),
         others.length > 0 ? h("li", {}, `Paused otherwise, and still paused then: ${names(others.map(({ name }) => name))}.`) : null),
-      secondPersonNote("resume"),
       because(state),
     ],
     async act() {
