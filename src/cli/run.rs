@@ -35,6 +35,8 @@ const LAST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn run(cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();
     watch_signals(stop.clone())?;
+    // Before any backend is awaited: a secret that cannot be used ends the start at once.
+    let people = people(cx.config)?;
     let listener = match cx.config.ops.listen {
         None => None,
         Some(address) => Some(listen(address, cx).await?),
@@ -62,14 +64,14 @@ pub async fn run(cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     tokio::spawn(service_manager::run(progress_rx.clone(), stop.clone()));
     let options = options(cx.config);
     let identity = identity(cx.config, &options.owner);
+    let reporter = HeartbeatReporter { backends: backends.clone(), status: progress_rx, identity };
     let reports_end = CancellationToken::new();
     if cx.config.ops.listen.is_some() {
-        let state = ops_state(cx.config, &backends, opened, &progress_rx, &identity)?;
+        let state = ops_state(cx.config, people, &reporter, opened);
         let (collector, collector_end) = (state.collector.clone(), reports_end.clone());
         tokio::spawn(async move { collector.run(collector_end).await });
         startup_gate.open(state);
     }
-    let reporter = HeartbeatReporter { backends: backends.clone(), status: progress_rx, identity };
     let reporting = tokio::spawn(reporter.run(reports_end.clone()));
     let report = supervisor::run(backends, options, stop, progress).await;
     reports_end.cancel();
@@ -108,14 +110,14 @@ async fn serve(listener: TcpListener, startup_gate: ops::StartupGate, stop: Canc
 
 pub(super) fn ops_state(
     config: &Config,
-    backends: &worker::Backends,
+    people: People,
+    reporter: &HeartbeatReporter,
     deployment: Deployment,
-    progress: &watch::Receiver<WorkerStatus>,
-    identity: &WorkerIdentity,
-) -> Result<OpsState, CommandError> {
+) -> OpsState {
+    let HeartbeatReporter { backends, status, identity } = reporter;
     let worker::Backends { queue, ledger, limiter, .. } = backends.clone();
     let sources = OverviewSources {
-        worker_status: progress.clone(),
+        worker_status: status.clone(),
         ledger: ledger.clone(),
         queue: queue.clone(),
         limiter: limiter.clone(),
@@ -123,23 +125,22 @@ pub(super) fn ops_state(
         version: identity.version.clone(),
     };
     let collector = Arc::new(OverviewCollector::new(sources));
-    Ok(OpsState {
+    OpsState {
         deployment,
         collector,
-        worker_status: progress.clone(),
+        worker_status: status.clone(),
         limiter,
-        token: config.ops.token.clone(),
-        people: Arc::new(people(config)?),
+        people: Arc::new(people),
         wrong_tokens: Arc::default(),
         operator_context: OperatorContext { ledger, queue, card_numbers: config.worker.card_numbers },
-    })
+    }
 }
 
-/// Reads the passwords of `ops.users`.
+/// Reads the secrets of `ops.tokens`.
 pub(super) fn people(config: &Config) -> Result<People, CommandError> {
     let variable = |name: &str| std::env::var(name).ok();
-    People::load(&config.ops.people, variable)
-        .map_err(|problems| CommandError::Configuration(format!("ops.users: {}", problems.join("; "))))
+    People::load(&config.ops, variable)
+        .map_err(|problems| CommandError::Configuration(format!("ops.tokens: {}", problems.join("; "))))
 }
 
 /// The identity of this process in its heartbeats.

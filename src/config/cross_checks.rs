@@ -9,15 +9,13 @@ use secrecy::ExposeSecret as _;
 
 use crate::config::address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl, scheme_and_host};
 use crate::config::layers::{LayeredValue, Layers, SECRET_KEYS, variable_name};
+use crate::config::people::TOKEN_CHARS_MIN;
 use crate::config::validated::{KeyValidator, OpsConfig};
 use crate::config::{ConfigProblem, Origin};
 use crate::domain::format::count;
 use crate::domain::names::ENV_FILE_SUFFIX;
 use crate::files::is_world_readable;
 use crate::tls::is_plaintext_allowed;
-
-/// Minimum length of an `ops.token` on an address that other machines can reach, in characters.
-const TOKEN_CHARS_MIN: usize = 32;
 
 /// The valid values; `None` already has its own problem.
 pub struct ParsedKeys<'a> {
@@ -52,9 +50,9 @@ pub fn check_all(parts: &ParsedKeys<'_>, problems: &mut KeyValidator<'_>) {
 fn check_ops(ops: &OpsConfig, problems: &mut KeyValidator<'_>) {
     let Some(listen) = ops.listen.filter(|listen| !listen.ip().is_loopback()) else { return };
     let Some(token) = &ops.token else {
-        // A user needs a password, and a proxy is trusted by its address: neither leaves the server open.
-        if ops.people.users.is_empty() && ops.people.proxy.is_none() {
-            let what = format!("{listen} is reachable from other machines, and ops.token is not set");
+        // A proxy is trusted by its address: it does not leave the server open.
+        if ops.people.tokens.is_empty() && ops.people.proxy.is_none() {
+            let what = format!("{listen} is reachable from other machines, and neither ops.token nor ops.tokens is set");
             problems.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
         }
         return;

@@ -22,6 +22,9 @@ pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 /// Keys whose values are never printed and may come from a file that `…_FILE` names.
 pub const SECRET_KEYS: [&str; 4] = ["database.url", "queue.url", "limiter.url", "ops.token"];
 
+/// Keys that hold tables, which only the configuration file can write.
+const TABLE_KEYS: [&str; 1] = ["ops.tokens"];
+
 /// Prefix of our environment variables.
 pub const VARIABLE_PREFIX: &str = ENV_PREFIX;
 
@@ -275,6 +278,10 @@ impl Layers {
     }
 
     fn set_text(&mut self, key: &str, text: &str, origin: Origin, written: impl Fn(&str) -> String) {
+        if TABLE_KEYS.contains(&key) {
+            let what = "is set by the configuration file alone".to_owned();
+            return self.add_problem(key, origin, what, format!("Write tables [[{key}]] into that file"));
+        }
         let value = match self.keys.default_of(key) {
             Some(default) => parse_typed(text, default),
             None => Value::String(String::new()),
@@ -287,10 +294,13 @@ impl Layers {
             let fix = self.keys.suggest_key(key, written);
             return self.add_problem(key, origin, "there is no such key".to_owned(), fix);
         };
-        let texts_only = value.as_array().is_none_or(|items| items.iter().all(Value::is_str));
-        if !default.same_type(&value) || !texts_only {
+        let holds_tables = TABLE_KEYS.contains(&key);
+        let is_item = if holds_tables { Value::is_table } else { Value::is_str };
+        let items_fit = value.as_array().is_none_or(|items| items.iter().all(is_item));
+        if !default.same_type(&value) || !items_fit {
             let wanted = match default {
                 Value::Integer(_) => "a whole number",
+                Value::Array(_) if holds_tables => "tables",
                 Value::Array(_) => "a list of texts",
                 _ => "a text",
             };

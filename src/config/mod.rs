@@ -20,6 +20,7 @@ pub use cross_checks::FIX_FILE_MODE;
 pub use layers::DEFAULTS;
 pub use validated::{
     CardNumbers, Config, DatabaseConfig, LimiterConfig, LogConfig, LogFormat, OpsConfig, QueueConfig, WorkerConfig,
+    unusable_token,
 };
 
 use layers::{FILE_VARIABLE, Keys, Layers};

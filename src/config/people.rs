@@ -1,19 +1,26 @@
-//! Validated keys about people: the users of the ops server, the authenticating proxy before it, and the token's role.
+//! Validated keys about the callers of the ops server: named tokens, the authenticating proxy before it, and the role of
+//! `ops.token`.
 //!
-//! A user's password is a reference, `env:NAME` or `file:/PATH`, never a value. It is resolved when the server starts.
+//! A named token's secret is a reference, `env:NAME` or `file:/PATH`, never a value. It is read when the server starts.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use toml::{Table, Value};
 
 use crate::config::validated::KeyValidator;
 use crate::domain::person::Role;
+use crate::domain::sensitive::secret::quote_if_safe;
 use crate::provider::secret_grants::{SecretReference, SecretReferenceError};
 
-/// Name of the identity that `ops.token` gives, so that no user has it.
+/// Name of the identity that `ops.token` gives, so that no named token has it.
 pub const TOKEN_NAME: &str = "token";
-/// Longest name of a user, in characters.
+/// Longest name of a token, and of a proxy's user, in characters.
 pub const NAME_CHARS_MAX: usize = 64;
+/// Shortest token that other machines cannot guess, in characters.
+pub const TOKEN_CHARS_MIN: usize = 32;
+/// Fewest different characters of a token that other machines cannot guess.
+pub const TOKEN_DISTINCT_CHARACTERS_MIN: usize = 8;
 /// Headers with a meaning of their own, which no proxy may use for a person.
 const TAKEN_HEADERS: [&str; 10] = [
     "accept",
@@ -33,7 +40,7 @@ pub const EVERYONE: &str = "*";
 /// Who may use the ops server, beside the holders of `ops.token`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeopleConfig {
-    pub users: Vec<UserEntry>,
+    pub tokens: Vec<TokenEntry>,
     pub proxy: Option<ProxyConfig>,
     pub token_role: TokenRole,
 }
@@ -55,33 +62,55 @@ impl Default for TokenRole {
     }
 }
 
-/// One entry of `ops.users`.
+/// One entry of `ops.tokens`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UserEntry {
+pub struct TokenEntry {
     pub name: String,
     pub role: Role,
-    /// The source of the password's Argon2 hash, or of the password.
+    /// The source of the secret.
     pub reference: SecretReference,
 }
 
-impl UserEntry {
-    /// Parses `NAME:ROLE:REFERENCE`.
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut parts = text.splitn(3, ':');
-        let (Some(name), Some(role), Some(reference)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err("an entry has no name, role and reference".to_owned());
+impl TokenEntry {
+    const FIELDS: [&str; 3] = ["name", "role", "secret"];
+
+    /// Every problem of a table; none repeats a text that may be a secret.
+    fn parse(table: &Table) -> Result<Self, Vec<String>> {
+        let text = |field: &str| {
+            table.get(field).and_then(Value::as_str).ok_or_else(|| format!("`{field}` is missing, or is no text"))
         };
-        if !is_user_name(name) {
-            return Err(format!("a name is not 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 . _ + @ -, or is `{TOKEN_NAME}`"));
+        let name = text("name").and_then(parse_name);
+        let role = text("role")
+            .and_then(|role| Role::from_name(role).ok_or_else(|| format!("`role` is none of {}", role_names())));
+        let reference = text("secret").and_then(parse_secret);
+        let unknown = table.keys().filter(|field| !Self::FIELDS.contains(&field.as_str()));
+        let mut problems: Vec<String> = unknown.map(|field| format!("{} is no field", quote_if_safe(field))).collect();
+        problems.extend(
+            [name.as_ref().err(), role.as_ref().err(), reference.as_ref().err()].into_iter().flatten().cloned(),
+        );
+        match (name, role, reference) {
+            (Ok(name), Ok(role), Ok(reference)) if problems.is_empty() => Ok(Self { name, role, reference }),
+            _ => Err(problems),
         }
-        let role = Role::from_name(role).ok_or_else(|| format!("the role of `{name}` is none of {}", role_names()))?;
-        let reference = SecretReference::parse(reference).map_err(|error| match error {
-            SecretReferenceError::ConfigVariable => format!("the variable of `{name}` sets a key of this program"),
-            SecretReferenceError::RelativePath => format!("the path of `{name}` is relative"),
-            SecretReferenceError::Other => format!("the password of `{name}` is not env:NAME or file:/PATH"),
-        })?;
-        Ok(Self { name: name.to_owned(), role, reference })
     }
+}
+
+fn parse_name(name: &str) -> Result<String, String> {
+    if name.eq_ignore_ascii_case(TOKEN_NAME) {
+        return Err(format!("`name` is `{TOKEN_NAME}`, which is the name of ops.token"));
+    }
+    let fits = (1..=NAME_CHARS_MAX).contains(&name.len())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || "._+@-".contains(c));
+    fits.then(|| name.to_owned()).ok_or_else(|| format!("`name` is not 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 . _ + @ -"))
+}
+
+fn parse_secret(text: &str) -> Result<SecretReference, String> {
+    let words = |error| match error {
+        SecretReferenceError::ConfigVariable => "`secret` names a variable that sets a key of this program",
+        SecretReferenceError::RelativePath => "`secret` needs an absolute path after `file:`",
+        SecretReferenceError::Other => "`secret` is not env:NAME or file:/PATH",
+    };
+    SecretReference::parse(text).map_err(|error| words(error).to_owned())
 }
 
 /// An authenticating proxy, such as oauth2-proxy, that names its user in a header.
@@ -115,37 +144,32 @@ pub fn role_names() -> String {
     Role::ALL.map(Role::name).join(", ")
 }
 
-fn is_user_name(name: &str) -> bool {
-    (1..=NAME_CHARS_MAX).contains(&name.len())
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || "._+@-".contains(c))
-        && !name.eq_ignore_ascii_case(TOKEN_NAME)
-}
-
 /// Validates all keys about people; `None` if one has a problem.
 pub fn validate(keys: &mut KeyValidator<'_>) -> Option<PeopleConfig> {
     let token_role = keys.choice("ops.token_role", &Role::ALL.map(|role| (role.name(), role)));
-    let (users, proxy) = (validate_users(keys), validate_proxy(keys));
-    Some(PeopleConfig { users: users?, proxy: proxy?, token_role: TokenRole(token_role?) })
+    let (tokens, proxy) = (validate_tokens(keys), validate_proxy(keys));
+    Some(PeopleConfig { tokens: tokens?, proxy: proxy?, token_role: TokenRole(token_role?) })
 }
 
-fn validate_users(keys: &mut KeyValidator<'_>) -> Option<Vec<UserEntry>> {
-    const KEY: &str = "ops.users";
-    let fix =
-        "Write each as NAME:ROLE:env:VARIABLE or NAME:ROLE:file:/PATH, like alice:operator:file:/run/secrets/alice";
-    let (mut users, mut problems) = (Vec::<UserEntry>::new(), Vec::new());
-    for text in keys.texts(KEY) {
-        match UserEntry::parse(&text) {
-            Ok(user) if users.iter().any(|known| known.name.eq_ignore_ascii_case(&user.name)) => {
-                problems.push(format!("`{}` is there twice", user.name));
+fn validate_tokens(keys: &mut KeyValidator<'_>) -> Option<Vec<TokenEntry>> {
+    const KEY: &str = "ops.tokens";
+    const FIX: &str = "Write each as a table [[ops.tokens]] with name = \"prometheus\", role = \"viewer\" and \
+                       secret = \"file:/run/secrets/prometheus\"";
+    let mut tokens = Vec::<TokenEntry>::new();
+    let mut problems = Vec::new();
+    for (number, table) in (1..).zip(keys.tables(KEY)) {
+        match TokenEntry::parse(table) {
+            Ok(token) if tokens.iter().any(|known| known.name.eq_ignore_ascii_case(&token.name)) => {
+                problems.push(format!("table {number}: the name `{}` is there twice", token.name));
             }
-            Ok(user) => users.push(user),
-            Err(problem) => problems.push(problem),
+            Ok(token) => tokens.push(token),
+            Err(found) => problems.extend(found.into_iter().map(|problem| format!("table {number}: {problem}"))),
         }
     }
     if problems.is_empty() {
-        return Some(users);
+        return Some(tokens);
     }
-    keys.add(KEY, problems.join("; "), fix);
+    keys.add(KEY, problems.join("; "), FIX);
     None
 }
 
@@ -243,11 +267,80 @@ mod tests {
         load(None, [], &sets).map(|config| config.ops.people).map_err(|problems| problems.lines())
     }
 
+    /// The configuration of a file with these lines below `[ops]`.
+    fn loaded_file(lines: &str) -> Result<PeopleConfig, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("[ops]\n{lines}")).unwrap();
+        let config = load(Some(file.path()), [], &[]).map_err(|problems| problems.to_string())?;
+        Ok(config.ops.people)
+    }
+
+    /// A table of `ops.tokens`.
+    fn table(name: &str, role: &str, secret: &str) -> String {
+        format!("[[ops.tokens]]\nname = \"{name}\"\nrole = \"{role}\"\nsecret = \"{secret}\"\n")
+    }
+
     #[test]
-    fn people_are_read_from_lists() {
+    fn tokens_are_tables_of_the_file() {
+        let lines = [
+            "token_role = \"viewer\"\n".to_owned(),
+            table("prometheus", "viewer", "file:/run/secrets/prometheus"),
+            table("deploy@ci.example", "admin", "env:DEPLOY_TOKEN"),
+        ];
+        let people = loaded_file(&lines.concat()).unwrap();
+        let token = |name: &str, role, reference| TokenEntry { name: name.to_owned(), role, reference };
+        let expected = [
+            token("prometheus", Role::Viewer, SecretReference::File("/run/secrets/prometheus".into())),
+            token("deploy@ci.example", Role::Admin, SecretReference::Env("DEPLOY_TOKEN".to_owned())),
+        ];
+        assert_eq!((people.tokens.as_slice(), people.token_role), (&expected[..], TokenRole(Role::Viewer)));
+        assert!(people.are_configured() && !PeopleConfig::default().are_configured());
+    }
+
+    #[test]
+    fn every_problem_of_the_tokens_is_named() {
+        let tables = [
+            "[[ops.tokens]]\nnaem = \"a\"\nrole = 1\nsecret = \"hunter2hunter2\"\n".to_owned(),
+            table("Token", "root", "env:A"),
+            table("a b", "viewer", "file:a"),
+            table("alice", "viewer", "env:SLUICEGATE_OPS__TOKEN"),
+            table("bob", "viewer", "env:A"),
+            table("Bob", "admin", "env:B"),
+        ];
+        let problems = loaded_file(&tables.concat()).unwrap_err();
+        for words in [
+            "ops.tokens (",
+            "table 1: `naem` is no field; table 1: `name` is missing, or is no text",
+            "table 1: `role` is missing, or is no text; table 1: `secret` is not env:NAME or file:/PATH",
+            "table 2: `name` is `token`, which is the name of ops.token",
+            "table 2: `role` is none of viewer, operator, admin",
+            "table 3: `name` is not 1 to 64 of",
+            "table 3: `secret` needs an absolute path",
+            "table 4: `secret` names a variable that sets a key of this program",
+            "table 6: the name `Bob` is there twice",
+            "[[ops.tokens]]",
+        ] {
+            assert!(problems.contains(words), "{words}: {problems}");
+        }
+        assert!(!problems.contains("hunter2"), "{problems}");
+        let list = loaded_file("tokens = [\"prometheus:viewer:env:A\"]").unwrap_err();
+        assert!(list.contains("ops.tokens") && list.contains("must be tables"), "{list}");
+    }
+
+    #[test]
+    fn tokens_are_set_by_the_file_alone() {
+        let only = "is set by the configuration file alone";
+        let by_flag = loaded(&["ops.tokens=prometheus:viewer:env:A"]).unwrap_err();
+        assert!(by_flag[1].contains("ops.tokens (--set)") && by_flag[1].contains(only), "{by_flag:?}");
+        let variable = ("SLUICEGATE_OPS__TOKENS".to_owned(), "x".to_owned());
+        let by_variable = load(None, [variable], &[]).unwrap_err().to_string();
+        assert!(by_variable.contains("SLUICEGATE_OPS__TOKENS") && by_variable.contains(only), "{by_variable}");
+    }
+
+    #[test]
+    fn proxy_is_read_from_lists() {
         assert_eq!(loaded(&[]).unwrap(), PeopleConfig::default());
         let people = loaded(&[
-            "ops.users=alice:operator:file:/run/secrets/alice, bob@corp.example:viewer:env:BOB_HASH",
             "ops.proxy_user_header=X-Forwarded-User",
             "ops.proxy_role_header=x-forwarded-groups",
             "ops.proxy_roles=/payments:ops:operator, *:viewer",
@@ -255,15 +348,11 @@ mod tests {
             "ops.token_role=viewer",
         ]);
         let people = people.unwrap();
-        let users: Vec<_> = people.users.iter().map(|user| (user.name.as_str(), user.role)).collect();
-        assert_eq!(users, [("alice", Role::Operator), ("bob@corp.example", Role::Viewer)]);
-        assert_eq!(people.users[1].reference, SecretReference::Env("BOB_HASH".to_owned()));
         let proxy = people.proxy.clone().unwrap();
         assert_eq!(proxy.user_header, "x-forwarded-user");
         assert_eq!(proxy.roles[0], GroupRole { group: "/payments:ops".to_owned(), role: Role::Operator });
         assert!(proxy.trusted[2].contains(&"10.0.6.1".parse::<IpAddr>().unwrap()));
         assert_eq!(people.token_role, TokenRole(Role::Viewer));
-        assert!(people.are_configured() && !PeopleConfig::default().are_configured());
     }
 
     #[test]
@@ -274,14 +363,6 @@ mod tests {
         };
         assert!(loaded(&proxy("ops.token_role=admin")).is_ok());
         for (sets, words) in [
-            (vec!["ops.users=alice:operator"], "no name, role and reference"),
-            (vec!["ops.users=alice:root:env:A"], "none of viewer, operator, admin"),
-            (vec!["ops.users=alice:viewer:hunter2hunter2"], "is not env:NAME or file:/PATH"),
-            (vec!["ops.users=alice:viewer:file:alice"], "is relative"),
-            (vec!["ops.users=alice:viewer:env:SLUICEGATE_OPS__TOKEN"], "sets a key of this program"),
-            (vec!["ops.users=a b:viewer:env:A"], "a name is not"),
-            (vec!["ops.users=Token:viewer:env:A"], "is `token`"),
-            (vec!["ops.users=alice:viewer:env:A, Alice:admin:env:B"], "is there twice"),
             (vec!["ops.token_role=root"], "Use one of: viewer, operator, admin"),
             (vec!["ops.proxy_trusted=10.0.0.1"], "ops.proxy_user_header"),
             (vec!["ops.proxy_user_header=x-user", "ops.proxy_roles=*:viewer"], "ops.proxy_trusted"),
@@ -296,15 +377,15 @@ mod tests {
         ] {
             let problems = loaded(&sets).unwrap_err();
             assert!(problems.iter().any(|problem| problem.contains(words)), "{sets:?}: {problems:?}");
-            assert!(problems.iter().all(|problem| !problem.contains("hunter2")), "{problems:?}");
         }
     }
 
     #[test]
-    fn people_replace_the_token_off_loopback() {
+    fn named_tokens_replace_the_token_off_loopback() {
         let listen = "ops.listen=0.0.0.0:9464";
         assert!(loaded(&[listen]).is_err());
-        assert!(loaded(&[listen, "ops.users=alice:viewer:env:A"]).is_ok());
+        let tokens = format!("listen = \"0.0.0.0:9464\"\n{}", table("alice", "viewer", "env:A"));
+        assert!(loaded_file(&tokens).is_ok());
         assert!(loaded(&[listen, "ops.token_role=viewer"]).is_err());
     }
 }

@@ -282,7 +282,7 @@ fn unsafe_combinations_stop_the_start() {
     let broker = "queue.url=amqps://mq.example.com";
     for (sets, key, part) in [
         (vec![verified], "queue.url", "is in a SQLite database"),
-        (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "ops.token is not set"),
+        (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "neither ops.token nor ops.tokens is set"),
         (vec!["ops.listen=0.0.0.0:9464", "ops.token=hunter2"], "ops.token", "has 7 characters"),
         (vec!["ops.listen=[::]:9464", "ops.token=0123456789abcdef0123456789abcde"], "ops.token", "at least 32"),
         (vec!["database.url=sqlite:file:y.db"], "database.url", "a URI of SQLite's own"),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
-use toml::Value;
+use toml::{Table, Value};
 
 use crate::config::address::{DatabaseUrl, LimiterUrl, QueueUrl, ValueProblem};
 use crate::config::layers::LayeredValue;
@@ -136,6 +136,12 @@ impl<'a> KeyValidator<'a> {
         items.iter().filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
+    /// The tables of a key that holds nothing else.
+    pub fn tables(&mut self, key: &'static str) -> impl Iterator<Item = &'a Table> + use<'a> {
+        let items = self.value(key, Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        items.iter().filter_map(Value::as_table)
+    }
+
     fn integer(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
         let value = self.value(key, Value::as_integer)?;
         let fits = u32::try_from(value).ok().filter(|value| range.contains(value));
@@ -244,20 +250,18 @@ fn validate_ops(keys: &mut KeyValidator<'_>) -> Option<OpsConfig> {
         let what = format!("{} is not an address", quote_if_safe(address));
         keys.add("ops.listen", what, "Write IP:PORT, like 127.0.0.1:9464 or [::1]:9464, or `none`");
     }
-    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let what = "contains characters that a header cannot carry";
-        keys.add("ops.token", what, "Use visible ASCII characters without spaces");
-        return None;
-    }
-    if let Some(what) = placeholder_problem(token) {
+    if let Some(what) = unusable_token(token) {
         keys.add("ops.token", what, "Use the output of `openssl rand -hex 24`");
         return None;
     }
     Some(OpsConfig { listen: listen?, token: (!token.is_empty()).then(|| SecretString::from(token)), people: people? })
 }
 
-/// The problem of a placeholder: every reader of the example knows it.
-fn placeholder_problem(token: &str) -> Option<&'static str> {
+/// Why no token can be this text. Every reader of an example knows its placeholder.
+pub fn unusable_token(token: &str) -> Option<&'static str> {
+    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Some("contains characters that a header cannot carry");
+    }
     let lower = token.to_ascii_lowercase();
     PLACEHOLDERS.iter().any(|placeholder| lower.contains(placeholder)).then_some("is the placeholder of an example")
 }

@@ -42,10 +42,8 @@ impl fmt::Display for Role {
 pub enum IdentityPath {
     /// Not at all: the server listens on loopback and asks for nothing.
     Open,
-    /// By `ops.token`, which many people may have.
+    /// By `ops.token` or one of `ops.tokens`, which several people or programs may have.
     Token,
-    /// By a name and a password of `ops.users`.
-    User,
     /// By the header of an authenticating proxy.
     Proxy,
 }
@@ -55,7 +53,6 @@ impl IdentityPath {
         match self {
             Self::Open => "open",
             Self::Token => "token",
-            Self::User => "user",
             Self::Proxy => "proxy",
         }
     }

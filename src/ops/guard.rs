@@ -1,8 +1,8 @@
 //! The access control of the ops server: who sends a request, and whether that role may.
 //!
-//! Programs send the token as Bearer, browsers as the password of HTTP Basic, with any user name. People may have a
-//! password of their own, or an authenticating proxy names them. Without all that, only programs on this machine are
-//! served. Requests of other sites' pages are refused, also those by DNS rebinding. Each refusal closes its connection.
+//! Programs send a token as Bearer, browsers as the password of HTTP Basic, with any user name. An authenticating proxy
+//! may name people. Without both, only programs on this machine are served. Requests of other sites' pages are refused,
+//! also those by DNS rebinding. Each refusal closes its connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -24,8 +24,8 @@ mod identity;
 #[cfg(test)]
 mod people_tests;
 mod proxy;
+mod token_list;
 mod tokens;
-mod users;
 
 /// Longest time for a response.
 const HANDLER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,9 +77,9 @@ pub async fn authorise(
     next: Next,
 ) -> Response {
     let given = tokens::read_credentials(request.headers());
-    let (token, wrong_tokens) = (state.token.as_ref(), state.wrong_tokens.as_ref());
-    let asked = Credentials { headers: request.headers(), given: &given, client: &client, token, wrong_tokens };
-    let identity = match state.people.identify(&asked).await {
+    let wrong_tokens = state.wrong_tokens.as_ref();
+    let asked = Credentials { headers: request.headers(), given: &given, client: &client, wrong_tokens };
+    let identity = match state.people.identify(&asked) {
         Ok(identity) => identity,
         Err(refusal) => return refusal.response(&request),
     };
@@ -106,10 +106,12 @@ impl Refusal {
         Self { status, words: words.into(), retry_after: None }
     }
 
-    /// The token or password was not compared.
-    fn too_soon(retry_after: Duration) -> Self {
+    fn too_many(retry_after: Duration) -> Self {
         let seconds = retry_after.as_millis().div_ceil(1_000);
-        let words = format!("too many wrong tokens or passwords came from your address: try again in {seconds} s");
+        let words = format!(
+            "this token is wrong, and too many wrong tokens came from your address: a right one is accepted at once, \
+             another wrong one is counted again in {seconds} s"
+        );
         Self { retry_after: Some(retry_after), ..Self::new(StatusCode::TOO_MANY_REQUESTS, words) }
     }
 

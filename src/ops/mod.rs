@@ -12,7 +12,6 @@ use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use parking_lot::Mutex;
-use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -61,7 +60,6 @@ pub struct OpsState {
     pub deployment: openapi::Deployment,
     pub worker_status: watch::Receiver<WorkerStatus>,
     pub limiter: Arc<dyn Limiter>,
-    pub token: Option<SecretString>,
     pub people: Arc<People>,
     pub wrong_tokens: Arc<WrongTokens>,
     pub collector: Arc<OverviewCollector>,
@@ -151,7 +149,11 @@ async fn readyz(State(state): State<OpsState>) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use secrecy::SecretString;
+
     use super::*;
+    use crate::config::OpsConfig;
+    use crate::config::people::PeopleConfig;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
     use crate::queue::embedded::EmbeddedQueue;
@@ -168,13 +170,13 @@ mod tests {
         let operator_context =
             api::OperatorContext { ledger: database.clone(), queue, card_numbers: CardNumbers::Refuse };
         let id = database.deployment().await.unwrap();
+        let ops = OpsConfig { listen: None, token: token.map(SecretString::from), people: PeopleConfig::default() };
         let state = OpsState {
             deployment: openapi::Deployment { id, database: "sqlite::memory:".to_owned() },
             collector,
             worker_status: progress,
             limiter,
-            token: token.map(SecretString::from),
-            people: Arc::default(),
+            people: Arc::new(People::load(&ops, |_| None).unwrap()),
             wrong_tokens: Arc::default(),
             operator_context,
         };

@@ -84,7 +84,7 @@ impl Modify for TokenSecurity {
             components.add_security_scheme(name, SecurityScheme::Http(Http::new(scheme)));
         }
         let none: [&str; 0] = [];
-        // Either of them; none without `ops.token` and users, or behind an authenticating proxy.
+        // Either of them; none without tokens, or behind an authenticating proxy.
         let any = ["bearer", "basic"].map(|name| SecurityRequirement::new(name, none));
         description.security = Some(any.into_iter().chain([SecurityRequirement::default()]).collect());
     }

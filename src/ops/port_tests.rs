@@ -143,15 +143,14 @@ async fn ambiguous_head_is_rejected_on_every_route() {
     stop.cancel();
 }
 #[tokio::test]
-async fn wrong_tokens_delay_only_their_address() {
+async fn wrong_tokens_are_refused_for_a_minute() {
     let (server, _progress, stop) = start(Some(TOKEN)).await;
     let guess = |token: String| get("/metrics", &bearer(&token));
     let mut statuses = Vec::new();
     for attempt in 0..20 {
         statuses.push(status(exchange("127.0.0.3", &server, &guess(format!("hunter{attempt}"))).await));
     }
-    assert_eq!(statuses[0], 401);
-    assert!(statuses.iter().filter(|status| **status == 401).count() < 10, "{statuses:?}");
+    assert_eq!(statuses, [[401; 10], [429; 10]].concat());
     let waits = exchange("127.0.0.3", &server, &guess("hunter2".to_owned())).await.unwrap();
     assert!(waits.starts_with("HTTP/1.1 429 ") && waits.contains("\r\nretry-after: "), "{waits}");
     assert!(waits.contains("wrong tokens") && !waits.contains("hunter2"), "{waits}");
@@ -159,13 +158,7 @@ async fn wrong_tokens_delay_only_their_address() {
     assert_eq!(status(exchange("127.0.0.4", &server, &guess(TOKEN.to_owned())).await), 200);
     assert_eq!(status(exchange("127.0.0.3", &server, &get("/livez", "connection: close\r\n")).await), 200);
     assert_eq!(status(exchange("127.0.0.3", &server, &get("/metrics", "connection: close\r\n")).await), 401);
-    // The delay ends without any action.
-    let right = async {
-        while status(exchange("127.0.0.3", &server, &guess(TOKEN.to_owned())).await) != 200 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), right).await.unwrap();
+    assert_eq!(status(exchange("127.0.0.3", &server, &guess(TOKEN.to_owned())).await), 200);
     stop.cancel();
 }
 

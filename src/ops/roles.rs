@@ -58,7 +58,7 @@ pub struct CallerIdentity {
     pub name: String,
     /// `viewer`, `operator` or `admin`.
     pub role: String,
-    /// `open` (the server asks for nothing), `token`, `user` or `proxy`.
+    /// `open` (the server asks for nothing), `token` or `proxy`.
     pub path: String,
 }
 

@@ -142,6 +142,46 @@ fn a_short_token_off_loopback_stops_the_start() {
     assert!(!output.contains("ops.token") && code != Some(78), "{code:?} {output}");
 }
 
+/// `run` and `check` name every problem at once, and no secret.
+#[test]
+fn unusable_named_tokens_stop_the_start() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let good = "0123456789abcdef0123456789abcdef";
+    for (name, secret, mode) in
+        [("short", "hunter2", 0o600), ("good", good, 0o600), ("same", good, 0o600), ("open", good, 0o666)]
+    {
+        let path = dir.path().join(name);
+        std::fs::write(&path, secret).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let table = |name: &str| {
+        let path = dir.path().join(name);
+        format!("[[ops.tokens]]\nname = \"{name}\"\nrole = \"viewer\"\nsecret = \"file:{}\"\n", path.display())
+    };
+    let file = dir.path().join("sluicegate.toml");
+    let run = |command: &str, tables: String| {
+        std::fs::write(&file, tables).unwrap();
+        let mut program = std::process::Command::new(assert_cmd::cargo::cargo_bin("sluicegate"));
+        program.env_clear().current_dir(dir.path()).env("SLUICEGATE_CONFIG", &file);
+        let output = program.args(["--set", "ops.listen=127.0.0.1:0", command]).output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    for command in ["run", "check"] {
+        let (code, output) = run(command, ["short", "good", "same", "open", "missing"].map(table).concat());
+        assert_eq!(code, Some(if command == "run" { 78 } else { 1 }), "{command}: {output}");
+        // A table of `check` wraps its lines.
+        let words = output.split_whitespace().collect::<Vec<_>>().join(" ");
+        for problem in ["`short`", "has 7 characters", "`same`", "has the secret of `good`", "`open`", "`missing`"] {
+            assert!(words.contains(problem), "{command} {problem}: {output}");
+        }
+        assert!(words.contains("ops.tokens") && !output.contains("hunter2") && !output.contains(good), "{output}");
+        let (code, output) = run(command, format!("{}{}", table("good"), table("good")));
+        assert_eq!(code, Some(78), "{command}: {output}");
+        assert!(output.contains("the name `good` is there twice"), "{output}");
+    }
+}
+
 /// A request that starts just before the drain must get its response before the drain ends.
 #[tokio::test]
 async fn a_drain_must_be_longer_than_any_request() {

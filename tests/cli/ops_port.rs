@@ -83,22 +83,23 @@ fn probes_work_despite_held_connections() {
 }
 
 #[test]
-fn token_guesses_are_delayed_and_counted() {
+fn token_guesses_are_bounded_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let worker = Worker::start(dir.path());
     let bearer = |token: &str| format!("authorization: Bearer {token}\r\n");
     let statuses: Vec<u16> =
         (0..200).map(|guess| worker.ask("127.0.0.3", "/metrics", &bearer(&format!("hunter{guess}"))).0).collect();
     let wrong = statuses.iter().filter(|status| **status == 401).count();
-    assert!(wrong < 20 && statuses.iter().all(|status| [401, 429].contains(status)), "{statuses:?}");
-    let (status, metrics) = worker.ask("127.0.0.2", "/metrics", &bearer(TOKEN));
-    assert_eq!(status, 200, "another address is delayed too");
-    for (reason, count) in [("wrong_token", wrong), ("too_soon", 200 - wrong)] {
+    // Ten a minute, and this machine may need more than one.
+    assert!(wrong < 50 && statuses.iter().all(|status| [401, 429].contains(status)), "{statuses:?}");
+    let (status, metrics) = worker.ask("127.0.0.3", "/metrics", &bearer(TOKEN));
+    assert_eq!(status, 200, "a right token passes");
+    for (reason, count) in [("wrong_token", wrong), ("too_many", 200 - wrong)] {
         let sample = format!("sluicegate_ops_authentication_failures_total{{reason=\"{reason}\"}} {count}\n");
         assert!(metrics.contains(&sample), "{sample}{metrics}");
     }
     let log = std::fs::read_to_string(&worker.log).unwrap();
-    let lines: Vec<&str> = log.lines().filter(|line| line.contains("wrong ops.token")).collect();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("wrong token")).collect();
     assert!(!lines.is_empty() && lines.iter().all(|line| line.contains("127.0.0.3")), "{log}");
     // One line a minute, however slow this machine is.
     assert!(lines.len() <= 3, "{log}");

@@ -180,7 +180,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["rejected"]) => rejected(server.data == Data::Empty),
-        (&Method::GET, ["whoami"]) => json!({"name": "alice", "role": "admin", "path": "user"}),
+        (&Method::GET, ["whoami"]) => json!({"name": "alice", "role": "admin", "path": "proxy"}),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
         (&Method::POST, ["jobs", id, "assignment" | "comments"]) => json!({"id": id, "assigned_to": null, "notes": []}),
         (&Method::POST, ["pause-all"]) => {

@@ -15,7 +15,7 @@ use secrecy::ExposeSecret as _;
 use crate::cli::check::Finding;
 use crate::cli::check::account_rules::describe_account_rules;
 use crate::cli::run::people;
-use crate::config::people::ProxyConfig;
+use crate::config::people::{ProxyConfig, TOKEN_DISTINCT_CHARACTERS_MIN};
 use crate::config::{CardNumbers, Config, ConfigProblem, DatabaseUrl, FIX_FILE_MODE, LimiterUrl, QueueUrl};
 use crate::domain::format::count;
 use crate::domain::job::JobField;
@@ -32,11 +32,8 @@ use crate::worker::lane::max_local_wait;
 /// <https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout>
 const DELIVERY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1_800);
 
-/// Fewest different characters of an `ops.token` that other machines can guess at.
-const TOKEN_DISTINCT_CHARACTERS_MIN: usize = 8;
-
-/// The fix of a user's password or hash that cannot be used.
-const FIX_PASSWORDS: &str = "Fix the files or variables of ops.users: `run` does not start with them";
+/// The fix of a token's secret that cannot be used.
+const FIX_TOKENS: &str = "Fix the files or variables of ops.tokens: `run` does not start with them";
 
 /// The fix of an invalid row, and its effect on workers.
 pub const FIX_INVALID_ROW: &str =
@@ -86,7 +83,7 @@ pub fn check_configuration(config: &Config) -> Vec<Finding> {
         warn(key, &format!("{what} ({origin})"), fix);
     }
     if let Err(problem) = people(config) {
-        findings.push(Finding::error("configuration ops.users".to_owned(), problem.to_string(), FIX_PASSWORDS));
+        findings.push(Finding::error("configuration ops.tokens".to_owned(), problem.to_string(), FIX_TOKENS));
     }
     if findings.is_empty() {
         findings.push(Finding::ok("configuration", "valid, no risky settings"));

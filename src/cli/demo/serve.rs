@@ -38,10 +38,10 @@ pub async fn run(
 ) -> Result<(), CommandError> {
     let deployment = Deployment { id: backends.ledger.deployment().await?, database: config.database.url.location() };
     let identity = identity(config, super::OWNER);
-    let state = ops_state(config, backends, deployment, &status, &identity)?;
+    let reporter = HeartbeatReporter { backends: backends.clone(), status, identity };
+    let state = ops_state(config, People::default(), &reporter, deployment);
     let (collector, gate) = (state.collector.clone(), StartupGate::default());
     gate.open(state);
-    let reporter = HeartbeatReporter { backends: backends.clone(), status, identity };
     let ((), (), served) =
         tokio::join!(collector.run(stop.clone()), reporter.run(stop.clone()), ops::serve(listener, gate, stop));
     Ok(served?)

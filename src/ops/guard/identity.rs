@@ -1,108 +1,84 @@
-//! The identification of a request: by the proxy's header, a user's password, or the token, in this order.
+//! The identification of a request: by the proxy's header, or by a token, in this order.
 //!
-//! Each request has one identity or none. A name that a client with the token types is no identity, and a configured
-//! user is identified by that user's password alone.
+//! Each request has one identity or none. A name that a client types beside a token is no identity. A right token
+//! passes, however many wrong ones came from its address: so a stranger behind the same proxy locks no operator out.
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
-use secrecy::{ExposeSecret as _, SecretString};
-use subtle::ConstantTimeEq as _;
 
-use super::tokens::{RequestCredentials, TokenCheck, WrongTokens};
-use super::users::Users;
+use super::token_list::TokenList;
+use super::tokens::{RequestCredentials, WrongToken, WrongTokens};
 use super::{Refusal, is_loopback_host, proxy};
-use crate::config::people::{PeopleConfig, TOKEN_NAME};
+use crate::config::OpsConfig;
+use crate::config::people::ProxyConfig;
 use crate::domain::person::{Identity, IdentityPath, Role};
 use crate::ops::connections::ClientInfo;
 
-/// The people who may use the server, and the role of the token.
+/// Who may use the server: the tokens, and the people that a proxy names.
 #[derive(Debug, Default)]
 pub struct People {
-    config: PeopleConfig,
-    users: Users,
+    tokens: TokenList,
+    proxy: Option<ProxyConfig>,
+    are_configured: bool,
 }
 
 impl People {
-    /// Reads the passwords of the users.
+    /// Reads the secrets of the tokens.
     ///
     /// # Errors
-    /// Every password that cannot be used.
-    pub fn load(config: &PeopleConfig, variable: impl Fn(&str) -> Option<String>) -> Result<Self, Vec<String>> {
-        Ok(Self { users: Users::load(&config.users, variable)?, config: config.clone() })
+    /// Every secret that cannot be used.
+    pub fn load(ops: &OpsConfig, variable: impl Fn(&str) -> Option<String>) -> Result<Self, Vec<String>> {
+        let tokens = TokenList::load(ops, variable)?;
+        Ok(Self { tokens, proxy: ops.people.proxy.clone(), are_configured: ops.people.are_configured() })
     }
 
     /// Whether the audit names role and path.
     pub fn are_configured(&self) -> bool {
-        self.config.are_configured()
+        self.are_configured
     }
 
     /// Whether the server needs no identity: it listens on loopback then.
-    fn is_open(&self, token: Option<&SecretString>) -> bool {
-        token.is_none() && self.users.is_empty() && self.config.proxy.is_none()
+    fn is_open(&self) -> bool {
+        self.tokens.is_empty() && self.proxy.is_none()
     }
 
     /// Identifies the sender of a request.
-    pub async fn identify(&self, asked: &Credentials<'_>) -> Result<Identity, Refusal> {
-        if let Some(configured) = &self.config.proxy
+    pub fn identify(&self, asked: &Credentials<'_>) -> Result<Identity, Refusal> {
+        if let Some(configured) = &self.proxy
             && let Some(identity) = proxy::identify(configured, asked.headers, asked.client.ip)?
         {
             return Ok(identity);
         }
-        if self.is_open(asked.token) {
+        if self.is_open() {
             return open_identity(asked.headers);
         }
         // A request without a secret is no guess: browsers start with one.
         if asked.given.secret.is_empty() {
-            return Err(self.unidentified(asked.token));
+            return Err(self.unidentified());
         }
-        let user = asked.given.user.as_deref();
-        let user = user.and_then(|name| self.users.role_of(name).map(|role| (name, role)));
-        let (check, identity) = match user {
-            Some((name, role)) => (
-                self.users.check(name, &asked.given.secret, asked.wrong_tokens, asked.client.address).await,
-                Identity { name: name.to_owned(), role, path: IdentityPath::User },
-            ),
-            None => (self.check_token(asked).await, self.token_identity()),
-        };
-        match check {
-            TokenCheck::Valid => Ok(identity),
-            TokenCheck::Wrong => Err(self.unidentified(asked.token)),
-            TokenCheck::TooSoon { retry_after } => Err(Refusal::too_soon(retry_after)),
+        if let Some(identity) = self.tokens.find(&asked.given.secret) {
+            return Ok(identity.clone());
         }
+        Err(match asked.wrong_tokens.count(asked.client.address) {
+            WrongToken::Counted => self.unidentified(),
+            WrongToken::TooMany { retry_after } => Refusal::too_many(retry_after),
+        })
     }
 
-    fn token_identity(&self) -> Identity {
-        Identity { name: TOKEN_NAME.to_owned(), role: self.config.token_role.0, path: IdentityPath::Token }
-    }
-
-    async fn check_token(&self, asked: &Credentials<'_>) -> TokenCheck {
-        let Some(token) = asked.token else {
-            // As long as for a user, so that the time tells no names.
-            let name = asked.given.user.as_deref().unwrap_or_default();
-            return self.users.check(name, &asked.given.secret, asked.wrong_tokens, asked.client.address).await;
-        };
-        // For equal lengths the comparison takes the same time wherever the two differ.
-        let is_right = || bool::from(asked.given.secret.as_slice().ct_eq(token.expose_secret().as_bytes()));
-        asked.wrong_tokens.check(asked.client.address, is_right)
-    }
-
-    fn unidentified(&self, token: Option<&SecretString>) -> Refusal {
-        let words = match (token.is_some(), !self.users.is_empty()) {
-            (true, false) => "ops.token is needed: as Bearer, or as the password of HTTP Basic",
-            (true, true) => "a user of ops.users with its password, or ops.token, is needed",
-            (false, true) => "a user of ops.users with its password is needed, by HTTP Basic",
-            (false, false) => "open this server through its authenticating proxy: ops.proxy_user_header is needed",
+    fn unidentified(&self) -> Refusal {
+        let words = match self.tokens.is_empty() {
+            false => "a token is needed, ops.token or one of ops.tokens: as Bearer, or as the password of HTTP Basic",
+            true => "open this server through its authenticating proxy: ops.proxy_user_header is needed",
         };
         Refusal::new(StatusCode::UNAUTHORIZED, words)
     }
 }
 
-/// What a request gives to identify its sender, and what it is compared with.
+/// What a request gives to identify its sender, and the count of wrong tokens.
 pub struct Credentials<'a> {
     pub headers: &'a HeaderMap,
     pub given: &'a RequestCredentials,
     pub client: &'a ClientInfo,
-    pub token: Option<&'a SecretString>,
     pub wrong_tokens: &'a WrongTokens,
 }
 

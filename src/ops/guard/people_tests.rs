@@ -1,4 +1,4 @@
-//! Tests of users, proxy and roles over HTTP: each route with each role, forged headers, and the name in the audit.
+//! Tests of tokens, proxy and roles over HTTP: each route with each role, forged headers, and the name in the audit.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -8,26 +8,23 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::People;
-use super::users::tests::hash_of;
-use crate::config::people::{GroupRole, PeopleConfig, ProxyConfig, TokenRole, UserEntry};
+use super::token_list::tests::{entry, ops, secret};
+use crate::config::people::{GroupRole, PeopleConfig, ProxyConfig, TokenRole};
 use crate::domain::person::Role;
 use crate::ops::openapi_tests::{PublishedApi, example_address, routes};
 use crate::ops::roles::{CHANGES, needed_role};
 use crate::ops::tests::{spawn_server, state};
-use crate::provider::secret_grants::SecretReference;
 
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
-const PASSWORD: &str = "correct horse";
+/// `ops.token`.
+const TOKEN: &str = "fedcba9876543210fedcba9876543210";
 /// The proxy's address, and that of another host.
 const PROXY: u8 = 9;
 const OTHER: u8 = 8;
 
-/// A user of each role, the proxy, and a token that may only read.
+/// A named token of each role, the proxy, and an `ops.token` that may only read.
 fn people() -> PeopleConfig {
-    let user =
-        |role: Role| UserEntry { name: format!("{role}-1"), role, reference: SecretReference::Env("HASH".to_owned()) };
     PeopleConfig {
-        users: Role::ALL.map(user).to_vec(),
+        tokens: Role::ALL.map(|role| entry(&format!("{role}-1"), role, &format!("env:{role}"))).to_vec(),
         proxy: Some(ProxyConfig {
             user_header: "x-forwarded-user".to_owned(),
             role_header: Some("x-forwarded-groups".to_owned()),
@@ -36,6 +33,15 @@ fn people() -> PeopleConfig {
         }),
         token_role: TokenRole(Role::Viewer),
     }
+}
+
+/// The secret of the named token of this role.
+fn of(role: Role) -> String {
+    secret(role as usize)
+}
+
+fn secret_of_variable(name: &str) -> Option<String> {
+    Role::from_name(name).map(of)
 }
 
 struct Server {
@@ -52,8 +58,8 @@ impl Drop for Server {
 
 impl Server {
     async fn new(config: PeopleConfig, token: Option<&str>) -> Self {
-        let (mut state, _progress, database) = state(token).await;
-        state.people = Arc::new(People::load(&config, |_| Some(hash_of(PASSWORD))).unwrap());
+        let (mut state, _progress, database) = state(None).await;
+        state.people = Arc::new(People::load(&ops(token, config), secret_of_variable).unwrap());
         let (address, stop) = spawn_server(state).await;
         Self { address, database, stop }
     }
@@ -98,7 +104,7 @@ async fn each_route_needs_its_role() {
         for method in [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
             for role in Role::ALL {
                 let request = server.request(1, method.clone(), &example_address(&path)).body("{}");
-                let (status, body) = Server::answer(request.basic_auth(format!("{role}-1"), Some(PASSWORD))).await;
+                let (status, body) = Server::answer(request.bearer_auth(of(role))).await;
                 let is_safe = matches!(method, Method::GET | Method::HEAD);
                 let needed = if is_safe { Role::Viewer } else { in_table.map_or(Role::Admin, |route| route.role) };
                 assert_eq!(needed_role(&method, Some(&path)), needed, "{method} {path}");
@@ -119,13 +125,16 @@ async fn each_route_needs_its_role() {
 async fn each_caller_has_one_identity() {
     let server = Server::new(people(), Some(TOKEN)).await;
     let is = |name: &str, role: &str, path: &str| (200, json!({"name": name, "role": role, "path": path}));
-    let basic = |user: &'static str, password: &'static str| {
+    let basic = |user: &'static str, password: &str| {
+        let password = password.to_owned();
         move |request: reqwest::RequestBuilder| request.basic_auth(user, Some(password))
     };
-    assert_eq!(server.whoami(1, basic("operator-1", PASSWORD)).await, is("operator-1", "operator", "user"));
+    let operator = of(Role::Operator);
+    assert_eq!(server.whoami(1, |request| request.bearer_auth(&operator)).await, is("operator-1", "operator", "token"));
     assert_eq!(server.whoami(1, |request| request.bearer_auth(TOKEN)).await, is("token", "viewer", "token"));
-    // A name that a client with the token types is no identity, and the token is no user's password.
+    // A name that is typed beside a token is no identity.
     assert_eq!(server.whoami(1, basic("root", TOKEN)).await, is("token", "viewer", "token"));
+    assert_eq!(server.whoami(1, basic("admin-1", &operator)).await, is("operator-1", "operator", "token"));
     let by_proxy = |user: &'static str, groups: &'static str| {
         move |request: reqwest::RequestBuilder| {
             request.header("x-forwarded-user", user).header("x-forwarded-groups", groups)
@@ -134,10 +143,10 @@ async fn each_caller_has_one_identity() {
     assert_eq!(server.whoami(PROXY, by_proxy("dora", "staff,operators")).await, is("dora", "operator", "proxy"));
     assert_eq!(server.whoami(PROXY, |request| request.bearer_auth(TOKEN)).await, is("token", "viewer", "token"));
     let refused = [
-        (server.whoami(2, basic("admin-1", TOKEN)).await, 401),
-        (server.whoami(3, basic("admin-1", "wrong")).await, 401),
-        (server.whoami(4, basic("mallory", PASSWORD)).await, 401),
-        (server.whoami(5, |request| request.bearer_auth(PASSWORD)).await, 401),
+        (server.whoami(1, basic("admin-1", "wrong")).await, 401),
+        (server.whoami(1, basic(TOKEN, "")).await, 401),
+        (server.whoami(1, |request| request.bearer_auth("admin-1")).await, 401),
+        (server.whoami(1, |request| request.bearer_auth(secret(9))).await, 401),
         (server.whoami(1, |request| request).await, 401),
         (server.whoami(PROXY, |request| request).await, 401),
         (server.whoami(PROXY, by_proxy("dora", "staff")).await, 403),
@@ -161,37 +170,33 @@ async fn forged_proxy_headers_are_refused() {
         };
         let (status, body) = server.whoami(OTHER, forged).await;
         assert!(status == 403 && body["error"].as_str().unwrap().contains("ops.proxy_trusted"), "{status} {body}");
-        // Neither a right token nor a right password makes the header count.
-        assert_eq!(server.whoami(OTHER, |request| forged(request).bearer_auth(TOKEN)).await.0, 403);
-        let user = |request| forged(request).basic_auth("admin-1", Some(PASSWORD));
-        assert_eq!(server.whoami(OTHER, user).await.0, 403);
+        // No right token makes the header count.
+        assert_eq!(server.whoami(OTHER, |request| forged(request).bearer_auth(of(Role::Admin))).await.0, 403);
     }
 }
 
+/// Behind one proxy address, a stranger who guesses must not lock operators out.
 #[tokio::test]
-async fn wrong_passwords_delay_only_their_address() {
-    let server = Server::new(people(), None).await;
-    let try_as = async |from: u8, user: &'static str, password: &'static str| {
-        server.whoami(from, move |request| request.basic_auth(user, Some(password))).await
-    };
-    let mut statuses = Vec::new();
-    for attempt in 0..12 {
-        let user = ["admin-1", "viewer-1", "mallory"][attempt % 3];
-        statuses.push(try_as(3, user, "hunter2").await.0);
+async fn right_token_passes_whatever_its_address_failed() {
+    let server = Server::new(people(), Some(TOKEN)).await;
+    let try_token =
+        async |from: u8, token: String| server.whoami(from, move |request| request.bearer_auth(token)).await;
+    for attempt in 0..30 {
+        let (status, body) = try_token(3, format!("hunter{attempt}")).await;
+        assert_eq!(status, if attempt < 10 { 401 } else { 429 }, "{attempt}: {body}");
+        for right in [TOKEN.to_owned(), of(Role::Viewer), of(Role::Admin)] {
+            assert_eq!(try_token(3, right).await.0, 200, "{attempt}");
+        }
     }
-    assert!(statuses[..4].iter().all(|status| *status == 401), "{statuses:?}");
-    assert!(statuses.iter().filter(|status| **status == 429).count() > 4, "{statuses:?}");
-    let (status, body) = try_as(3, "admin-1", PASSWORD).await;
-    assert!(status == 429 && body["error"].as_str().unwrap().contains("passwords"), "{status} {body}");
-    assert_eq!(try_as(4, "admin-1", PASSWORD).await.0, 200);
+    assert_eq!(try_token(4, "hunter2".to_owned()).await.0, 401, "no other address waits");
 }
 
 /// On loopback too: with people, no caller is an administrator by being on this machine.
 #[tokio::test]
 async fn with_people_every_caller_is_identified() {
-    let users = PeopleConfig { proxy: None, token_role: TokenRole::default(), ..people() };
-    let proxy = PeopleConfig { users: Vec::new(), ..people() };
-    for config in [users, proxy] {
+    let tokens = PeopleConfig { proxy: None, token_role: TokenRole::default(), ..people() };
+    let proxy = PeopleConfig { tokens: Vec::new(), ..people() };
+    for config in [tokens, proxy] {
         let server = Server::new(config, None).await;
         assert_eq!(server.whoami(1, |request| request).await.0, 401);
         assert_eq!(server.whoami(1, |request| request.bearer_auth("")).await.0, 401);
@@ -209,12 +214,12 @@ async fn audit_names_person_role_and_path() {
     sqlx::raw_sql(sql).execute(&server.database.sqlite_pool().unwrap()).await.unwrap();
     let pause =
         |from: u8, verb: &str| server.request(from, Method::POST, &format!("/api/v1/providers/acme/{verb}")).body("{}");
-    let by_user = pause(1, "pause").basic_auth("operator-1", Some(PASSWORD));
-    assert_eq!(Server::answer(by_user).await.0, 200);
+    let by_token = pause(1, "pause").bearer_auth(of(Role::Operator)).header("sec-fetch-site", "same-origin");
+    assert_eq!(Server::answer(by_token).await.0, 200);
     let by_proxy = pause(PROXY, "resume").header("x-forwarded-user", "dora").header("x-forwarded-groups", "admins");
     assert_eq!(Server::answer(by_proxy).await.0, 200);
     assert_eq!(Server::answer(pause(1, "pause").bearer_auth(TOKEN)).await.0, 403);
     let names = "SELECT group_concat(os_user, '; ') FROM settings_audit WHERE os_user IS NOT NULL";
     let names: String = sqlx::query_scalar(names).fetch_one(&server.database.sqlite_pool().unwrap()).await.unwrap();
-    assert_eq!(names, "operator-1@curl/8.5.0 (operator, user); dora@curl/8.5.0 (admin, proxy)");
+    assert_eq!(names, "operator-1@page (operator, token); dora@curl/8.5.0 (admin, proxy)");
 }

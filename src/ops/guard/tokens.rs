@@ -1,8 +1,8 @@
 //! The callers of the ops server: their user name, program and token, and the rate limit of wrong tokens.
 //!
-//! The name that a client with the token gives is not verified. It distinguishes honest operators in the audit as long
-//! as no people are configured. Wrong tokens and passwords are limited by client address. A token that comes too soon is
-//! not compared, so its response reveals nothing. Behind a proxy all clients are one address.
+//! The name that a client gives beside a token is not verified. It distinguishes honest operators in the audit as long
+//! as no people are configured. Wrong tokens are bounded by client address and minute. That bounds log and work: guesses
+//! fail by the length of a token. Behind a proxy all clients are one address, so a right token is never refused.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,27 +15,21 @@ use tokio::time::Instant;
 
 use crate::domain::person::Identity;
 use crate::domain::printable::printable;
-use crate::domain::time::millis_down;
 use crate::ops::connections::ClientAddress;
 
 /// Most characters of a name that are kept.
 const NAME_CHARS_MAX: usize = 64;
-/// Wrong tokens without a delay: typos, and a program that still has the old token.
-const FAILURES_WITHOUT_DELAY: u32 = 3;
-const DELAY_MIN: Duration = Duration::from_secs(1);
-/// Bounded, because an address may have honest clients too.
-const DELAY_MAX: Duration = Duration::from_secs(60);
-/// After this time without a wrong token the count of an address is reset.
-const FAILURES_EXPIRE_AFTER: Duration = Duration::from_secs(15 * 60);
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Beyond this number the address with the oldest wrong token is forgotten.
+/// Wrong tokens of an address in a minute that get 401; further ones get 429.
+const WRONG_PER_MINUTE: u32 = 10;
+const MINUTE: Duration = Duration::from_secs(60);
+/// Beyond this number the address with the oldest minute is forgotten.
 const ADDRESSES_MAX: usize = 4_096;
 
 /// Content of the header `Authorization`.
 #[derive(Default)]
 pub struct RequestCredentials {
     pub user: Option<String>,
-    /// The given token.
+    /// The secret of a token.
     pub secret: Vec<u8>,
 }
 
@@ -101,13 +95,12 @@ fn audit_name(text: &str) -> String {
     printable(text).chars().take(NAME_CHARS_MAX).collect()
 }
 
-/// The result of a token check.
+/// The answer to a wrong token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenCheck {
-    Valid,
-    Wrong,
-    /// Not compared: the address must wait.
-    TooSoon {
+pub enum WrongToken {
+    Counted,
+    /// Its address has sent too many in this minute.
+    TooMany {
         retry_after: Duration,
     },
 }
@@ -116,7 +109,7 @@ pub enum TokenCheck {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuthenticationFailures {
     pub wrong_token: u64,
-    pub too_soon: u64,
+    pub too_many: u64,
 }
 
 /// The addresses that recently sent a wrong token.
@@ -133,44 +126,31 @@ struct WrongTokenState {
 
 #[derive(Clone, Copy, Debug)]
 struct AddressFailures {
+    /// When its present minute began.
+    since: Instant,
+    /// Wrong tokens of this minute that got 401.
     wrong: u32,
-    last_at: Instant,
-    logged_at: Instant,
     /// Failures since the last log line.
     unlogged: AuthenticationFailures,
 }
 
-/// A log line to write.
-#[derive(Debug, PartialEq, Eq)]
-struct FailureLogLine {
-    failures: AuthenticationFailures,
-    delay: Duration,
-}
-
-/// The delay of an address after this number of wrong tokens.
-fn delay_after(wrong: u32) -> Duration {
-    let Some(doublings) = wrong.checked_sub(FAILURES_WITHOUT_DELAY + 1) else { return Duration::ZERO };
-    DELAY_MIN.saturating_mul(2_u32.saturating_pow(doublings)).min(DELAY_MAX)
+impl AddressFailures {
+    fn new(now: Instant) -> Self {
+        Self { since: now, wrong: 0, unlogged: AuthenticationFailures::default() }
+    }
 }
 
 impl WrongTokens {
-    /// Compares a token unless its address must wait. The comparison happens under the lock, so that simultaneous
-    /// guesses are counted one after the other.
-    pub fn check(&self, address: ClientAddress, compare: impl FnOnce() -> bool) -> TokenCheck {
-        let (check, line) = self.state.lock().check(address, Instant::now(), compare);
-        if let Some(FailureLogLine { failures: AuthenticationFailures { wrong_token, too_soon }, delay }) = line {
-            let delay_ms = millis_down(delay);
+    /// Counts a wrong token of an address.
+    pub fn count(&self, address: ClientAddress) -> WrongToken {
+        let (answer, line) = self.state.lock().count(address, Instant::now());
+        if let Some(AuthenticationFailures { wrong_token, too_many }) = line {
             tracing::warn!(
-                client = %address, wrong_token, too_soon, delay_ms,
-                "wrong ops.token or password: those of this address are not compared until the delay is over"
+                client = %address, wrong_token, too_many,
+                "wrong token: beyond {WRONG_PER_MINUTE} in a minute, wrong tokens of this address get 429"
             );
         }
-        check
-    }
-
-    /// Whether a token of this address would not be compared now.
-    pub fn must_wait(&self, address: ClientAddress) -> bool {
-        !self.state.lock().retry_after(address, Instant::now()).is_zero()
+        answer
     }
 
     /// The failures so far.
@@ -180,56 +160,35 @@ impl WrongTokens {
 }
 
 impl WrongTokenState {
-    /// The recent failures of an address.
-    fn known(&self, address: ClientAddress, now: Instant) -> Option<AddressFailures> {
+    /// The answer, and the failures to log: those of the minute before, and the first of this one.
+    fn count(&mut self, address: ClientAddress, now: Instant) -> (WrongToken, Option<AuthenticationFailures>) {
         let known = self.addresses.get(&address).copied();
-        known.filter(|guesses| now.duration_since(guesses.last_at) < FAILURES_EXPIRE_AFTER)
+        let is_new_minute = known.is_none_or(|known| now.duration_since(known.since) >= MINUTE);
+        let mut counted = known.unwrap_or_else(|| AddressFailures::new(now));
+        if is_new_minute {
+            counted = AddressFailures { unlogged: counted.unlogged, ..AddressFailures::new(now) };
+        }
+        let is_too_many = counted.wrong >= WRONG_PER_MINUTE;
+        for failures in [&mut self.failures, &mut counted.unlogged] {
+            *(if is_too_many { &mut failures.too_many } else { &mut failures.wrong_token }) += 1;
+        }
+        let answer = if is_too_many {
+            WrongToken::TooMany { retry_after: MINUTE.saturating_sub(now.duration_since(counted.since)) }
+        } else {
+            counted.wrong += 1;
+            WrongToken::Counted
+        };
+        let line = is_new_minute.then(|| std::mem::take(&mut counted.unlogged));
+        self.store(address, counted);
+        (answer, line)
     }
 
-    fn retry_after(&self, address: ClientAddress, now: Instant) -> Duration {
-        self.known(address, now).map_or(Duration::ZERO, |guesses| {
-            (guesses.last_at + delay_after(guesses.wrong)).saturating_duration_since(now)
-        })
-    }
-
-    fn check(
-        &mut self,
-        address: ClientAddress,
-        now: Instant,
-        compare: impl FnOnce() -> bool,
-    ) -> (TokenCheck, Option<FailureLogLine>) {
-        let (known, retry_after) = (self.known(address, now), self.retry_after(address, now));
-        let must_wait = !retry_after.is_zero();
-        if !must_wait && compare() {
-            return (TokenCheck::Valid, None);
-        }
-        let mut guesses = known.unwrap_or(AddressFailures {
-            wrong: 0,
-            last_at: now,
-            logged_at: now,
-            unlogged: AuthenticationFailures::default(),
-        });
-        let is_due = known.is_none() || now.duration_since(guesses.logged_at) >= LOG_INTERVAL;
-        for failures in [&mut self.failures, &mut guesses.unlogged] {
-            *(if must_wait { &mut failures.too_soon } else { &mut failures.wrong_token }) += 1;
-        }
-        if !must_wait {
-            (guesses.wrong, guesses.last_at) = (guesses.wrong.saturating_add(1), now);
-        }
-        let line = is_due.then(|| {
-            guesses.logged_at = now;
-            FailureLogLine { failures: std::mem::take(&mut guesses.unlogged), delay: delay_after(guesses.wrong) }
-        });
-        self.store_failures(address, guesses);
-        (if must_wait { TokenCheck::TooSoon { retry_after } } else { TokenCheck::Wrong }, line)
-    }
-
-    fn store_failures(&mut self, address: ClientAddress, guesses: AddressFailures) {
+    fn store(&mut self, address: ClientAddress, counted: AddressFailures) {
         if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
-            let oldest = self.addresses.iter().min_by_key(|(_, guesses)| guesses.last_at).map(|(address, _)| *address);
+            let oldest = self.addresses.iter().min_by_key(|(_, counted)| counted.since).map(|(address, _)| *address);
             oldest.and_then(|oldest| self.addresses.remove(&oldest));
         }
-        self.addresses.insert(address, guesses);
+        self.addresses.insert(address, counted);
     }
 }
 
@@ -288,60 +247,35 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_doubles_with_each_wrong_token() {
-        let seconds = |wrong| delay_after(wrong).as_secs();
-        let delays: Vec<u64> = (0..=12).map(seconds).collect();
-        assert_eq!(delays, [0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        assert_eq!(seconds(u32::MAX), 60);
-    }
-
-    #[test]
-    fn early_token_is_not_compared() {
-        let (mut state, begin) = (WrongTokenState::default(), Instant::now());
-        let at = |ms| begin + Duration::from_millis(ms);
-        let mut check = |client: u32, ms, is_right| {
-            let mut compared = false;
-            let (check, _) = state.check(address(client), at(ms), || {
-                compared = true;
-                is_right
-            });
-            assert_eq!(compared, !matches!(check, TokenCheck::TooSoon { .. }));
-            check
-        };
-        for _ in 0..4 {
-            assert_eq!(check(1, 0, false), TokenCheck::Wrong);
+    fn wrong_tokens_are_bounded_by_address_and_minute() {
+        let mut state = WrongTokenState::default();
+        let begin = Instant::now();
+        let mut count = |client: u32, second| state.count(address(client), begin + Duration::from_secs(second)).0;
+        for second in 0..10 {
+            assert_eq!(count(1, second), WrongToken::Counted, "{second}");
         }
-        let too_soon = |ms| TokenCheck::TooSoon { retry_after: Duration::from_millis(ms) };
-        assert_eq!(check(1, 0, true), too_soon(1_000), "the response reveals nothing");
-        assert_eq!(check(2, 0, true), TokenCheck::Valid, "no other address waits");
-        assert_eq!(check(1, 400, false), too_soon(600), "a token that was not compared adds no delay");
-        assert_eq!(check(1, 1_000, true), TokenCheck::Valid);
-        assert_eq!(check(1, 1_000, false), TokenCheck::Wrong);
-        assert_eq!(check(1, 1_000, true), too_soon(2_000), "a right token between guesses forgives none");
-        let forgotten = 1_000 + 15 * 60 * 1_000;
-        for _ in 0..4 {
-            assert_eq!(check(1, forgotten, false), TokenCheck::Wrong);
+        let too_many = |seconds| WrongToken::TooMany { retry_after: Duration::from_secs(seconds) };
+        assert_eq!((count(1, 10), count(1, 59)), (too_many(50), too_many(1)));
+        assert_eq!(count(2, 59), WrongToken::Counted, "no other address waits");
+        for _ in 0..10 {
+            assert_eq!(count(1, 60), WrongToken::Counted, "a new minute");
         }
-        assert_eq!(state.failures, AuthenticationFailures { wrong_token: 9, too_soon: 3 });
+        assert_eq!(count(1, 61), too_many(59));
+        assert_eq!(state.failures, AuthenticationFailures { wrong_token: 21, too_many: 3 });
     }
 
     #[test]
     fn one_log_line_per_address_and_minute() {
-        let (mut state, begin) = (WrongTokenState::default(), Instant::now());
-        let mut line = |client: u32, ms| state.check(address(client), begin + Duration::from_millis(ms), || false).1;
-        let first = Some(FailureLogLine {
-            failures: AuthenticationFailures { wrong_token: 1, too_soon: 0 },
-            delay: Duration::ZERO,
-        });
-        assert_eq!((line(1, 0), line(2, 0)), (first, line(3, 0)));
-        for ms in 1..=100 {
-            assert_eq!(line(1, ms * 500), None, "{ms}");
+        let mut state = WrongTokenState::default();
+        let begin = Instant::now();
+        let mut line = |client: u32, second| state.count(address(client), begin + Duration::from_secs(second)).1;
+        let first = Some(AuthenticationFailures { wrong_token: 1, too_many: 0 });
+        assert_eq!((line(1, 0), line(2, 0)), (first, first));
+        for second in 1..60 {
+            assert_eq!(line(1, second), None, "{second}");
         }
-        let next = line(1, 60_000).unwrap();
-        // At 0.5, 1, 1.5, 2.5, 4.5, 8.5, 16.5 and 32.5 s; a minute after it began the 32 s are not over.
-        assert_eq!(next.failures, AuthenticationFailures { wrong_token: 8, too_soon: 93 });
-        assert_eq!(next.delay, Duration::from_secs(32));
-        assert_eq!(line(1, 60_001), None);
+        assert_eq!(line(1, 60), Some(AuthenticationFailures { wrong_token: 10, too_many: 50 }));
+        assert_eq!((line(1, 61), line(2, 500)), (None, first));
     }
 
     #[test]
@@ -349,7 +283,7 @@ mod tests {
         let (mut state, begin) = (WrongTokenState::default(), Instant::now());
         let most = u32::try_from(ADDRESSES_MAX).unwrap();
         for number in 0..most + 10 {
-            let _ = state.check(address(number), begin + Duration::from_millis(number.into()), || false);
+            let _ = state.count(address(number), begin + Duration::from_millis(number.into()));
         }
         assert_eq!(state.addresses.len(), ADDRESSES_MAX);
         assert!(!state.addresses.contains_key(&address(9)) && state.addresses.contains_key(&address(10)));

@@ -172,11 +172,11 @@ fn write_process(
         "Log lines that were dropped because they were not read in time.",
         [(none(), telemetry::log_lines_dropped())],
     )?;
-    let AuthenticationFailures { wrong_token, too_soon } = failures;
+    let AuthenticationFailures { wrong_token, too_many } = failures;
     writer.counter(
         "ops_authentication_failures",
-        "Tokens that the ops server rejected: wrong ones, and tokens too soon after a wrong one, not compared.",
-        [("wrong_token", wrong_token), ("too_soon", too_soon)]
+        "Wrong tokens at the ops server: those that got 401, and those beyond the bound of their address and minute.",
+        [("wrong_token", wrong_token), ("too_many", too_many)]
             .map(|(reason, count)| (vec![("reason", reason.to_owned())], count)),
     )?;
     writer.gauge(

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 /** A role can change while the page is open. */
 const AGAIN_MS = 30_000;
 const ROLES = ["viewer", "operator", "admin"];
-const WAYS = { open: "no sign-in: the server asks for none", token: "by the token, which names no person", user: "by name and password", proxy: "by the proxy that signs people in" };
+const WAYS = { open: "no sign-in: the server asks for none", token: "by a token", proxy: "by the proxy that signs people in" };
 
 let person = null;
 let asked = 0;
@@ -23,7 +23,7 @@ export async function askPerson(signal) {
 }
 
 /** The name of the person, where the server identifies one. */
-export const ownName = () => (person !== null && (person.path === "user" || person.path === "proxy") ? person.name : null);
+export const ownName = () => (person !== null && person.path === "proxy" ? person.name : null);
 
 /** Attributes of a button that needs a role: none, or those of a disabled button with the reason. */
 export function needs(role) {
