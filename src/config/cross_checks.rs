@@ -52,7 +52,8 @@ fn check_ops(ops: &OpsConfig, problems: &mut KeyValidator<'_>) {
     let Some(token) = &ops.token else {
         // A proxy is trusted by its address: it does not leave the server open.
         if ops.people.tokens.is_empty() && ops.people.proxy.is_none() {
-            let what = format!("{listen} is reachable from other machines, and neither ops.token nor ops.tokens is set");
+            let what =
+                format!("{listen} is reachable from other machines, and neither ops.token nor ops.tokens is set");
             problems.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
         }
         return;

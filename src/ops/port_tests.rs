@@ -147,10 +147,11 @@ async fn wrong_tokens_are_refused_for_a_minute() {
     let (server, _progress, stop) = start(Some(TOKEN)).await;
     let guess = |token: String| get("/metrics", &bearer(&token));
     let mut statuses = Vec::new();
-    for attempt in 0..20 {
-        statuses.push(status(exchange("127.0.0.3", &server, &guess(format!("hunter{attempt}"))).await));
+    while statuses.last() != Some(&429) {
+        let wrong = guess(format!("hunter{}", statuses.len()));
+        statuses.push(status(exchange("127.0.0.3", &server, &wrong).await));
     }
-    assert_eq!(statuses, [[401; 10], [429; 10]].concat());
+    assert!(statuses.len() > 10 && statuses[..10].iter().all(|status| *status == 401), "{statuses:?}");
     let waits = exchange("127.0.0.3", &server, &guess("hunter2".to_owned())).await.unwrap();
     assert!(waits.starts_with("HTTP/1.1 429 ") && waits.contains("\r\nretry-after: "), "{waits}");
     assert!(waits.contains("wrong tokens") && !waits.contains("hunter2"), "{waits}");

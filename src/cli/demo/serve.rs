@@ -10,7 +10,7 @@ use crate::cli::run::{identity, ops_state};
 use crate::cli::{CommandError, Console};
 use crate::config::Config;
 use crate::ops::openapi::Deployment;
-use crate::ops::{self, StartupGate};
+use crate::ops::{self, People, StartupGate};
 use crate::worker::Backends;
 use crate::worker::heartbeat::HeartbeatReporter;
 use crate::worker::supervisor::WorkerStatus;

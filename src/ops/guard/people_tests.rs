@@ -181,13 +181,11 @@ async fn right_token_passes_whatever_its_address_failed() {
     let server = Server::new(people(), Some(TOKEN)).await;
     let try_token =
         async |from: u8, token: String| server.whoami(from, move |request| request.bearer_auth(token)).await;
-    for attempt in 0..30 {
-        let (status, body) = try_token(3, format!("hunter{attempt}")).await;
-        assert_eq!(status, if attempt < 10 { 401 } else { 429 }, "{attempt}: {body}");
-        for right in [TOKEN.to_owned(), of(Role::Viewer), of(Role::Admin)] {
-            assert_eq!(try_token(3, right).await.0, 200, "{attempt}");
-        }
+    while try_token(3, "hunter2".to_owned()).await.0 != 429 {}
+    for right in [TOKEN.to_owned(), of(Role::Viewer), of(Role::Admin)] {
+        assert_eq!(try_token(3, right).await.0, 200);
     }
+    assert_ne!(try_token(3, "hunter2".to_owned()).await.0, 200);
     assert_eq!(try_token(4, "hunter2".to_owned()).await.0, 401, "no other address waits");
 }
 
