@@ -32,8 +32,6 @@ pub struct JobFilter {
     /// The beginning of an id or of a reference, or a provider's whole reference of a charge.
     pub search: Option<String>,
     pub reason: Option<ReasonFilter>,
-    /// Only a job in `review` matches it.
-    pub assigned: Option<AssignedFilter>,
     /// Three capital letters.
     pub currency: Option<String>,
     /// In minor units of `currency`.
@@ -71,34 +69,6 @@ pub enum ReasonFilter {
     Ended(String),
 }
 
-/// To whom a review is assigned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AssignedFilter {
-    Anyone,
-    NoOne,
-    /// Exactly this name.
-    To(String),
-}
-
-/// The state whose jobs are assigned.
-pub const ASSIGNED_STATE: &str = "review";
-
-impl AssignedFilter {
-    /// Written for any assignee. No assignee has this name.
-    pub const ANYONE: &str = "any";
-    /// Written for none.
-    pub const NO_ONE: &str = "none";
-
-    /// One of the two words, or else a name.
-    pub fn new(text: &str) -> Self {
-        match text {
-            Self::ANYONE => Self::Anyone,
-            Self::NO_ONE => Self::NoOne,
-            name => Self::To(name.to_owned()),
-        }
-    }
-}
-
 impl ReasonFilter {
     /// A code of a wait is one; any other text is the beginning of a reason.
     pub fn new(text: &str) -> Self {
@@ -119,8 +89,7 @@ impl JobFilter {
         let only_finished = !self.finished.is_unbounded() || matches!(self.reason, Some(ReasonFilter::Ended(_)));
         let fits = |state: &&'static str| {
             let is_wanted = self.states.is_empty() || self.states.contains(state);
-            let is_assigned = self.assigned.is_none() || *state == ASSIGNED_STATE;
-            is_wanted && is_assigned && if is_finished(state) { !only_open } else { !only_finished }
+            is_wanted && if is_finished(state) { !only_open } else { !only_finished }
         };
         STATES.into_iter().filter(fits).collect()
     }
@@ -153,10 +122,6 @@ mod tests {
         let lately = Range { from: Some(1), to: None };
         let finished = JobFilter { states: vec!["review", "waiting"], finished: lately, ..JobFilter::default() };
         assert_eq!(finished.possible_states(), ["review"]);
-        let assigned = JobFilter { assigned: Some(AssignedFilter::new("none")), ..JobFilter::default() };
-        assert_eq!(assigned.possible_states(), ["review"]);
-        let none = JobFilter { states: vec!["dead"], ..assigned };
-        assert_eq!(none.possible_states(), [""; 0]);
     }
 
     #[test]

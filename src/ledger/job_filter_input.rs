@@ -11,9 +11,8 @@ use utoipa::ToSchema;
 
 use crate::amount::minor_amount;
 use crate::domain::job::Identifier;
-use crate::domain::job_filter::{ASSIGNED_STATE, AssignedFilter, JobFilter, Range, ReasonFilter, STATES, is_instant};
+use crate::domain::job_filter::{JobFilter, Range, ReasonFilter, STATES, is_instant};
 use crate::domain::provider::ProviderName;
-use crate::ledger::job_notes::assignee_name;
 
 /// Longest text to search for, in characters: the longest reference.
 const TEXT_CHARS_MAX: usize = 255;
@@ -29,8 +28,6 @@ pub struct RawJobFilter {
     pub id: Option<String>,
     pub search: Option<String>,
     pub reason: Option<String>,
-    /// `any`, `none`, or a name.
-    pub assigned: Option<String>,
     pub currency: Option<String>,
     pub min_amount: Option<String>,
     pub max_amount: Option<String>,
@@ -89,7 +86,6 @@ impl RawJobFilter {
             id: identifier("id", self.id)?,
             search: text("search", self.search)?,
             reason: text("reason", self.reason)?.as_deref().map(ReasonFilter::new),
-            assigned: assigned(self.assigned)?,
             currency,
             amounts: Range { from: min?, to: max? },
             created: Range {
@@ -101,12 +97,6 @@ impl RawJobFilter {
                 to: instant("finished_to", self.finished_to)?,
             },
         };
-        if filter.assigned.is_some() && !filter.states.is_empty() && !filter.states.contains(&ASSIGNED_STATE) {
-            return Err(InvalidFilter::new(
-                "assigned",
-                "only payments in `review` are assigned: filter for that state",
-            ));
-        }
         let ranges =
             [("max_amount", filter.amounts, 0), ("created_to", filter.created, 1), ("finished_to", filter.finished, 1)];
         for (field, range, least) in ranges {
@@ -140,12 +130,6 @@ fn text(field: &'static str, text: Option<String>) -> Result<Option<String>, Inv
         return Err(InvalidFilter::new(field, problem));
     }
     Ok(Some(text.to_owned()))
-}
-
-fn assigned(text: Option<String>) -> Result<Option<AssignedFilter>, InvalidFilter> {
-    let Some(text) = text else { return Ok(None) };
-    let name = assignee_name(&text).map_err(|why| InvalidFilter::new("assigned", why))?;
-    Ok(Some(AssignedFilter::new(name)))
 }
 
 fn currency(text: String) -> Result<String, InvalidFilter> {
@@ -193,7 +177,6 @@ mod tests {
                 "account" => &mut raw.account,
                 "search" => &mut raw.search,
                 "reason" => &mut raw.reason,
-                "assigned" => &mut raw.assigned,
                 "currency" => &mut raw.currency,
                 "min_amount" => &mut raw.min_amount,
                 "max_amount" => &mut raw.max_amount,
@@ -215,7 +198,6 @@ mod tests {
             ("account", "acct_1"),
             ("search", " inv-7 "),
             ("reason", "insufficient"),
-            ("assigned", " bob "),
             ("currency", "KWD"),
             ("min_amount", "1.5"),
             ("max_amount", "12"),
@@ -230,7 +212,6 @@ mod tests {
             id: None,
             search: Some("inv-7".to_owned()),
             reason: Some(ReasonFilter::Ended("insufficient".to_owned())),
-            assigned: Some(AssignedFilter::To("bob".to_owned())),
             currency: Some("KWD".to_owned()),
             amounts: Range { from: Some(1_500), to: Some(12_000) },
             created: Range { from: Some(day), to: Some(day + 13 * 3_600_000 + 250) },
@@ -239,8 +220,6 @@ mod tests {
         assert_eq!(filter, Ok(expected));
         assert_eq!(parse(&[]), Ok(JobFilter::default()));
         assert_eq!(parse(&[("reason", "throttled")]).unwrap().reason, Some(ReasonFilter::Waits("throttled")));
-        let assigned = |text: &str| parse(&[("assigned", text)]).unwrap().assigned.unwrap();
-        assert_eq!([assigned("any"), assigned("none")], [AssignedFilter::Anyone, AssignedFilter::NoOne]);
     }
 
     #[test]
@@ -265,8 +244,6 @@ mod tests {
             (&[("account", "a b")], "`account`: must be 1 to 64 characters"),
             (&[("search", " ")], "`search`: must be 1 to 255 characters"),
             (&[("reason", "a\nb")], "`reason`: must be 1 to 255 characters"),
-            (&[("assigned", "")], "`assigned`: is empty"),
-            (&[("assigned", "bob"), ("state", "dead")], "`assigned`: only payments in `review` are assigned"),
             (&[("currency", "eur")], "`currency`: must be 3 capital letters"),
             (&[("min_amount", "5")], "`min_amount`: an amount needs its currency"),
             (&[("currency", "JPY"), ("min_amount", "5.5")], "`min_amount`: must be an amount in JPY"),

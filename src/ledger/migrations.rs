@@ -42,7 +42,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0013_jobs_by_reference",
         "0014_replaced_indexes",
         "0015_decision_batches",
-        "0016_pauses_and_notes",
+        "0016_pauses_of_all",
         "0018_temporary_limits",
     ])
 });
@@ -60,7 +60,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0009_jobs_by_time",
         "0010_rejected_messages",
         "0015_decision_batches",
-        "0016_pauses_and_notes",
+        "0016_pauses_of_all",
         "0018_temporary_limits",
     ])
 });

@@ -23,7 +23,6 @@ pub mod decision_input;
 pub mod fleet;
 pub mod history;
 pub mod job_filter_input;
-pub mod job_notes;
 mod migrations;
 pub mod operator;
 pub mod pause_of_all;

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::LedgerError;
-use super::job_notes::JobNote;
 use crate::domain::job::{ContentHash, Job, JobId};
 pub use crate::domain::job_filter::{JobFilter, STATES};
 
@@ -270,10 +269,6 @@ pub struct JobDetails {
     pub events: Vec<EventSummary>,
     /// Oldest first.
     pub audit: Vec<AuditEntry>,
-    /// To whom its review is assigned; `null`: to no one.
-    pub assigned_to: Option<String>,
-    /// Assignments and comments, oldest first.
-    pub notes: Vec<JobNote>,
 }
 
 /// A delay: why and until when a payment waited without a worker.

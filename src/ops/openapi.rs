@@ -54,8 +54,6 @@ use crate::ledger::fleet::DeploymentId;
         super::api::changes::pause,
         super::api::changes::resume,
         super::api::changes::set_limit,
-        super::api::job_notes::assign,
-        super::api::job_notes::comment,
         super::api::pause_all::pause_all,
         super::api::pause_all::resume_all,
         super::explain::show,

@@ -23,11 +23,9 @@ const fn change(path: &'static str, role: Role) -> ChangeRoute {
 }
 
 /// Every POST of the API.
-pub const CHANGES: [ChangeRoute; 16] = [
+pub const CHANGES: [ChangeRoute; 14] = [
     change("/api/v1/jobs/{id}/resolve", Role::Operator),
     change("/api/v1/jobs/{id}/cancel", Role::Operator),
-    change("/api/v1/jobs/{id}/assignment", Role::Operator),
-    change("/api/v1/jobs/{id}/comments", Role::Operator),
     // Changes nothing; the body holds the selection.
     change("/api/v1/batches/preview", Role::Viewer),
     change("/api/v1/batches", Role::Operator),

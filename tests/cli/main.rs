@@ -23,7 +23,6 @@ mod limits;
 mod lists;
 mod next_page;
 mod no_fault_injection;
-mod notes;
 mod one_step;
 mod ops_port;
 mod other_deployment;

@@ -29,7 +29,6 @@ mod first_attempt;
 mod fleet;
 mod history;
 mod immutability;
-mod job_notes;
 mod leader_row;
 mod lookups;
 mod migrating;

@@ -56,8 +56,6 @@ async fn dialogs_can_be_read_in_both_themes_too() {
             ("#/providers/running", "[aria-label='Pause running']", "no new request is started"),
             ("#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
             ("#/jobs/review", ".view-head button.primary", "Not charged, do not retry"),
-            ("#/jobs/review", "[aria-labelledby=notes-title] .tools button", "To a person or a team"),
-            ("#/jobs/succeeded", "[aria-labelledby=notes-title] .tools button", "A comment is kept for ever"),
             ("#/jobs/dead", ".view-head button.danger", "cannot be undone"),
             ("#/jobs/waiting", ".view-head .push ~ button", "never sent"),
         ] {

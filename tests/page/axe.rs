@@ -53,7 +53,7 @@ const fn dialog(file: &'static str, hash: &'static str, button: &'static str, te
     Dialog { file, hash, button, text }
 }
 
-const DIALOGS: [Dialog; 15] = [
+const DIALOGS: [Dialog; 13] = [
     dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit near']", "Clears"),
     dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit per-account']", "Clears"),
     dialog("pause.js", "#/providers/running", "[aria-label='Pause running']", "no new request is started"),
@@ -64,8 +64,6 @@ const DIALOGS: [Dialog; 15] = [
     dialog("decide.js", "#/jobs/dead", ".view-head button.danger", "cannot be undone"),
     dialog("decide.js", "#/jobs/waiting", ".view-head .push ~ button", "never sent"),
     dialog("batch.js", "#/batches/running", "[aria-label='Stop this batch']", "changed already and stay so"),
-    dialog("notes.js", "#/jobs/review", "[aria-labelledby=notes-title] .tools button", "To a person or a team"),
-    dialog("notes.js", "#/jobs/succeeded", "[aria-labelledby=notes-title] .tools button", "A comment is kept for ever"),
     dialog("pause_all.js", "#/", "[aria-label='Pause all providers']", "no new request is started"),
     dialog("rejected.js", "#/rejected", "[aria-label='Republish message 2']", "same bytes"),
     dialog("rejected.js", "#/rejected", "[aria-label='Discard message 2']", "cannot be undone"),

@@ -85,37 +85,6 @@ async fn decisions_fit_the_states_that_are_ticked() {
     browser.nothing_went_wrong(&[]).await;
 }
 
-/// The list of reviews and the list of payments have the same filter, and a batch takes it.
-#[tokio::test(flavor = "multi_thread")]
-async fn reviews_are_filtered_by_their_assignee() {
-    let canned = Canned::start(false).await;
-    let browser = Browser::open(&canned.origin, "#/attention?state=review").await;
-    browser.await_text(".tools [name=assigned]", "to me").await;
-    let choose = "const list = document.querySelector('.tools [name=assigned]'); list.value = args[0]; list.dispatchEvent(new Event('change'))";
-    for value in ["none", "any", "alice"] {
-        browser.run_with(choose, json!([value])).await;
-        browser.await_text("tbody", &format!("of-{value}")).await;
-    }
-    assert_eq!(browser.run("return location.hash").await, json!("#/attention?state=review&assigned=alice"));
-    browser.click("//button[starts-with(text(), 'All ')]").await;
-    browser.click("//button[text()='Resolve as declined']").await;
-    browser.await_text("dialog", "Takes about").await;
-    let selection = json!({"filter": {"state": "review", "assigned": "alice"}});
-    assert_eq!(canned.batches.last("preview")["selection"], selection);
-    browser.press(ESCAPE).await;
-    // Dead payments are no one's.
-    browser.click("//nav[@aria-label='Which payments']/a[contains(., 'Dead')]").await;
-    browser.await_text("tbody", "dead").await;
-    browser.await_true("return document.querySelector('.tools [name=assigned]') === null").await;
-    // A link may name another person.
-    browser.visit("#/jobs?assigned=bob").await;
-    browser.await_text("tbody", "of-bob").await;
-    let options =
-        "return [...document.querySelectorAll('.filters [name=assigned] option')].map((option) => option.textContent)";
-    assert_eq!(browser.run(options).await, json!(["any", "to me", "to anyone", "to no one", "to bob"]));
-    browser.nothing_went_wrong(&[]).await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn batch_is_confirmed_with_what_was_counted() {
     let (canned, browser) = reviews().await;

@@ -182,7 +182,6 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["rejected"]) => rejected(server.data == Data::Empty),
         (&Method::GET, ["whoami"]) => json!({"name": "alice", "role": "admin", "path": "proxy"}),
         (&Method::GET, ["workers"]) => workers(server.data == Data::Empty),
-        (&Method::POST, ["jobs", id, "assignment" | "comments"]) => json!({"id": id, "assigned_to": null, "notes": []}),
         (&Method::POST, ["pause-all"]) => {
             json!({"id": 7, "paused": ["corp"], "held": ["acme", "bolt"], "paused_before": []})
         }

@@ -21,11 +21,6 @@ pub fn jobs(empty: bool, query: &str) -> Value {
         return json!({"jobs": fresh, "unreadable": [], "next": null, "searched_back_to": null});
     }
     let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));
-    if let Some((_, assigned)) = query.split_once("assigned=") {
-        let mut review = job("review");
-        review["id"] = json!(format!("of-{}", assigned.split('&').next().unwrap_or_default()));
-        return json!({"jobs": [review], "unreadable": [], "next": null, "searched_back_to": null});
-    }
     if query.contains("provider=torn") {
         let unreadable = json!([{"id": "torn-1", "problem": "column `wake_at` is no instant"}]);
         return json!({"jobs": [], "unreadable": unreadable, "next": "torn-1", "searched_back_to": null});
@@ -57,10 +52,6 @@ pub fn fifty_jobs(query: &str) -> Value {
     json!({"jobs": jobs.collect::<Vec<_>>(), "unreadable": [], "next": "more", "searched_back_to": null})
 }
 
-fn note(kind: &str, text: &str) -> Value {
-    json!({"at": EARLIER, "who": "app", "os_user": HOSTILE, "program": "sluicegate ops", "kind": kind, "text": text})
-}
-
 pub fn details(state: &str) -> Value {
     if !JOB_STATES.contains(&state) {
         return Value::Null;
@@ -72,8 +63,6 @@ pub fn details(state: &str) -> Value {
         "requests": [{"number": 1, "began_at": EARLIER, "ended_at": NOW, "outcome": "unknown", "status": 503, "detail": HOSTILE, "counted": false}],
         "events": [{"state": state, "at": NOW, "published_at": null}],
         "audit": [{"at": NOW, "who": HOSTILE, "os_user": null, "program": null, "old_state": "dead", "new_state": "waiting", "cleared_maybe_charged": true, "because": HOSTILE}],
-        "assigned_to": HOSTILE,
-        "notes": [note("assigned", HOSTILE), note("comment", HOSTILE)],
     });
     details.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let more = match state {

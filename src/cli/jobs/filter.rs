@@ -23,9 +23,6 @@ pub struct FilterArgs {
     /// The code of a reason to wait, or the beginning of the reason of a finished payment.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     reason: Option<String>,
-    /// Reviews that are assigned to this name, to `any`, or to `none`.
-    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
-    assigned: Option<String>,
     /// Three capital letters.
     #[arg(long, value_name = "CODE")]
     currency: Option<String>,
@@ -63,7 +60,6 @@ impl FilterArgs {
             id: None,
             search: args.search,
             reason: args.reason,
-            assigned: args.assigned,
             currency: args.currency,
             min_amount: args.min_amount,
             max_amount: args.max_amount,

@@ -27,7 +27,6 @@ pub mod bulk_decision;
 pub mod decide;
 pub mod filter;
 mod ids;
-pub mod notes;
 mod report;
 pub mod show;
 mod unseen;
@@ -50,10 +49,6 @@ enum Action {
     Resolve(decide::ResolveArgs),
     /// Cancel payments that are `waiting`; a request in flight is not stopped.
     Cancel(decide::CancelArgs),
-    /// Assign a payment in `review` to a person or a team.
-    Assign(notes::AssignArgs),
-    /// Add a comment to a payment; `show` prints it.
-    Comment(notes::CommentArgs),
     /// Erase the personal data of one account's finished payments. Ids and hashes stay.
     Erase(EraseArgs),
 }
@@ -83,8 +78,6 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
         Action::List(args) => show::print_page(&args.state, &args.page, cx).await,
         Action::Resolve(args) => decide::resolve(args, cx).await,
         Action::Cancel(args) => decide::cancel(args, cx).await,
-        Action::Assign(args) => notes::assign(args, cx).await,
-        Action::Comment(args) => notes::comment(args, cx).await,
         Action::Erase(args) => erase(args, cx).await,
     }
 }

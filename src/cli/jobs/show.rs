@@ -14,7 +14,6 @@ use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::ledger::job_notes::ASSIGNED;
 use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, JobFilter, JobPage, JobSummary, STATES, WaitDetails};
 use crate::ops::export::ExportFormat;
 use crate::ops::unix_ms;
@@ -192,7 +191,6 @@ pub async fn show(args: &ShowArgs, state: Option<&str>, cx: &mut CommandContext<
         audit_rows(&details),
         cx.console,
     )?;
-    print_section("notes", &["at", "who", "program", "note"], note_rows(&details), cx.console)?;
     Ok(Exit::Success)
 }
 
@@ -220,11 +218,10 @@ fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
     let open = ["waiting", "sending", "unknown"].contains(&line.state.as_str());
     // A final state tells the outcome.
     let undecided = open || line.state == "review";
-    let all: [(&str, Option<String>); 24] = [
+    let all: [(&str, Option<String>); 23] = [
         ("id", Some(line.id.clone())),
         ("provider", Some(line.provider.clone())),
         ("state", Some(line.state.clone())),
-        ("assigned to", details.assigned_to.clone()),
         ("reason", line.reason.clone()),
         ("provider reference", line.provider_reference.clone()),
         ("outcome unknown", (details.maybe_charged && undecided).then(|| "yes: it may have been charged".to_owned())),
@@ -276,30 +273,10 @@ fn event_rows(details: &JobDetails) -> Vec<Vec<String>> {
     details.events.iter().map(|e| vec![e.state.clone(), e.at.to_string(), time_text(e.published_at)]).collect()
 }
 
-fn note_rows(details: &JobDetails) -> Vec<Vec<String>> {
-    let cells = details.notes.iter().map(|note| {
-        let text = note.text.as_deref();
-        vec![
-            note.at.to_string(),
-            author(note.os_user.as_deref(), &note.who),
-            note.program.clone().unwrap_or_default(),
-            match note.kind.as_str() {
-                ASSIGNED => format!("assigned to {}", text.unwrap_or("no one")),
-                _ => text.unwrap_or_default().to_owned(),
-            },
-        ]
-    });
-    cells.collect()
-}
-
-/// The user whom a command named, with the database's user.
-fn author(os_user: Option<&str>, who: &str) -> String {
-    os_user.map_or_else(|| who.to_owned(), |user| format!("{user} as {who}"))
-}
-
 fn audit_rows(details: &JobDetails) -> Vec<Vec<String>> {
     let cells = details.audit.iter().map(|a| {
-        let who = author(a.os_user.as_deref(), &a.who);
+        // The user whom a command named, with the database's user.
+        let who = a.os_user.as_ref().map_or_else(|| a.who.clone(), |user| format!("{user} as {}", a.who));
         let effect = match (a.erased, a.cleared_maybe_charged) {
             (true, _) => "erased",
             (_, true) => "confirmed not charged",

@@ -18,7 +18,7 @@ use super::jobs::SUMMARY_COLUMNS;
 use super::result::{ReadRows, SqlRow, read_each};
 use super::texts;
 use crate::domain::job::{Identifier, JobId};
-use crate::domain::job_filter::{AssignedFilter, JobFilter, ReasonFilter, STATES};
+use crate::domain::job_filter::{JobFilter, ReasonFilter, STATES};
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{CurrencyTotal, JobPage, JobSearchError, JobTotals, LIST_MAX};
@@ -60,10 +60,6 @@ static POSITION: Template = Template::by_dialect(
     "SELECT created_at::text AS created, seq AS number FROM jobs WHERE id = $1",
     "SELECT CAST(created_at AS TEXT) AS created, rowid AS number FROM jobs WHERE id = $1",
 );
-
-/// To whom the last assignment of a job gives it, by the index of its notes; NULL: to no one.
-const ASSIGNEE: &str = "(SELECT job_notes.text FROM job_notes \
-     WHERE job_notes.job_id = jobs.id AND job_notes.kind = 'assigned' ORDER BY job_notes.id DESC LIMIT 1)";
 
 static PROVIDERS: Template =
     Template::made(|_| format!("{LANES} SELECT provider FROM lanes WHERE provider IS NOT NULL"));
@@ -197,12 +193,6 @@ impl JobSearch<'_> {
         match &filter.reason {
             Some(ReasonFilter::Waits(code)) => all.push(format!("jobs.wait_reason = {}", statement.bind(*code))),
             Some(ReasonFilter::Ended(beginning)) => all.push(statement.begins_with("jobs.reason", beginning)),
-            None => {}
-        }
-        match &filter.assigned {
-            Some(AssignedFilter::Anyone) => all.push(format!("{ASSIGNEE} IS NOT NULL")),
-            Some(AssignedFilter::NoOne) => all.push(format!("{ASSIGNEE} IS NULL")),
-            Some(AssignedFilter::To(name)) => all.push(format!("{ASSIGNEE} = {}", statement.bind(name))),
             None => {}
         }
         if let Some(currency) = &filter.currency {

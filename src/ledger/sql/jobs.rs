@@ -18,7 +18,6 @@ use crate::domain::printable::redact_url;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
-use crate::ledger::job_notes::assigned_to;
 use crate::ledger::operator::{
     AttemptSummary, AuditEntry, DatabaseTime, Digest, EventSummary, JobDetails, JobSummary, LIST_MAX, PastArrival,
     RequestSummary, WaitDetails,
@@ -103,10 +102,7 @@ impl Database {
     /// `None`: the ledger has no such job.
     pub async fn job_details(&self, id: &JobId) -> Result<Option<JobDetails>, LedgerError> {
         let Some(row) = self.query_one(&JOB, args![id]).await? else { return Ok(None) };
-        let notes = self.job_notes(id).await?;
         Ok(Some(JobDetails {
-            assigned_to: assigned_to(&notes),
-            notes,
             attempts: self.query_as(&ATTEMPTS, args![id]).await?,
             events: self.query_as(&EVENTS, args![id]).await?,
             audit: self.query_as(&AUDIT, args![id]).await?,
@@ -125,8 +121,6 @@ from_row!(row => JobDetails {
     attempts: Vec::new(),
     events: Vec::new(),
     audit: Vec::new(),
-    assigned_to: None,
-    notes: Vec::new(),
 });
 
 fn request(row: &SqlRow) -> Result<Option<RequestSummary>, LedgerError> {

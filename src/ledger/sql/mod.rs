@@ -22,7 +22,6 @@ mod dialect;
 pub mod engine;
 mod fleet;
 mod history;
-mod job_notes;
 mod job_search;
 mod jobs;
 mod lease;

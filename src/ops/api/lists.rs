@@ -42,8 +42,6 @@ macro_rules! filter_query {
             search: Option<String>,
             /// The code of a reason to wait, or the beginning of the reason of a finished payment.
             reason: Option<String>,
-            /// Reviews that are assigned to this name, to `any`, or to `none`.
-            assigned: Option<String>,
             /// Three capital letters.
             currency: Option<String>,
             /// In units of `currency`, like `12.99`.
@@ -70,7 +68,6 @@ macro_rules! filter_query {
                     id: self.id,
                     search: self.search,
                     reason: self.reason,
-                    assigned: self.assigned,
                     currency: self.currency,
                     min_amount: self.min_amount,
                     max_amount: self.max_amount,

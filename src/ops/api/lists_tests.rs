@@ -45,12 +45,7 @@ async fn every_filter_of_a_list_is_applied() {
         stand.add_job(id, "x", state).await;
     }
     stand.add_job("d", "y", "review").await;
-    stand.post("/api/v1/jobs/d/assignment", json!({"to": "bob"})).await;
     for (query, found) in [
-        ("assigned=any", vec!["d"]),
-        ("assigned=none", vec!["b"]),
-        ("assigned=bob&state=review,dead", vec!["d"]),
-        ("assigned=bob&account=x", vec![]),
         ("state=review,dead&account=x", vec!["b", "a"]),
         ("search=c", vec!["c"]),
         ("reason=so%20it&currency=EUR&min_amount=0.01&account=x", vec!["b", "a"]),
@@ -64,7 +59,6 @@ async fn every_filter_of_a_list_is_applied() {
         assert_eq!((status, ids, &page["next"]), (200, found, &Value::Null), "{query}");
     }
     for (query, words) in [
-        ("assigned=bob&state=dead", "`assigned`: only payments in `review` are assigned"),
         ("min_amount=5", "`min_amount`: an amount needs its currency"),
         ("after=missing", "`after`: the ledger has no payment `missing`"),
     ] {
@@ -80,19 +74,5 @@ async fn no_id_is_taken_for_a_list() {
         stand.add_job(id, "x", "waiting").await;
         let (status, found) = stand.get(&format!("/api/v1/jobs/{id}")).await;
         assert_eq!((status, &found["id"]), (200, &id.into()), "{found}");
-    }
-}
-
-#[tokio::test]
-async fn batch_selects_reviews_by_their_assignee() {
-    let stand = TestApi::new().await;
-    for id in ["a", "b"] {
-        stand.add_job(id, "x", "review").await;
-    }
-    stand.post("/api/v1/jobs/b/assignment", json!({"to": "bob"})).await;
-    for (assigned, jobs) in [("bob", 1), ("any", 1), ("none", 1), ("alice", 0)] {
-        let body = json!({"decision": "declined", "selection": {"filter": {"assigned": assigned}}});
-        let (status, preview) = stand.post("/api/v1/batches/preview", body).await;
-        assert_eq!((status, &preview["jobs"]), (200, &jobs.into()), "{assigned}: {preview}");
     }
 }

@@ -22,7 +22,6 @@ pub mod batches;
 #[cfg(test)]
 mod batches_tests;
 pub mod changes;
-pub mod job_notes;
 #[cfg(test)]
 mod limit_tests;
 pub mod lists;
@@ -64,7 +63,6 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
         .merge(batches::routes())
-        .merge(job_notes::routes())
         .merge(pause_all::routes())
         .merge(rejected::routes())
 }

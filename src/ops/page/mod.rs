@@ -106,7 +106,7 @@ static ASSETS: &[Asset] = files! {
         "js/views/batch_dialog.js" "js/views/batches.js" "js/views/card.js" "js/views/change_limit.js"
         "js/views/decide.js" "js/views/filter_bar.js" "js/views/headline.js" "js/views/job.js" "js/views/job_table.js"
         "js/views/job_totals.js" "js/views/jobs.js" "js/views/lane_table.js" "js/views/limit_until.js"
-        "js/views/notes.js" "js/views/overview.js" "js/views/pause.js" "js/views/pause_all.js" "js/views/provider.js"
+        "js/views/overview.js" "js/views/pause.js" "js/views/pause_all.js" "js/views/provider.js"
         "js/views/recorded.js" "js/views/rejected.js" "js/views/row.js" "js/views/sums.js" "js/views/throttling.js"
         "js/views/timeline.js" "js/views/unrecorded.js" "js/views/waiting_accounts.js" "js/views/workers.js"
         "vendor/uplot/uPlot.iife.min.js";

@@ -26,10 +26,9 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 47] = [
+const READ_IN_FULL: [(&str, &str, &str); 46] = [
     ("rejected messages are counted", ANY, "partial: holds the open ones, and ends at 10,001"),
     ("a rejected message is decided", "settings_person", "SQLite: the one row of a change's author"),
-    ("a note is added", "settings_person", "the same"),
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_state_and_time", "counts all jobs, for operators and metrics"),

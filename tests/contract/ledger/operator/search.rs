@@ -1,6 +1,6 @@
 //! Lists of jobs by a filter: every filter finds exactly its jobs, newest first and page by page, however rare they are.
 
-use sluicegate::domain::job_filter::{AssignedFilter, OPEN_STATES, Range, ReasonFilter, is_finished};
+use sluicegate::domain::job_filter::{OPEN_STATES, Range, ReasonFilter, is_finished};
 use sluicegate::ledger::operator::{CurrencyTotal, JobPage, JobSearchError, JobSummary, JobTotals};
 
 use super::*;
@@ -43,23 +43,6 @@ impl Fixture {
         self.sql(&sql).await.unwrap();
     }
 
-    /// Assigns the recorded reviews as [`assignee`] says, some of them twice, and comments on them afterwards.
-    async fn assign_recorded(&self) {
-        let note = |kind: &str, text: &str, which: &str| {
-            format!(
-                "INSERT INTO job_notes (job_id, kind, text) SELECT id, '{kind}', {text} FROM jobs \
-                 WHERE state = 'review' AND {which}"
-            )
-        };
-        for sql in [
-            note("assigned", "'bob'", "(amount % 3 <= 1 OR amount % 2 = 0)"),
-            note("assigned", "CASE amount % 3 WHEN 1 THEN 'Bob' END", "(amount % 3 = 1 OR amount % 6 = 2)"),
-            note("comment", "'asked alice'", "1 = 1"),
-        ] {
-            self.sql(&sql).await.unwrap();
-        }
-    }
-
     /// All pages of a filter.
     async fn pages(&self, filter: &JobFilter, at_most: u32) -> Vec<JobPage> {
         let (mut pages, mut after) = (Vec::new(), None);
@@ -84,11 +67,6 @@ fn is_in(range: Range, value: i64, includes_end: bool) -> bool {
     range.from.is_none_or(|from| value >= from) && range.to.is_none_or(ends)
 }
 
-/// To whom a recorded review is assigned.
-fn assignee(job: &JobSummary) -> Option<&'static str> {
-    [Some("bob"), Some("Bob"), None][usize::try_from(job.amount % 3).unwrap()]
-}
-
 /// Whether a filter holds for a job, by its definition.
 fn holds(filter: &JobFilter, job: &JobSummary) -> bool {
     let begins = |text: &Option<String>, with: &str| text.as_ref().is_some_and(|text| text.starts_with(with));
@@ -107,14 +85,6 @@ fn holds(filter: &JobFilter, job: &JobSummary) -> bool {
             Some(ReasonFilter::Waits(code)) => !has_finished && job.wait_reason.as_deref() == Some(code),
             Some(ReasonFilter::Ended(text)) => has_finished && begins(&job.reason, text),
         }
-        && filter.assigned.as_ref().is_none_or(|assigned| {
-            job.state == "review"
-                && match assigned {
-                    AssignedFilter::Anyone => assignee(job).is_some(),
-                    AssignedFilter::NoOne => assignee(job).is_none(),
-                    AssignedFilter::To(name) => assignee(job) == Some(name.as_str()),
-                }
-        })
         && filter.currency.as_ref().is_none_or(|currency| *currency == job.currency)
         && is_in(filter.amounts, job.amount, true)
         && is_in(filter.created, job.created_at.0, false)
@@ -126,10 +96,6 @@ fn pick<T: Clone>(values: &[T], number: &mut usize) -> T {
     let value = values[*number % values.len()].clone();
     *number /= values.len();
     value
-}
-
-fn of_word(word: &str) -> Option<AssignedFilter> {
-    (!word.is_empty()).then(|| AssignedFilter::new(word))
 }
 
 fn filter(mut number: usize) -> JobFilter {
@@ -154,14 +120,12 @@ fn filter(mut number: usize) -> JobFilter {
         created: pick(&[any, any, range(Some(20), Some(90)), range(None, Some(33))], n),
         finished: pick(&[any, any, range(Some(40), None), range(Some(5), Some(60))], n),
         id: pick(&[None, None, None, None, Some(id("r-17"))], n),
-        assigned: pick(&["", "", "", "", "any", "none", "bob"].map(of_word), n),
     }
 }
 
 async fn each_filter_finds_its_jobs_newest_first(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.recorded(kind, 300).await;
-    fixture.assign_recorded().await;
     let all = fixture.listed(&JobFilter::default(), 1_000).await;
     let newest_first: Vec<String> = (1..=300).rev().map(|n| format!("r-{n}")).collect();
     assert_eq!(all.iter().map(|job| job.id.clone()).collect::<Vec<_>>(), newest_first);

@@ -1,7 +1,6 @@
 //! The work of operators on a ledger: they list payments, decide about them and erase accounts.
 
 use sluicegate::domain::job_filter::JobFilter;
-use sluicegate::ledger::job_notes::{Comment, NewNote};
 use sluicegate::ledger::operator::{Actor, DatabaseTime, JobResolution};
 
 use super::super::*;
@@ -39,9 +38,6 @@ impl<E: Explained> Working<'_, E> {
         let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: Some("asked".to_owned()) };
         for round in 0..8 {
             let finished = self.job("sent", round * CROWD).id;
-            let note = NewNote::Comment(Comment::new("asked them").unwrap());
-            operator.add_note(&finished, &note, &by).await.unwrap();
-            self.did("a note is added").await;
             operator.job_details(&finished).await.unwrap().unwrap();
             self.did("a job's history is read").await;
             operator.queue_position(&finished, &[name(&lane(round))]).await.unwrap();

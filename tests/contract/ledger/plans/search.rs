@@ -1,6 +1,6 @@
 //! Searches for jobs by each kind of filter, and the indexes that they must use.
 
-use sluicegate::domain::job_filter::{AssignedFilter, Range, ReasonFilter};
+use sluicegate::domain::job_filter::{Range, ReasonFilter};
 use sluicegate::ledger::operator::JobFilter;
 
 use super::super::*;
@@ -35,7 +35,7 @@ impl<E: Explained> Working<'_, E> {
 }
 
 /// Filters of each source, with conditions that it does not ensure.
-fn searches(round: u32) -> [JobFilter; 9] {
+fn searches(round: u32) -> [JobFilter; 7] {
     let euros = JobFilter {
         currency: Some("EUR".to_owned()),
         amounts: Range { from: Some(1), to: Some(50) },
@@ -43,7 +43,6 @@ fn searches(round: u32) -> [JobFilter; 9] {
         ..JobFilter::default()
     };
     let ended = Some(ReasonFilter::Ended("rare".to_owned()));
-    let assigned = |to| JobFilter { assigned: Some(AssignedFilter::new(to)), ..JobFilter::default() };
     let search = |text: String| JobFilter { search: Some(text), ..JobFilter::default() };
     [
         euros.clone(),
@@ -53,7 +52,5 @@ fn searches(round: u32) -> [JobFilter; 9] {
         JobFilter { reason: ended, ..JobFilter::default() },
         search(format!("f-{round}77")),
         search("f-".to_owned()),
-        assigned("none"),
-        JobFilter { provider: Some(name(&lane(round))), ..assigned("bob") },
     ]
 }

@@ -22,9 +22,6 @@ export async function askPerson(signal) {
   }
 }
 
-/** The name of the person, where the server identifies one. */
-export const ownName = () => (person !== null && person.path === "proxy" ? person.name : null);
-
 /** Attributes of a button that needs a role: none, or those of a disabled button with the reason. */
 export function needs(role) {
   const given = person?.role;

@@ -8,7 +8,6 @@ import { needs } from "../person.js";
 import { Selection } from "../selection.js";
 import { batchBar, tickColumn } from "./batch_bar.js";
 import { discard, replay, resolve } from "./decide.js";
-import { assignees } from "./filter_bar.js";
 import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
 
 const PAGE = 50;
@@ -20,8 +19,6 @@ const KINDS = {
 export function attention(context, fields) {
   const state = fields.get("state") === "dead" ? "dead" : "review";
   const provider = fields.get("provider") ?? "";
-  // Only reviews are assigned.
-  const assigned = state === "review" ? (fields.get("assigned") ?? "") : "";
   const [, about, nothing, calm] = KINDS[state];
   const pages = new Pages();
   const selection = new Selection();
@@ -31,7 +28,7 @@ export function attention(context, fields) {
     place: "attention",
     title: "Review and dead",
     async load(signal) {
-      data = await get(path("jobs") + query({ state, provider, assigned, after: pages.after, limit: PAGE }), signal);
+      data = await get(path("jobs") + query({ state, provider, after: pages.after, limit: PAGE }), signal);
       selection.follow(data.jobs, (now) => now === state);
     },
     render() {
@@ -47,24 +44,23 @@ export function attention(context, fields) {
   function tabs() {
     const link = (name) => h("a", { key: name, href: `#/attention${query({ state: name, provider })}`, "aria-current": name === state ? "true" : null }, KINDS[name][0], " ", h("span", { class: "badge" }, count(total(name))));
     const names = (context.overview?.providers ?? []).map(({ name }) => name);
-    const go = (change) => (location.hash = `#/attention${query({ state, provider, assigned, ...change })}`);
-    const choice = (name, title, value, options) => h("label", { key: name, class: "field inline" }, h("span", {}, title),
-      h("select", { name, value, onchange: (event) => go({ [name]: event.target.value }) },
-        h("option", { value: "" }, "all"), options.map(([option, words]) => h("option", { key: option, value: option }, words))));
+    const known = [...new Set([...names, ...(provider ? [provider] : [])])];
+    const go = (event) => (location.hash = `#/attention${query({ state, provider: event.target.value })}`);
     return h("div", { class: "tools" },
       h("nav", { class: "choices", "aria-label": "Which payments" }, link("review"), link("dead")),
-      choice("provider", "Provider", provider, [...new Set([...names, ...(provider ? [provider] : [])])].map((name) => [name, name])),
-      state === "review" ? choice("assigned", "Assigned", assigned, assignees(assigned)) : null);
+      h("label", { class: "field inline" }, h("span", {}, "Provider"),
+        h("select", { name: "provider", value: provider, onchange: go },
+          h("option", { value: "" }, "all"), known.map((name) => h("option", { key: name, value: name }, name)))));
   }
 
   function list() {
     if (data === null) return loading(context);
-    if (isEmpty(data) && pages.seen.length === 1) return assigned === "" ? empty(nothing, calm) : empty("No such review", "No review is assigned like this.");
+    if (isEmpty(data) && pages.seen.length === 1) return empty(nothing, calm);
     const single = state === "review"
       ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}`, ...needs("operator") }) }
       : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}`, ...needs("operator") }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}`, ...needs("operator") })] };
-    const known = context.overview && assigned === "" ? { currencies: [], jobs: total(state), at_least: false } : null;
-    const filter = { state, ...(provider ? { provider } : {}), ...(assigned ? { assigned } : {}) };
+    const known = context.overview ? { currencies: [], jobs: total(state), at_least: false } : null;
+    const filter = { state, ...(provider ? { provider } : {}) };
     return [
       batchBar({ selection, jobs: data.jobs, filter, totals: known, context }),
       unreadableRows(data.unreadable),

@@ -2,10 +2,9 @@
 
 import { query } from "../api.js";
 import { h } from "../dom.js";
-import { ownName } from "../person.js";
 import { JOB_STATES, jobState } from "../words.js";
 
-const FIRST = ["search", "state", "provider", "account", "assigned"];
+const FIRST = ["search", "state", "provider", "account"];
 const MORE = ["reason", "currency", "min_amount", "max_amount", "created_from", "created_to", "finished_from", "finished_to"];
 const INSTANTS = new Set(["created_from", "created_to", "finished_from", "finished_to"]);
 const NAMES = [...FIRST, ...MORE];
@@ -34,7 +33,6 @@ export function filterBar(wanted, providers, go) {
       choice("state", "State", states),
       choice("provider", "Provider", names.map((name) => [name, name])),
       text("account", "Account", ""),
-      choice("assigned", "Reviews assigned", assignees(wanted.assigned)),
       h("button", { type: "submit", class: "primary" }, "Find")),
     h("details", { class: "more-filters", open: MORE.some((name) => wanted[name] !== "") ? true : undefined },
       h("summary", {}, "More filters"),
@@ -48,13 +46,6 @@ export function filterBar(wanted, providers, go) {
         instant("finished_from", "Finished from (UTC)"),
         instant("finished_to", "Finished before (UTC)"))),
     isFiltered(wanted) ? h("p", {}, h("a", { href: "#/jobs" }, "Clear all filters")) : null);
-}
-
-/** To whom reviews can be assigned, as [value, words]; a link may name another person. */
-export function assignees(wanted) {
-  const own = ownName();
-  const known = [...(own ? [[own, "to me"]] : []), ["any", "to anyone"], ["none", "to no one"]];
-  return wanted === "" || known.some(([value]) => value === wanted) ? known : [...known, [wanted, `to ${wanted}`]];
 }
 
 /** A date, or an instant to the minute, as the input has it. */

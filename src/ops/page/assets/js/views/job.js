@@ -13,7 +13,6 @@ import { jobState, spelled } from "../words.js";
 import { askProvider } from "./ask_provider.js";
 import { cancel, discard, replay, resolve } from "./decide.js";
 import { headline } from "./headline.js";
-import { notes } from "./notes.js";
 import { timeline } from "./timeline.js";
 import { unrecorded } from "./unrecorded.js";
 
@@ -46,7 +45,7 @@ export function job(context, id) {
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/jobs" }, "Jobs"), " / ");
       if (missing) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), unknown()];
       if (!details) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), loading(context)];
-      return [crumb, head(), stands(), askProvider(details), notes(details, context), section("story", "Timeline", timeline(details, explained)), section("facts", "Details", facts())];
+      return [crumb, head(), stands(), askProvider(details), section("story", "Timeline", timeline(details, explained)), section("facts", "Details", facts())];
     },
   };
 

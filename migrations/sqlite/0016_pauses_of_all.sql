@@ -1,4 +1,4 @@
--- Pauses of all providers at once, and notes of operators on a payment.
+-- Pauses of all providers at once.
 
 -- Which providers each pause of all has paused, and how that ended for each of them.
 CREATE TABLE pauses_of_all (
@@ -74,54 +74,4 @@ END;
 CREATE TRIGGER pauses_of_all_deleted AFTER DELETE ON providers
 BEGIN
     UPDATE pauses_of_all SET ended = 'deleted' WHERE provider = OLD.name AND ended IS NULL;
-END;
-
--- Notes of operators on a payment: to whom its review is assigned, and comments. They are kept for ever, like the audit.
-CREATE TABLE job_notes (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    job_id TEXT NOT NULL,
-    kind TEXT NOT NULL CONSTRAINT note_kind_is_known CHECK (kind IN ('assigned', 'comment')),
-    -- The comment; or to whom it is assigned, and NULL: to no one any more.
-    text TEXT CONSTRAINT note_text_is_1_to_500_characters CHECK (length(text) BETWEEN 1 AND 500),
-    -- A trigger writes these, once. A database file has no users; a command adds the operating system's user (user@host).
-    at INTEGER NOT NULL DEFAULT 0,
-    who TEXT NOT NULL DEFAULT '',
-    os_user TEXT,
-    program TEXT,
-    CONSTRAINT comment_has_a_text CHECK (kind = 'assigned' OR text IS NOT NULL)
-) STRICT;
-CREATE INDEX job_notes_by_job ON job_notes (job_id, id);
-CREATE TRIGGER instants_are_finite_of_job_notes_on_insert
-    BEFORE INSERT ON job_notes
-    WHEN NEW.at NOT BETWEEN -62135596800000 AND 253402207199999
-BEGIN
-    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
-END;
-CREATE TRIGGER instants_are_finite_of_job_notes
-    BEFORE UPDATE OF at ON job_notes
-    WHEN NEW.at NOT BETWEEN -62135596800000 AND 253402207199999
-BEGIN
-    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
-END;
-CREATE TRIGGER job_notes_begin_without_author BEFORE INSERT ON job_notes
-    WHEN NEW.who <> ''
-BEGIN
-    SELECT raise(ABORT, 'the author of a note is written by a trigger');
-END;
-CREATE TRIGGER job_notes_record AFTER INSERT ON job_notes
-BEGIN
-    UPDATE job_notes SET at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
-        who = 'database file', os_user = (SELECT os_user FROM settings_person),
-        program = (SELECT program FROM settings_person)
-    WHERE id = NEW.id;
-END;
-CREATE TRIGGER job_notes_never_changes BEFORE UPDATE ON job_notes
-    WHEN OLD.who <> '' OR NEW.id <> OLD.id OR NEW.job_id <> OLD.job_id OR NEW.kind <> OLD.kind
-        OR NEW.text IS NOT OLD.text
-BEGIN
-    SELECT raise(ABORT, 'rows of job_notes are never changed or deleted');
-END;
-CREATE TRIGGER job_notes_never_deleted BEFORE DELETE ON job_notes
-BEGIN
-    SELECT raise(ABORT, 'rows of job_notes are never changed or deleted');
 END;

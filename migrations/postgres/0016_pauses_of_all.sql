@@ -1,4 +1,4 @@
--- Pauses of all providers at once, and notes of operators on a payment.
+-- Pauses of all providers at once.
 
 -- As in 0001: functions with the owner's rights find all names in this schema.
 SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
@@ -71,36 +71,3 @@ CREATE TRIGGER end_pause_of_all AFTER UPDATE OF name, paused OR DELETE ON provid
     FOR EACH ROW EXECUTE FUNCTION pauses_of_all_end();
 
 REVOKE ALL ON FUNCTION pauses_of_all_record(), pauses_of_all_end() FROM PUBLIC;
-
--- Notes of operators on a payment: to whom its review is assigned, and comments. They are kept for ever, like the audit.
-CREATE TABLE job_notes (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    job_id text NOT NULL,
-    kind text NOT NULL CONSTRAINT note_kind_is_known CHECK (kind IN ('assigned', 'comment')),
-    -- The comment; or to whom it is assigned, and NULL: to no one any more.
-    text text CONSTRAINT note_text_is_1_to_500_characters CHECK (char_length(text) BETWEEN 1 AND 500),
-    -- A trigger writes these. The database's user, and that of the operating system as a command names it (user@host).
-    at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    who text NOT NULL DEFAULT session_user,
-    os_user text,
-    program text,
-    CONSTRAINT comment_has_a_text CHECK (kind = 'assigned' OR text IS NOT NULL),
-    CONSTRAINT instants_are_finite CHECK (
-        least(at) >= '0001-01-01 00:00:00+00' AND greatest(at) < '9999-12-30 22:00:00+00')
-);
-CREATE INDEX job_notes_by_job ON job_notes (job_id, id);
-
-CREATE FUNCTION job_notes_record() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.at := clock_timestamp();
-    NEW.who := session_user;
-    NEW.os_user := nullif(current_setting('sluicegate.os_user', true), '');
-    NEW.program := nullif(current_setting('application_name'), '');
-    RETURN NEW;
-END $$;
-CREATE TRIGGER record BEFORE INSERT ON job_notes FOR EACH ROW EXECUTE FUNCTION job_notes_record();
-CREATE TRIGGER never_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON job_notes
-    FOR EACH STATEMENT EXECUTE FUNCTION audit_refuse_change();
-
-REVOKE ALL ON FUNCTION job_notes_record() FROM PUBLIC;
