@@ -113,7 +113,6 @@ mod tests {
         "on_limit",
         "out",
         "payload",
-        "plot",
         "priority",
         "processes",
         "provider",

@@ -24,7 +24,7 @@ mod tests;
 mod world;
 
 pub use arrivals::{JobArrival, JobArrivals, LatencyModel};
-pub use result::{Series, SeriesPoint, SimulationResult, WindowCount, steady_rate};
+pub use result::{SimulationResult, WindowCount, steady_rate};
 
 /// Deployment to simulate.
 #[derive(Clone, Debug)]

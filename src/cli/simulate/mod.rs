@@ -76,19 +76,9 @@ pub struct Args {
     /// Seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write a chart of the waiting jobs, and of the rate against the limit.
-    #[arg(long, value_name = "FILE.svg", value_parser = parse_svg_path)]
-    plot: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-}
-
-/// Accepts names that end in `.svg`: the chart is always SVG.
-fn parse_svg_path(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    let is_svg = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"));
-    if is_svg { Ok(path) } else { Err("the chart is an SVG: use a name that ends in .svg".to_owned()) }
 }
 
 /// One column: the changes and the result of a variant.
@@ -122,9 +112,6 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
     }
     let start = args.start.or(recorded_from).unwrap_or_else(Timestamp::now);
     let columns = run_variants(args, &setup, &arrivals, start)?;
-    if let Some(path) = &args.plot {
-        output::write_plot(path, &columns, start)?;
-    }
     if args.json {
         cx.console.json(&output::to_json(args, &columns, start))?;
     } else {
