@@ -1,6 +1,11 @@
 -- Providers, their limits and account rules, as operators set them, with their version and their audit. Column meanings
 -- and defaults: docs, "Database". Constraint names are sentences, because operators read them in error messages.
 
+-- Every text column and domain has the collation "C": texts are compared byte by byte, as in SQLite and the program.
+-- An upgrade of the operating system may change the order of a language. Then an index in that order does not find its
+-- rows any more, and a payment that is published again is a new one. A column that is no key has "C" too: a later
+-- statement or index may use it, and both databases sort alike.
+
 -- Functions that write an audit or the version run with the owner's rights, so that no role needs a right to these
 -- tables. They find all names in this schema: a caller may have a temporary table of the same name.
 SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
@@ -22,11 +27,11 @@ CREATE TABLE deployment (
 INSERT INTO deployment (id) VALUES (gen_random_uuid());
 
 CREATE TABLE providers (
-    name text NOT NULL PRIMARY KEY
+    name text COLLATE "C" NOT NULL PRIMARY KEY
         CONSTRAINT name_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (name ~ '^[a-z0-9][a-z0-9_-]{0,62}$')
         CONSTRAINT name_is_not_one_of_our_queues CHECK (name NOT IN ('invalid', 'dead', 'outcomes')),
-    kind text NOT NULL DEFAULT 'http' CONSTRAINT kind_is_http CHECK (kind = 'http'),
-    quota text
+    kind text COLLATE "C" NOT NULL DEFAULT 'http' CONSTRAINT kind_is_http CHECK (kind = 'http'),
+    quota text COLLATE "C"
         CONSTRAINT quota_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (quota ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
     enabled boolean NOT NULL DEFAULT true,
     paused boolean NOT NULL DEFAULT false,
@@ -34,7 +39,7 @@ CREATE TABLE providers (
     resumed_at timestamptz,
 
     -- The request.
-    url text NOT NULL
+    url text COLLATE "C" NOT NULL
         CONSTRAINT url_is_http_or_https_without_spaces
             CHECK (url ~ '^https?://[^[:space:][:cntrl:]]+$' AND char_length(url) <= 2048)
         -- An unknown placeholder would be sent literally, and one in the host would let a job choose the host.
@@ -64,9 +69,10 @@ CREATE TABLE providers (
     reuse_connections boolean,
 
     -- The lane.
-    mode text NOT NULL DEFAULT 'blocking'
+    mode text COLLATE "C" NOT NULL DEFAULT 'blocking'
         CONSTRAINT mode_is_blocking_or_requeue CHECK (mode IN ('blocking', 'requeue')),
-    "order" text NOT NULL DEFAULT 'none' CONSTRAINT order_is_none_or_account CHECK ("order" IN ('none', 'account')),
+    "order" text COLLATE "C" NOT NULL DEFAULT 'none'
+        CONSTRAINT order_is_none_or_account CHECK ("order" IN ('none', 'account')),
     workers bigint NOT NULL DEFAULT 32 CONSTRAINT workers_is_1_to_10000 CHECK (workers BETWEEN 1 AND 10000),
     bucket_capacity bigint NOT NULL DEFAULT 256
         CONSTRAINT bucket_capacity_is_1_to_65535 CHECK (bucket_capacity BETWEEN 1 AND 65535),
@@ -85,14 +91,15 @@ CREATE TABLE providers (
         CONSTRAINT backoff_max_ms_is_at_most_86400000 CHECK (backoff_max_ms BETWEEN 1 AND 86400000),
 
     -- The limiter.
-    slot_release text NOT NULL DEFAULT 'response'
+    slot_release text COLLATE "C" NOT NULL DEFAULT 'response'
         CONSTRAINT slot_release_is_response_or_grant CHECK (slot_release IN ('response', 'grant')),
     transit_jitter_ms bigint NOT NULL DEFAULT 50
         CONSTRAINT transit_jitter_ms_is_10_to_60000 CHECK (transit_jitter_ms BETWEEN 10 AND 60000),
-    pacing text NOT NULL DEFAULT 'burst' CONSTRAINT pacing_is_burst_or_even CHECK (pacing IN ('burst', 'even')),
+    pacing text COLLATE "C" NOT NULL DEFAULT 'burst'
+        CONSTRAINT pacing_is_burst_or_even CHECK (pacing IN ('burst', 'even')),
     reserve_percent bigint NOT NULL DEFAULT 0
         CONSTRAINT reserve_percent_is_0_to_99 CHECK (reserve_percent BETWEEN 0 AND 99),
-    store_down text NOT NULL DEFAULT 'wait'
+    store_down text COLLATE "C" NOT NULL DEFAULT 'wait'
         CONSTRAINT store_down_is_wait_or_share CHECK (store_down IN ('wait', 'share')),
     share_of bigint CONSTRAINT share_of_is_1_to_10000 CHECK (share_of BETWEEN 1 AND 10000),
 
@@ -110,10 +117,10 @@ CREATE TABLE providers (
 );
 
 CREATE TABLE provider_limits (
-    provider text NOT NULL REFERENCES providers (name) ON DELETE CASCADE,
-    name text NOT NULL
+    provider text COLLATE "C" NOT NULL REFERENCES providers (name) ON DELETE CASCADE,
+    name text COLLATE "C" NOT NULL
         CONSTRAINT limit_name_is_1_to_63_of_a_z_0_9_underscore_dash CHECK (name ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
-    algorithm text NOT NULL DEFAULT 'sliding_log'
+    algorithm text COLLATE "C" NOT NULL DEFAULT 'sliding_log'
         CONSTRAINT algorithm_is_known
             CHECK (algorithm IN ('sliding_log', 'fixed_window', 'sliding_window', 'token_bucket', 'gcra', 'concurrency')),
     max_requests bigint NOT NULL
@@ -123,9 +130,9 @@ CREATE TABLE provider_limits (
     offset_ms bigint NOT NULL DEFAULT 0
         CONSTRAINT offset_ms_is_0_to_31_days CHECK (offset_ms BETWEEN 0 AND 2678400000),
     burst bigint CONSTRAINT burst_is_1_to_1000000 CHECK (burst BETWEEN 1 AND 1000000),
-    scope text NOT NULL DEFAULT 'provider'
+    scope text COLLATE "C" NOT NULL DEFAULT 'provider'
         CONSTRAINT scope_is_known CHECK (scope IN ('provider', 'account', 'reference')),
-    applies_to text NOT NULL DEFAULT 'all'
+    applies_to text COLLATE "C" NOT NULL DEFAULT 'all'
         CONSTRAINT applies_to_is_known CHECK (applies_to IN ('all', 'charge', 'lookup')),
     shadow boolean NOT NULL DEFAULT false,
     enabled boolean NOT NULL DEFAULT true,
@@ -148,11 +155,11 @@ CREATE TABLE provider_limits (
 
 CREATE TABLE account_overrides (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    provider text NOT NULL REFERENCES providers (name) ON DELETE CASCADE,
-    account text NOT NULL
+    provider text COLLATE "C" NOT NULL REFERENCES providers (name) ON DELETE CASCADE,
+    account text COLLATE "C" NOT NULL
         CONSTRAINT account_is_1_to_64_of_letters_digits_underscore_dash CHECK (account ~ '^[A-Za-z0-9_-]{1,64}$'),
-    limit_name text,
-    rule text CONSTRAINT rule_is_known CHECK (rule IN ('exempt', 'blocked', 'refuse', 'limit')),
+    limit_name text COLLATE "C",
+    rule text COLLATE "C" CONSTRAINT rule_is_known CHECK (rule IN ('exempt', 'blocked', 'refuse', 'limit')),
     -- The account's own numbers for a limit. Without a window, those of a limit of requests in flight.
     max_requests bigint
         CONSTRAINT override_max_requests_is_0_to_1000000 CHECK (max_requests BETWEEN 0 AND 1000000),
@@ -182,12 +189,12 @@ CREATE TABLE settings_audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The database's user. A command adds the operating system's user (user@host), and the reason.
-    who text NOT NULL,
-    os_user text,
-    program text,
-    because text,
-    table_name text NOT NULL,
-    row_key text NOT NULL,
+    who text COLLATE "C" NOT NULL,
+    os_user text COLLATE "C",
+    program text COLLATE "C",
+    because text COLLATE "C",
+    table_name text COLLATE "C" NOT NULL,
+    row_key text COLLATE "C" NOT NULL,
     old_row jsonb,
     new_row jsonb,
     CONSTRAINT instants_are_finite CHECK (

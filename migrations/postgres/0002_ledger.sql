@@ -6,17 +6,17 @@ SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', t
 -- The text fields of a job. PostgreSQL evaluates all CHECKs of a table at every update, but those of a domain only when
 -- its column is written: a job's steps do not pay for them. A length is checked beside its regular expression, because
 -- a bounded repetition such as {1,64} costs twenty times as much.
-CREATE DOMAIN job_id AS text
+CREATE DOMAIN job_id AS text COLLATE "C"
     CONSTRAINT id_is_1_to_64_of_letters_digits_underscore_dash
         CHECK (VALUE ~ '^[A-Za-z0-9_-]+$' AND char_length(VALUE) <= 64);
-CREATE DOMAIN job_provider AS text
+CREATE DOMAIN job_provider AS text COLLATE "C"
     CONSTRAINT job_provider_is_a_provider_name CHECK (VALUE ~ '^[a-z0-9][a-z0-9_-]*$' AND char_length(VALUE) <= 63);
-CREATE DOMAIN job_idempotency_key AS text
+CREATE DOMAIN job_idempotency_key AS text COLLATE "C"
     CONSTRAINT idempotency_key_is_1_to_64_of_letters_digits_underscore_dash
         CHECK (VALUE ~ '^[A-Za-z0-9_-]+$' AND char_length(VALUE) <= 64);
-CREATE DOMAIN job_currency AS text
+CREATE DOMAIN job_currency AS text COLLATE "C"
     CONSTRAINT currency_is_3_capital_letters CHECK (VALUE ~ '^[A-Z]+$' AND char_length(VALUE) = 3);
-CREATE DOMAIN job_account AS text
+CREATE DOMAIN job_account AS text COLLATE "C"
     CONSTRAINT job_account_is_1_to_64_of_letters_digits_underscore_dash
         CHECK (VALUE ~ '^[A-Za-z0-9_-]+$' AND char_length(VALUE) <= 64);
 
@@ -32,34 +32,34 @@ CREATE TABLE jobs (
     amount bigint NOT NULL CONSTRAINT amount_is_above_0 CHECK (amount > 0),
     currency job_currency NOT NULL,
     account job_account,
-    reference text CONSTRAINT reference_is_at_most_255_characters CHECK (char_length(reference) <= 255),
+    reference text COLLATE "C" CONSTRAINT reference_is_at_most_255_characters CHECK (char_length(reference) <= 255),
     cost bigint NOT NULL CONSTRAINT cost_is_1_to_1000 CHECK (cost BETWEEN 1 AND 1000),
     priority bigint NOT NULL CONSTRAINT priority_is_0_to_9 CHECK (priority BETWEEN 0 AND 9),
     not_before timestamptz,
     expires_at timestamptz,
     -- A JSON object exactly as the producer wrote it; emptied (NULL) when the job is scrubbed. Not a JSON
     -- type, which would lose the formatting; the reader of messages has checked it.
-    payload text,
+    payload text COLLATE "C",
 
     -- How far it is.
-    state text NOT NULL
+    state text COLLATE "C" NOT NULL
         CONSTRAINT state_is_known CHECK (state IN ('waiting', 'sending', 'unknown', 'succeeded', 'declined', 'dead',
                                                    'expired', 'review', 'cancelled')),
     -- Why it ended, or an operator's words.
-    reason text,
+    reason text COLLATE "C",
     wake_at timestamptz NOT NULL,
     attempts bigint NOT NULL DEFAULT 0 CONSTRAINT attempts_is_0_or_more CHECK (attempts >= 0),
     last_attempt bigint NOT NULL DEFAULT 0 CONSTRAINT last_attempt_is_0_or_more CHECK (last_attempt >= 0),
     lookups bigint NOT NULL DEFAULT 0 CONSTRAINT lookups_is_0_or_more CHECK (lookups >= 0),
     -- Whether a look-up without a result has allowed one more request, and whether that may have been sent.
-    resend text CONSTRAINT resend_is_granted_or_used CHECK (resend IN ('granted', 'used')),
+    resend text COLLATE "C" CONSTRAINT resend_is_granted_or_used CHECK (resend IN ('granted', 'used')),
     -- Some attempt's outcome was unknown. Only an operator's decision clears this.
     maybe_charged boolean NOT NULL DEFAULT false,
-    provider_reference text,
+    provider_reference text COLLATE "C",
 
     -- The lease.
     fence bigint NOT NULL CONSTRAINT fence_is_0_or_more CHECK (fence >= 0),
-    lease_owner text,
+    lease_owner text COLLATE "C",
     lease_until timestamptz,
     -- Consecutive workers that were lost while the job was active, before they began a request for it.
     lost_holders bigint NOT NULL DEFAULT 0 CONSTRAINT lost_holders_is_0_or_more CHECK (lost_holders >= 0),
@@ -68,25 +68,25 @@ CREATE TABLE jobs (
     first_sent_at timestamptz,
     first_sent_number bigint,
     -- The frozen request of the first attempt; later attempts send the same.
-    frozen_method text,
-    frozen_url text,
-    frozen_key text,
-    frozen_content_type text,
+    frozen_method text COLLATE "C",
+    frozen_url text COLLATE "C",
+    frozen_key text COLLATE "C",
+    frozen_content_type text COLLATE "C",
     frozen_body bytea,
-    frozen_account text,
-    frozen_fingerprint text,
+    frozen_account text COLLATE "C",
+    frozen_fingerprint text COLLATE "C",
 
     -- Why the job waits, or waited last: the statement that delays it writes this, and later ones keep it. The codes are
     -- those of `WaitReason` in src/domain/wait_reason.rs. Only human readers read the detail.
-    wait_reason text CONSTRAINT wait_reason_is_known CHECK (wait_reason IN (
+    wait_reason text COLLATE "C" CONSTRAINT wait_reason_is_known CHECK (wait_reason IN (
         'not_before', 'egress', 'limit', 'cost_exceeds_limit', 'account_blocked', 'provider_paused', 'throttled',
         'limiter_cold', 'needs_history', 'limiter_unavailable', 'stale_settings', 'circuit_open', 'circuit_probing',
         'operator_paused', 'quota_closed', 'misconfigured', 'rejected_streak', 'unbuildable', 'local_fault',
         'object_busy', 'in_progress', 'outcome_unknown', 'lookup', 'resend', 'retry', 'permit_missed',
         'ledger_unavailable', 'ledger_refused', 'worker_lost'
     )),
-    wait_limit text,
-    wait_detail text,
+    wait_limit text COLLATE "C",
+    wait_detail text COLLATE "C",
     wait_since timestamptz,
     wait_until timestamptz,
     -- The number of the request that it waits to send: delays for one reason before one request are one wait.
@@ -272,19 +272,21 @@ CREATE TRIGGER new_wait_resets_the_sweep_interval
     EXECUTE FUNCTION jobs_forget_sweep();
 
 CREATE TABLE attempts (
-    job_id text NOT NULL REFERENCES jobs (id),
+    job_id text COLLATE "C" NOT NULL REFERENCES jobs (id),
     number bigint NOT NULL CONSTRAINT attempt_number_is_1_or_more CHECK (number >= 1),
-    provider text NOT NULL,
+    provider text COLLATE "C" NOT NULL,
     -- A look-up is a request like any other: it has a row, and it counts at the provider.
-    kind text NOT NULL DEFAULT 'charge' CONSTRAINT kind_is_charge_or_lookup CHECK (kind IN ('charge', 'lookup')),
+    kind text COLLATE "C" NOT NULL DEFAULT 'charge'
+        CONSTRAINT kind_is_charge_or_lookup CHECK (kind IN ('charge', 'lookup')),
     -- A limiter that did not count the uses of an account or a reference asks for just those.
-    account text,
-    reference text,
+    account text COLLATE "C",
+    reference text COLLATE "C",
     began_at timestamptz NOT NULL,
     ended_at timestamptz,
-    outcome text CONSTRAINT outcome_is_a_short_word CHECK (outcome ~ '^[a-z_]+$' AND char_length(outcome) <= 32),
+    outcome text COLLATE "C"
+        CONSTRAINT outcome_is_a_short_word CHECK (outcome ~ '^[a-z_]+$' AND char_length(outcome) <= 32),
     status bigint CONSTRAINT status_is_100_to_999 CHECK (status BETWEEN 100 AND 999),
-    detail text,
+    detail text COLLATE "C",
     counted boolean,
     PRIMARY KEY (job_id, number),
     CONSTRAINT attempt_end_is_whole_or_absent
@@ -309,13 +311,13 @@ CREATE TRIGGER reference_never_changes BEFORE UPDATE OF reference ON attempts
 -- The outbox: written with the final state, published at least once.
 CREATE TABLE outcome_events (
     sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    job_id text NOT NULL REFERENCES jobs (id),
-    provider text NOT NULL,
-    state text NOT NULL
+    job_id text COLLATE "C" NOT NULL REFERENCES jobs (id),
+    provider text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL
         CONSTRAINT event_state_is_final
             CHECK (state IN ('succeeded', 'declined', 'dead', 'expired', 'review', 'cancelled')),
-    provider_reference text,
-    reason text,
+    provider_reference text COLLATE "C",
+    reason text COLLATE "C",
     attempts bigint NOT NULL,
     at timestamptz NOT NULL,
     -- A worker is publishing it; others take it after this instant.
@@ -336,11 +338,11 @@ CREATE INDEX outcome_events_by_try ON outcome_events (next_try_at, sequence) WHE
 CREATE TABLE rejected_messages (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL,
-    lane text NOT NULL CONSTRAINT lane_is_a_provider_name CHECK (lane ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
+    lane text COLLATE "C" NOT NULL CONSTRAINT lane_is_a_provider_name CHECK (lane ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
     -- The id in the message, if it could be read.
-    job_id text CONSTRAINT rejected_job_id_is_at_most_255_characters CHECK (char_length(job_id) <= 255),
-    reason text NOT NULL CONSTRAINT rejected_reason_is_a_short_word CHECK (reason ~ '^[a-z_]{1,32}$'),
-    detail text NOT NULL,
+    job_id text COLLATE "C" CONSTRAINT rejected_job_id_is_at_most_255_characters CHECK (char_length(job_id) <= 255),
+    reason text COLLATE "C" NOT NULL CONSTRAINT rejected_reason_is_a_short_word CHECK (reason ~ '^[a-z_]{1,32}$'),
+    detail text COLLATE "C" NOT NULL,
     body_sha256 bytea NOT NULL CONSTRAINT body_sha256_is_32_bytes CHECK (octet_length(body_sha256) = 32),
     body_bytes bigint NOT NULL CONSTRAINT body_bytes_is_0_or_more CHECK (body_bytes >= 0),
     CONSTRAINT instants_are_finite CHECK (
@@ -353,11 +355,11 @@ CREATE INDEX rejected_messages_by_job ON rejected_messages (job_id) WHERE job_id
 -- of one account, or without an account (''), with one class on one lane.
 CREATE TABLE flows (
     -- No foreign key: a flow outlives its provider's row as its jobs do.
-    provider text NOT NULL CONSTRAINT flow_provider_is_a_provider_name
+    provider text COLLATE "C" NOT NULL CONSTRAINT flow_provider_is_a_provider_name
         CHECK (provider ~ '^[a-z0-9][a-z0-9_-]*$' AND char_length(provider) <= 63),
     -- 0: the outcome is unknown; otherwise 10 minus the priority.
     class bigint NOT NULL CONSTRAINT class_is_0_to_10 CHECK (class BETWEEN 0 AND 10),
-    account text NOT NULL CONSTRAINT flow_account_is_0_to_64_of_letters_digits_underscore_dash
+    account text COLLATE "C" NOT NULL CONSTRAINT flow_account_is_0_to_64_of_letters_digits_underscore_dash
         CHECK (account ~ '^[A-Za-z0-9_-]*$' AND char_length(account) <= 64),
     -- Start-time fair queueing: millionths of cost / weight.
     tag bigint NOT NULL DEFAULT 0 CONSTRAINT tag_is_0_or_more CHECK (tag >= 0),
@@ -367,10 +369,11 @@ CREATE TABLE flows (
     -- For the indexes: a change of `waiting` alone writes none of them.
     queued boolean NOT NULL GENERATED ALWAYS AS (waiting > 0) STORED,
     blocked_until timestamptz,
-    blocked_reason text CONSTRAINT blocked_reason_is_known
+    blocked_reason text COLLATE "C" CONSTRAINT blocked_reason_is_known
         CHECK (blocked_reason IN ('limit', 'account_blocked', 'misconfigured', 'rejected_streak')),
     -- The limit that is meant.
-    blocked_limit text CONSTRAINT blocked_limit_is_at_most_255_characters CHECK (char_length(blocked_limit) <= 255),
+    blocked_limit text COLLATE "C"
+        CONSTRAINT blocked_limit_is_at_most_255_characters CHECK (char_length(blocked_limit) <= 255),
     PRIMARY KEY (provider, class, account),
     CONSTRAINT block_is_whole_or_absent
         CHECK ((blocked_until IS NULL) = (blocked_reason IS NULL)
@@ -385,7 +388,7 @@ CREATE INDEX flows_idle ON flows (provider, class, tag) WHERE NOT queued;
 
 -- The virtual time of a lane's class: the start tag of the flow that was served last.
 CREATE TABLE flow_clocks (
-    provider text NOT NULL CONSTRAINT clock_provider_is_a_provider_name
+    provider text COLLATE "C" NOT NULL CONSTRAINT clock_provider_is_a_provider_name
         CHECK (provider ~ '^[a-z0-9][a-z0-9_-]*$' AND char_length(provider) <= 63),
     class bigint NOT NULL CONSTRAINT clock_class_is_0_to_10 CHECK (class BETWEEN 0 AND 10),
     virtual_time bigint NOT NULL CONSTRAINT virtual_time_is_0_or_more CHECK (virtual_time >= 0),
@@ -394,7 +397,7 @@ CREATE TABLE flow_clocks (
 
 -- One process at a time claims from a lane's backlog: the one that locks this row. The number changes with each claim.
 CREATE TABLE flow_turns (
-    provider text NOT NULL PRIMARY KEY CONSTRAINT turn_provider_is_a_provider_name
+    provider text COLLATE "C" NOT NULL PRIMARY KEY CONSTRAINT turn_provider_is_a_provider_name
         CHECK (provider ~ '^[a-z0-9][a-z0-9_-]*$' AND char_length(provider) <= 63),
     claims bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);

@@ -1,9 +1,9 @@
 -- The limiter leader of each quota. Workers write it by compare-and-set; it is no setting.
 
 CREATE TABLE limiter_authority (
-    quota text NOT NULL PRIMARY KEY
+    quota text COLLATE "C" NOT NULL PRIMARY KEY
         CONSTRAINT authority_quota_is_a_provider_name CHECK (quota ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
-    holder text NOT NULL
+    holder text COLLATE "C" NOT NULL
         CONSTRAINT holder_is_share_or_redis_and_a_run_id
             CHECK (holder = 'share' OR holder ~ '^redis:[A-Za-z0-9_-]{1,64}$'),
     -- Increases by one with each change of the holder.

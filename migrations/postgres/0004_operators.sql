@@ -8,15 +8,15 @@ SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', t
 CREATE TABLE job_audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    job_id text NOT NULL,
+    job_id text COLLATE "C" NOT NULL,
     -- The database's user, and that of the operating system as a command names it (user@host).
-    who text NOT NULL,
-    os_user text,
-    program text,
-    because text,
-    old_state text NOT NULL,
+    who text COLLATE "C" NOT NULL,
+    os_user text COLLATE "C",
+    program text COLLATE "C",
+    because text COLLATE "C",
+    old_state text COLLATE "C" NOT NULL,
     -- NULL: the row was deleted.
-    new_state text,
+    new_state text COLLATE "C",
     -- The operator confirmed that the payment was not charged.
     cleared_maybe_charged boolean NOT NULL,
     -- The personal data was erased.

@@ -3,11 +3,11 @@
 -- The report of each running worker, every two seconds: one row for each process, so that any process can show all.
 -- Only pages and `status` use these rows; a deleted row comes back.
 CREATE TABLE worker_reports (
-    id text NOT NULL PRIMARY KEY
+    id text COLLATE "C" NOT NULL PRIMARY KEY
         CONSTRAINT worker_id_is_1_to_64_of_letters_digits_underscore_dash CHECK (id ~ '^[A-Za-z0-9_-]{1,64}$'),
-    host text NOT NULL CONSTRAINT host_is_at_most_255_characters CHECK (char_length(host) <= 255),
+    host text COLLATE "C" NOT NULL CONSTRAINT host_is_at_most_255_characters CHECK (char_length(host) <= 255),
     pid bigint NOT NULL CONSTRAINT pid_is_0_or_more CHECK (pid >= 0),
-    version text NOT NULL CONSTRAINT version_is_at_most_64_characters CHECK (char_length(version) <= 64),
+    version text COLLATE "C" NOT NULL CONSTRAINT version_is_at_most_64_characters CHECK (char_length(version) <= 64),
     started_at timestamptz NOT NULL,
     -- By the database's clock, like every instant here: the clocks of workers may differ.
     reported_at timestamptz NOT NULL,
@@ -21,7 +21,7 @@ CREATE TABLE worker_reports (
 
 -- Duties that one worker of the cluster does at a time: the one that moved `taken_until`.
 CREATE TABLE upkeep_turns (
-    duty text NOT NULL PRIMARY KEY CONSTRAINT duty_is_a_short_word CHECK (duty ~ '^[a-z_]{1,32}$'),
+    duty text COLLATE "C" NOT NULL PRIMARY KEY CONSTRAINT duty_is_a_short_word CHECK (duty ~ '^[a-z_]{1,32}$'),
     taken_until timestamptz NOT NULL,
     CONSTRAINT instants_are_finite CHECK (
         least(taken_until) >= '0001-01-01 00:00:00+00' AND greatest(taken_until) < '9999-12-30 22:00:00+00')
@@ -30,8 +30,8 @@ CREATE TABLE upkeep_turns (
 -- Totals of finished jobs, so that a reconciliation need not count them all. Payments write nothing here. The worker
 -- that reconciles each minute adds the jobs that finished since, and sometimes counts all again.
 CREATE TABLE finished_jobs (
-    provider text NOT NULL,
-    state text NOT NULL
+    provider text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL
         CONSTRAINT finished_state_is_for_good CHECK (state IN ('succeeded', 'declined', 'expired', 'cancelled')),
     -- Jobs whose `updated_at` is before `finished_mark.counted_before`.
     jobs bigint NOT NULL CONSTRAINT finished_jobs_is_0_or_more CHECK (jobs >= 0),

@@ -3,7 +3,8 @@
 -- One worker of the cluster writes them. A provider without a change has no new row, except once an hour: then the row
 -- before is still right. `history_runs` says for which time that holds.
 CREATE TABLE history_samples (
-    provider text NOT NULL CONSTRAINT sample_provider_is_1_to_64_characters CHECK (char_length(provider) BETWEEN 1 AND 64),
+    provider text COLLATE "C" NOT NULL
+        CONSTRAINT sample_provider_is_1_to_64_characters CHECK (char_length(provider) BETWEEN 1 AND 64),
     -- Length of the sample, in seconds.
     step_s bigint NOT NULL CONSTRAINT step_is_10_or_300_seconds CHECK (step_s IN (10, 300)),
     -- End of the sample, a multiple of its length.
@@ -35,12 +36,15 @@ CREATE TABLE history_runs (
 -- Events that no other table keeps, for a month: starts of workers, and changes of circuit breakers.
 CREATE TABLE history_marks (
     -- Empty: all providers.
-    provider text NOT NULL CONSTRAINT mark_provider_is_at_most_64_characters CHECK (char_length(provider) <= 64),
+    provider text COLLATE "C" NOT NULL
+        CONSTRAINT mark_provider_is_at_most_64_characters CHECK (char_length(provider) <= 64),
     at timestamptz NOT NULL,
-    kind text NOT NULL CONSTRAINT mark_kind_is_a_short_word CHECK (kind ~ '^[a-z_]{1,32}$'),
+    kind text COLLATE "C" NOT NULL CONSTRAINT mark_kind_is_a_short_word CHECK (kind ~ '^[a-z_]{1,32}$'),
     -- The worker that reported it.
-    worker text NOT NULL CONSTRAINT mark_worker_is_1_to_64_characters CHECK (char_length(worker) BETWEEN 1 AND 64),
-    detail text NOT NULL CONSTRAINT mark_detail_is_at_most_1000_characters CHECK (char_length(detail) <= 1000),
+    worker text COLLATE "C" NOT NULL
+        CONSTRAINT mark_worker_is_1_to_64_characters CHECK (char_length(worker) BETWEEN 1 AND 64),
+    detail text COLLATE "C" NOT NULL
+        CONSTRAINT mark_detail_is_at_most_1000_characters CHECK (char_length(detail) <= 1000),
     PRIMARY KEY (provider, at, kind, worker),
     CONSTRAINT instants_are_finite CHECK (
         least(at) >= '0001-01-01 00:00:00+00' AND greatest(at) < '9999-12-30 22:00:00+00')

@@ -5,15 +5,16 @@ SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', t
 
 ALTER TABLE rejected_messages
     -- How the body begins, without sensitive text. NULL: an older program recorded it, or it was discarded.
-    ADD COLUMN head text CONSTRAINT head_is_at_most_120_characters CHECK (char_length(head) <= 120),
+    ADD COLUMN head text COLLATE "C" CONSTRAINT head_is_at_most_120_characters CHECK (char_length(head) <= 120),
     -- NULL: open. A trigger writes the columns after it.
-    ADD COLUMN decision text CONSTRAINT rejected_decision_is_known CHECK (decision IN ('republished', 'discarded')),
+    ADD COLUMN decision text COLLATE "C"
+        CONSTRAINT rejected_decision_is_known CHECK (decision IN ('republished', 'discarded')),
     ADD COLUMN decided_at timestamptz,
     -- The database's user, and that of the operating system as a command names it (user@host).
-    ADD COLUMN decided_by text,
-    ADD COLUMN os_user text,
-    ADD COLUMN program text,
-    ADD COLUMN because text,
+    ADD COLUMN decided_by text COLLATE "C",
+    ADD COLUMN os_user text COLLATE "C",
+    ADD COLUMN program text COLLATE "C",
+    ADD COLUMN because text COLLATE "C",
     DROP CONSTRAINT instants_are_finite,
     ADD CONSTRAINT instants_are_finite CHECK (
         least(at, decided_at) >= '0001-01-01 00:00:00+00'

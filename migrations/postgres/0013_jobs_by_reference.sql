@@ -1,4 +1,3 @@
 -- no-transaction
--- Payments by the beginning of their reference, byte by byte: the order of a language has no beginnings.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS jobs_by_reference ON jobs ((reference COLLATE "C"))
-    WHERE reference IS NOT NULL;
+-- Payments by the beginning of their reference.
+CREATE INDEX CONCURRENTLY IF NOT EXISTS jobs_by_reference ON jobs (reference) WHERE reference IS NOT NULL;

@@ -3,31 +3,35 @@
 -- A worker with the lease applies a batch. It writes each outcome in the transaction of the payment's own change.
 CREATE TABLE decision_batches (
     -- A UUID of version 7: a later batch has a larger id.
-    id text NOT NULL PRIMARY KEY
+    id text COLLATE "C" NOT NULL PRIMARY KEY
         CONSTRAINT batch_id_is_32_hex_digits CHECK (char_length(id) = 32 AND id ~ '^[0-9a-f]+$'),
-    decision text NOT NULL CONSTRAINT batch_decision_is_known
+    decision text COLLATE "C" NOT NULL CONSTRAINT batch_decision_is_known
         CHECK (decision IN ('succeeded', 'declined', 'resend', 'cancel', 'replay', 'discard')),
-    state text NOT NULL DEFAULT 'running'
+    state text COLLATE "C" NOT NULL DEFAULT 'running'
         CONSTRAINT batch_state_is_known CHECK (state IN ('running', 'stopped', 'finished')),
     -- Payments of the batch, and how many of them have each outcome.
     jobs bigint NOT NULL CONSTRAINT batch_has_a_job CHECK (jobs > 0),
     applied bigint NOT NULL DEFAULT 0,
     refused bigint NOT NULL DEFAULT 0,
     -- Payments per time, N/DURATION.
-    rate text NOT NULL CONSTRAINT batch_rate_is_1_to_40_characters CHECK (char_length(rate) BETWEEN 1 AND 40),
+    rate text COLLATE "C" NOT NULL
+        CONSTRAINT batch_rate_is_1_to_40_characters CHECK (char_length(rate) BETWEEN 1 AND 40),
     -- Of the decision, and of the ids and versions of its payments.
-    digest text NOT NULL CONSTRAINT batch_digest_is_64_hex_digits CHECK (char_length(digest) = 64 AND digest ~ '^[0-9a-f]+$'),
+    digest text COLLATE "C" NOT NULL
+        CONSTRAINT batch_digest_is_64_hex_digits CHECK (char_length(digest) = 64 AND digest ~ '^[0-9a-f]+$'),
     -- Number and sum of the payments by currency, a JSON array.
     sums jsonb NOT NULL,
     created_at timestamptz NOT NULL,
     -- user@host of the operator.
-    created_by text NOT NULL CONSTRAINT batch_author_is_1_to_1000_characters CHECK (char_length(created_by) BETWEEN 1 AND 1000),
-    because text NOT NULL CONSTRAINT batch_reason_is_1_to_1000_characters CHECK (char_length(because) BETWEEN 1 AND 1000),
+    created_by text COLLATE "C" NOT NULL
+        CONSTRAINT batch_author_is_1_to_1000_characters CHECK (char_length(created_by) BETWEEN 1 AND 1000),
+    because text COLLATE "C" NOT NULL
+        CONSTRAINT batch_reason_is_1_to_1000_characters CHECK (char_length(because) BETWEEN 1 AND 1000),
     -- NULL: it runs.
     finished_at timestamptz,
-    stopped_by text,
+    stopped_by text COLLATE "C",
     -- The worker that applies it, and until when unless it renews.
-    worker text,
+    worker text COLLATE "C",
     leased_until timestamptz,
     -- Not before this instant comes the next payment.
     next_at timestamptz NOT NULL,
@@ -41,16 +45,16 @@ CREATE UNIQUE INDEX decision_batches_running ON decision_batches (digest) WHERE 
 CREATE INDEX decision_batches_ended ON decision_batches (finished_at) WHERE finished_at IS NOT NULL;
 
 CREATE TABLE decision_batch_jobs (
-    batch text NOT NULL,
+    batch text COLLATE "C" NOT NULL,
     number bigint NOT NULL,
-    job_id text NOT NULL,
+    job_id text COLLATE "C" NOT NULL,
     -- The payment's fencing token when the batch was confirmed. NULL: workers may change it meanwhile.
     seen_fence bigint,
     -- NULL: its turn has not come.
-    outcome text CONSTRAINT batch_outcome_is_known CHECK (outcome IN ('applied', 'refused')),
+    outcome text COLLATE "C" CONSTRAINT batch_outcome_is_known CHECK (outcome IN ('applied', 'refused')),
     -- The code of the refusal, and the refusal in words.
-    refusal text CONSTRAINT refusal_is_at_most_32_characters CHECK (char_length(refusal) <= 32),
-    detail text CONSTRAINT refusal_detail_is_at_most_1000_characters CHECK (char_length(detail) <= 1000),
+    refusal text COLLATE "C" CONSTRAINT refusal_is_at_most_32_characters CHECK (char_length(refusal) <= 32),
+    detail text COLLATE "C" CONSTRAINT refusal_detail_is_at_most_1000_characters CHECK (char_length(detail) <= 1000),
     at timestamptz,
     PRIMARY KEY (batch, number),
     CONSTRAINT refusal_is_named CHECK ((outcome IS NOT NULL AND outcome = 'refused') = (refusal IS NOT NULL)),
@@ -63,10 +67,10 @@ CREATE INDEX decision_batch_jobs_refused ON decision_batch_jobs (batch, number) 
 
 -- How often each refusal occurred, with an example.
 CREATE TABLE decision_batch_refusals (
-    batch text NOT NULL,
-    refusal text NOT NULL,
+    batch text COLLATE "C" NOT NULL,
+    refusal text COLLATE "C" NOT NULL,
     jobs bigint NOT NULL CONSTRAINT refusal_has_a_job CHECK (jobs > 0),
-    example text NOT NULL,
-    detail text NOT NULL,
+    example text COLLATE "C" NOT NULL,
+    detail text COLLATE "C" NOT NULL,
     PRIMARY KEY (batch, refusal)
 );

@@ -9,17 +9,17 @@ CREATE TABLE pauses_of_all (
     -- The action. A second one while a pause is in force extends it.
     pause bigint NOT NULL CONSTRAINT pause_is_1_or_more CHECK (pause >= 1),
     -- No reference: a deleted provider was paused too.
-    provider text NOT NULL
+    provider text COLLATE "C" NOT NULL
         CONSTRAINT paused_provider_is_1_to_63_characters CHECK (char_length(provider) BETWEEN 1 AND 63),
     -- A trigger writes these. The database's user, and that of the operating system as a command names it (user@host).
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    who text NOT NULL DEFAULT session_user,
-    os_user text,
-    program text,
-    because text,
+    who text COLLATE "C" NOT NULL DEFAULT session_user,
+    os_user text COLLATE "C",
+    program text COLLATE "C",
+    because text COLLATE "C",
     -- NULL: the pause holds the provider. `resumed`: by whatever resumed it. `kept`: paused by itself since, and no longer
     -- resumed with the others. `deleted`: there is no such provider any more.
-    ended text CONSTRAINT pause_end_is_known CHECK (ended IN ('resumed', 'kept', 'deleted')),
+    ended text COLLATE "C" CONSTRAINT pause_end_is_known CHECK (ended IN ('resumed', 'kept', 'deleted')),
     ended_at timestamptz,
     CONSTRAINT pause_end_has_an_instant CHECK ((ended IS NULL) = (ended_at IS NULL)),
     CONSTRAINT instants_are_finite CHECK (

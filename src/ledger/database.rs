@@ -213,6 +213,28 @@ async fn lock_in_session(pool: &Connections) -> Result<Option<PgConnection>, sql
     Ok(ours.then_some(connection))
 }
 
+/// How the database compares texts, where that is not byte by byte.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextOrder {
+    pub foreign: Vec<ForeignCollation>,
+    pub changed: Vec<ChangedCollation>,
+}
+
+/// A column, an index or a domain of the schema with another collation than the migrations give it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignCollation {
+    pub name: String,
+    pub collation: String,
+}
+
+/// A collation of PostgreSQL with another version than its indexes were built with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangedCollation {
+    pub name: String,
+    pub built: String,
+    pub present: String,
+}
+
 /// Limits on connections; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionLimits {

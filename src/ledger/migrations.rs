@@ -80,6 +80,15 @@ fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
     Migrator::with_migrations(files.iter().map(migration).collect())
 }
 
+/// The names of all tables and domains that the files create.
+pub fn created_names(migrator: &Migrator) -> Vec<&str> {
+    let created = |words| {
+        let texts = migrator.iter().flat_map(move |migration| migration.sql.as_str().split(words).skip(1));
+        texts.filter_map(|text| text.split_whitespace().next())
+    };
+    created("CREATE TABLE ").chain(created("CREATE DOMAIN ")).collect()
+}
+
 /// If an earlier run built the index but did not record the migration, the index exists already.
 const CONCURRENTLY: &str = "CREATE INDEX CONCURRENTLY IF NOT EXISTS ";
 

@@ -46,6 +46,7 @@ mod settings;
 mod settings_propagation;
 mod silent_connections;
 mod temporary_limits;
+mod text_order;
 mod timestamps;
 mod upkeep;
 mod wait_reasons;

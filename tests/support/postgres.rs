@@ -9,11 +9,17 @@ use super::process::{Host, Server, free_port, private_dir};
 
 /// Debian's folder of versions, by number.
 const VERSIONS: &str = "/usr/lib/postgresql";
+/// The text order of a database: that of a language, in which `a-b`, `aB` and `ab` are not in the order of their bytes.
+const OF_A_LANGUAGE: [&str; 3] = ["--no-locale", "--locale-provider=icu", "--icu-locale=en-US"];
+/// A locale that the system's C library reads from a folder of the cluster.
+const LOCALE: &str = "en_US.UTF-8";
 
 pub struct Postgres {
     port: u16,
     dir: PathBuf,
     host: Host,
+    /// The folder of its own locale.
+    locales: Option<PathBuf>,
     // Dropped before the keeper of its directory.
     server: Mutex<Option<Server>>,
     _keeper: Server,
@@ -34,16 +40,31 @@ impl Postgres {
     /// The same, on another host.
     pub fn start_on(host: Host) -> Self {
         let dir = private_dir("postgres");
+        Self::start_in(dir, host, None)
+    }
+
+    /// A separate cluster in a locale whose text order is at first that of bytes.
+    pub fn start_in_a_locale() -> Self {
+        let dir = private_dir("postgres");
+        let locales = dir.join("locales");
+        std::fs::create_dir(&locales).unwrap();
+        make_locale("C", &locales);
+        Self::start_in(dir, Host::default(), Some(locales))
+    }
+
+    fn start_in(dir: PathBuf, host: Host, locales: Option<PathBuf>) -> Self {
         let data = dir.join("data");
         if is_root() {
             run(Command::new("chown").arg("postgres:").arg(&dir));
         }
         let mut initdb = as_postgres(&program("initdb"));
-        initdb.extend(
-            ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-locale", "--no-sync"].map(Into::into),
-        );
+        initdb.extend(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync"].map(Into::into));
+        match &locales {
+            Some(_) => initdb.push(format!("--locale={LOCALE}")),
+            None => initdb.extend(OF_A_LANGUAGE.map(Into::into)),
+        }
         initdb.push(format!("--pgdata={}", data.display()));
-        run(Command::new(&initdb[0]).args(&initdb[1..]));
+        run(Command::new(&initdb[0]).args(&initdb[1..]).envs(environment(locales.as_deref())));
         if host.namespace.is_some() {
             run(Command::new("sh")
                 .args(["-c", "echo 'host all all all trust' >> \"$0\""])
@@ -56,8 +77,8 @@ impl Postgres {
         );
         let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), &wait);
         let port = free_port();
-        let server = Mutex::new(Some(serve(&host, &dir, port)));
-        Self { port, dir, host, server, _keeper: keeper }
+        let server = Mutex::new(Some(serve(&host, &dir, port, locales.as_deref())));
+        Self { port, dir, host, locales, server, _keeper: keeper }
     }
 
     pub fn url(&self, database: &str) -> String {
@@ -124,11 +145,16 @@ impl Postgres {
         }
     }
 
+    /// Gives the locale of the killed cluster the text order of a language, as an upgrade of the operating system does.
+    pub fn change_text_order(&self) {
+        make_locale("en_US", self.locales.as_ref().expect("the cluster has its own locale"));
+    }
+
     /// Starts the killed cluster again, with its data, on its port.
     pub fn restart(&self) {
         let mut server = self.server.lock().unwrap();
         assert!(server.is_none(), "the cluster already runs");
-        *server = Some(serve(&self.host, &self.dir, self.port));
+        *server = Some(serve(&self.host, &self.dir, self.port, self.locales.as_deref()));
     }
 }
 
@@ -141,7 +167,16 @@ pub fn program(name: &str) -> String {
     format!("{VERSIONS}/{newest}/bin/{name}")
 }
 
-fn serve(host: &Host, dir: &Path, port: u16) -> Server {
+/// Compiles [`LOCALE`] from one of the system's sources.
+fn make_locale(source: &str, folder: &Path) {
+    run(Command::new("localedef").args(["-i", source, "-f", "UTF-8"]).arg(folder.join(LOCALE)));
+}
+
+fn environment(locales: Option<&Path>) -> Vec<(&'static str, String)> {
+    locales.map(|folder| ("LOCPATH", folder.display().to_string())).into_iter().collect()
+}
+
+fn serve(host: &Host, dir: &Path, port: u16, locales: Option<&Path>) -> Server {
     let (data, port_text, sockets) = (dir.join("data"), port.to_string(), dir.display().to_string());
     let mut command = as_postgres(&program("postgres"));
     command.extend(["-D", &data.display().to_string(), "-p", &port_text, "-k", &sockets].map(Into::into));
@@ -153,7 +188,9 @@ fn serve(host: &Host, dir: &Path, port: u16) -> Server {
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let command = host.command(&command);
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
-    let server = Server::start(&command, &[], &dir.join("postgres.log"), None, "");
+    let environment = environment(locales);
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let server = Server::start(&command, &environment, &dir.join("postgres.log"), None, "");
     let pg_isready = program("pg_isready");
     let ready = || Command::new(&pg_isready).args(["-q", "-h", &sockets, "-p", &port_text]).status();
     server.await_that("PostgreSQL is not ready", || ready().unwrap().success());

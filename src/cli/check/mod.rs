@@ -28,6 +28,7 @@ use crate::provider::secret_grants::SecretUse;
 mod account_rules;
 mod backends;
 mod static_checks;
+mod text_order;
 
 const FIX_PERMISSIONS: &str =
     "It contains payments: `chmod 600` it, and the files beside it whose names begin with its name";
@@ -175,8 +176,9 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
         let snapshot = ledger.load_settings().await?;
         // The snapshot names unreadable rows.
         let rows: Vec<ProviderRow> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
-        let throttled = throttling_findings(&ledger, &snapshot).await?;
-        Ok::<_, CommandError>((answered, snapshot, rows, throttled))
+        let mut observed = text_order::text_order_findings(&subject, &ledger.text_order().await?);
+        observed.extend(throttling_findings(&ledger, &snapshot).await?);
+        Ok::<_, CommandError>((answered, snapshot, rows, observed))
     };
     match probe(&subject, reached).await {
         Err(silent) => (vec![silent], None),
@@ -196,7 +198,7 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
             };
             (vec![Finding::error(subject, error.to_string(), fix)], None)
         }
-        Ok(Ok((answered, snapshot, rows, throttled))) => {
+        Ok(Ok((answered, snapshot, rows, observed))) => {
             let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
             let file = match &cx.config.database.url {
                 DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
@@ -214,7 +216,7 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
                 findings.extend(unusable);
                 findings.extend(missing_secrets(provider, cx.config, Finding::error).await);
             }
-            findings.extend(throttled);
+            findings.extend(observed);
             (findings, Some(snapshot))
         }
     }

@@ -297,25 +297,15 @@ impl Database {
         let mut statement = Statement { dialect: self.dialect(), args: Vec::new() };
         let is = statement.bind(text);
         let at_most = FOUND_MAX + 1;
+        // Both databases compare byte by byte, so a beginning is a range.
+        let end = statement.bind(format!("{text}{}", char::MAX));
+        let begins = |column: &str| format!("{column} >= {is} AND {column} < {end} LIMIT {at_most}");
         let mut arms = vec![
             format!("SELECT id FROM jobs WHERE state = 'succeeded' AND provider_reference = {is} LIMIT {at_most}"),
-            {
-                let end = statement.bind(format!("{text}{}", char::MAX));
-                let reference = match statement.dialect {
-                    Dialect::Postgres => "(reference COLLATE \"C\")",
-                    Dialect::Sqlite => "reference",
-                };
-                format!(
-                    "SELECT id FROM jobs WHERE reference IS NOT NULL AND {reference} >= {is} AND {reference} < {end} \
-                     LIMIT {at_most}"
-                )
-            },
+            format!("SELECT id FROM jobs WHERE reference IS NOT NULL AND {}", begins("reference")),
         ];
         if Identifier::new(text.as_str()).is_ok() {
-            // In every order of a language, no character of an id comes after `z`.
-            let end = statement.bind(format!("{text}{}", "z".repeat(65)));
-            let begins = statement.begins_with("id", text);
-            arms.push(format!("SELECT id FROM jobs WHERE id >= {is} AND id <= {end} AND {begins} LIMIT {at_most}"));
+            arms.push(format!("SELECT id FROM jobs WHERE {}", begins("id")));
         }
         let arms: Vec<String> =
             (1..).zip(arms).map(|(number, arm)| format!("SELECT id FROM ({arm}) AS arm_{number}")).collect();

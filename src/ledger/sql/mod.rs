@@ -38,6 +38,7 @@ pub mod session;
 mod settings;
 pub mod slots;
 pub mod sqlite;
+mod text_order;
 mod upkeep;
 
 use dialect::{Dialect, Template, WriteTemplate};
