@@ -32,7 +32,7 @@ pub const ASKED: &str = "control-crate";
 pub const PAUSED: &str = "control-bolt";
 
 /// Placeholder in the recipes → the password that replaces it.
-pub const PASSWORDS: [(&str, &str); 9] = [
+pub const PASSWORDS: [(&str, &str); 10] = [
     ("'OWNER-PASSWORD'", "'canary-db-owner-71c0'"),
     ("'WORKER-PASSWORD'", "'canary-db-worker-52ab'"),
     ("'OPERATOR-PASSWORD'", "'canary-db-operator-90fe'"),
@@ -41,7 +41,9 @@ pub const PASSWORDS: [(&str, &str); 9] = [
     ("WORKER-PASSWORD", "canary-amqp-worker-c83e"),
     ("PRODUCER-PASSWORD", "canary-amqp-producer-b1f2"),
     ("LISTENER-PASSWORD", "canary-amqp-listener-4a99"),
-    (">PASSWORD", ">canary-redis-e7d5"),
+    // Redis' file of users has their digests.
+    ("#ADMIN-PASSWORD-SHA256", "canary-redis-admin-35b8"),
+    ("#PASSWORD-SHA256", "canary-redis-e7d5"),
     ("(the ops token)", "canary-ops-token-66b0-9d27c1f48a3e5b60"),
 ];
 pub const PROVIDER_KEY: &str = "sk_live_canaryProviderKeyOfTheEnvironment1";
@@ -50,7 +52,7 @@ pub const PROVIDER_FILE: &str = "canary-provider-file-93d1";
 /// The password for a placeholder of the recipes.
 pub fn password(word: &str) -> &'static str {
     let (_, password) = PASSWORDS.iter().find(|(known, _)| *known == word).unwrap();
-    password.trim_matches(['\'', '>'])
+    password.trim_matches('\'')
 }
 
 /// Invalid messages with their reasons; each contains a canary.
@@ -106,7 +108,7 @@ impl Deployment {
         });
         serve_tls(&postgres, &own);
         let amqps = amqps_listener(&rabbit, &own);
-        let redis = Redis::start_in(&dir.join("redis"), tls_options(&own, &authority));
+        let redis = Redis::start_in(&dir.join("redis"), recipes::with_users(&dir, tls_options(&own, &authority)));
         let redis_tls = rediss_listener(&redis);
         let provider = HttpsProvider::start(&own);
         let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -119,7 +121,6 @@ impl Deployment {
     /// Applies the recipes, the schema, providers and messages, and runs a worker until all jobs have finished.
     fn work(&self) {
         recipes::apply_rabbitmq(self);
-        recipes::apply_redis(self);
         recipes::apply_postgres_roles(self);
         self.succeed("sluicegate_owner", &["migrate"]);
         recipes::apply_postgres_grants(self);
@@ -129,9 +130,24 @@ impl Deployment {
         self.python("broker.py", &["bind", &self.amqp("books"), "books.all", "payments.outcomes", "#"], "");
         self.publish();
         let worker = self.start_worker();
+        self.await_jobs(2);
+        self.restart_redis();
+        self.publish_all(&[message(PROVIDER, job("pay-5", "after the restart"))]);
+        self.await_jobs(3);
+        self.stop(worker);
+    }
+
+    /// Redis forgets everything but what its files hold.
+    fn restart_redis(&self) {
+        self.redis.kill();
+        self.redis.restart_with(&["--tls-port", &self.redis_tls.to_string()]);
+    }
+
+    /// Waits until so many jobs have succeeded and nothing is left to do.
+    fn await_jobs(&self, succeeded: u32) {
         let invalid = INVALID.len();
         // The messages of the paused provider wait.
-        let wanted = format!("review|1\nsucceeded|2\nwaiting|1\nrejected|{invalid}\n");
+        let wanted = format!("review|1\nsucceeded|{succeeded}\nwaiting|1\nrejected|{invalid}\n");
         let counted = "SELECT state, count(*) FROM jobs GROUP BY state UNION ALL \
                        SELECT 'rejected', count(*) FROM rejected_messages ORDER BY 1";
         let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
@@ -146,7 +162,6 @@ impl Deployment {
             assert!(Instant::now() < deadline, "{}\n{log}", self.sql(counted));
             std::thread::sleep(Duration::from_millis(100));
         }
-        self.stop(worker);
     }
 
     fn rows(&self) -> String {
@@ -167,14 +182,16 @@ impl Deployment {
     }
 
     fn publish(&self) {
-        let job = |id: &str, note: &str| json!({ "id": id, "amount": 1299, "currency": "EUR", "reference": PROVIDER, "payload": { "note": note } });
-        let line = |key: &str, body: String| json!({ "key": key, "body": body });
-        let mut lines: Vec<Value> = INVALID.iter().map(|(body, _)| line(PROVIDER, (*body).to_owned())).collect();
-        lines.push(line(PROVIDER, job("pay-1", "fine").to_string()));
-        lines.push(line(PROVIDER, job("pay-2", "echo-me").to_string()));
-        lines.push(line(ASKED, job("pay-4", "forget-me").to_string()));
-        lines.push(line(PAUSED, job("pay-3", "stays").to_string()));
-        let input: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        let mut lines: Vec<Value> = INVALID.iter().map(|(body, _)| message(PROVIDER, (*body).to_owned())).collect();
+        lines.push(message(PROVIDER, job("pay-1", "fine")));
+        lines.push(message(PROVIDER, job("pay-2", "echo-me")));
+        lines.push(message(ASKED, job("pay-4", "forget-me")));
+        lines.push(message(PAUSED, job("pay-3", "stays")));
+        self.publish_all(&lines);
+    }
+
+    fn publish_all(&self, messages: &[Value]) {
+        let input: String = messages.iter().map(|message| format!("{message}\n")).collect();
         self.python("broker.py", &["publish", &self.amqp("shop")], &input);
     }
 
@@ -203,7 +220,7 @@ impl Deployment {
         std::fs::rename(&written, &file).unwrap();
         let proxy = format!("http://{}", self.proxy.local_addr().unwrap());
         let path = |path: PathBuf| path.to_str().unwrap().to_owned();
-        let (amqp, redis) = (password("WORKER-PASSWORD"), password(">PASSWORD"));
+        let (amqp, redis) = (password("WORKER-PASSWORD"), password("#PASSWORD-SHA256"));
         [
             ("SLUICEGATE_DATABASE__URL_FILE", path(file)),
             ("SLUICEGATE_QUEUE__URL", format!("amqps://sluicegate:{amqp}@localhost:{}/{VHOST}", self.amqps)),
@@ -299,6 +316,16 @@ impl Deployment {
     pub fn proxy_was_used(&self) -> bool {
         self.proxy.accept().is_ok()
     }
+}
+
+fn job(id: &str, note: &str) -> String {
+    let payload = json!({ "note": note });
+    json!({ "id": id, "amount": 1299, "currency": "EUR", "reference": PROVIDER, "payload": payload }).to_string()
+}
+
+/// A message as the script that publishes reads it.
+fn message(key: &str, body: String) -> Value {
+    json!({ "key": key, "body": body })
 }
 
 /// Makes PostgreSQL require TLS and passwords on its port, with this certificate; the tests' own socket stays open.

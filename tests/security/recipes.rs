@@ -1,20 +1,25 @@
 //! The recipes of docs/security.md, applied word for word: their rights suffice for the main path and allow nothing
 //! else.
 
+use std::path::Path;
 use std::process::Command;
+
+use sha2::{Digest as _, Sha256};
 
 use crate::deployment::{DATABASE, Deployment, PASSWORDS, PAUSED, PROVIDER, VHOST, password, text};
 use crate::page::Page;
+use crate::support::redis::RedisOptions;
 
 fn page() -> Page {
     Page::read("docs/security.md")
 }
 
-/// A block of the page, with the passwords in place of their placeholders.
+/// A block of the page, with the passwords or their digests in place of their placeholders.
 fn block(language: &str, number: usize) -> String {
     let mut block = page().blocks_of(language).swap_remove(number);
     for (word, password) in PASSWORDS {
-        block = block.replace(word, password);
+        let digest = || format!("#{}", hex::encode(Sha256::digest(password)));
+        block = block.replace(word, &if word.starts_with('#') { digest() } else { password.to_owned() });
     }
     block
 }
@@ -50,8 +55,12 @@ pub fn apply_rabbitmq(deployment: &Deployment) {
     deployment.rabbit.ctl(&["set_permissions", "-p", VHOST, "guest", ".*", ".*", ".*"]);
 }
 
-pub fn apply_redis(deployment: &Deployment) {
-    deployment.redis.command::<()>(block("text", 0).trim());
+/// A Redis with the file of users; the tests administer it.
+pub fn with_users(dir: &Path, mut options: RedisOptions) -> RedisOptions {
+    let file = dir.join("users.acl");
+    std::fs::write(&file, block("text", 0)).unwrap();
+    options.arguments.extend(["--aclfile".to_owned(), file.to_str().unwrap().to_owned()]);
+    RedisOptions { credentials: format!("admin:{}@", password("#ADMIN-PASSWORD-SHA256")), ..options }
 }
 
 pub fn apply_postgres_roles(deployment: &Deployment) {
@@ -213,7 +222,15 @@ fn refused_by_postgres(deployment: &Deployment) {
 }
 
 fn refused_by_redis(deployment: &Deployment) {
-    let url = format!("redis://sluicegate:{}@127.0.0.1:{}", password(">PASSWORD"), deployment.redis.port);
+    // After its restart, too, the administrator can administer, and no one can do anything without a password.
+    let users: Vec<String> = deployment.redis.command("ACL USERS");
+    assert_eq!(users, ["admin", "default", "sluicegate"]);
+    deployment.redis.command::<()>("ACL SAVE");
+    let port = deployment.redis.port;
+    let stranger = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+    let refused = redis::cmd("PING").query::<String>(&mut stranger.get_connection().unwrap()).unwrap_err();
+    assert_eq!(refused.code(), Some("NOAUTH"), "{refused}");
+    let url = format!("redis://sluicegate:{}@127.0.0.1:{port}", password("#PASSWORD-SHA256"));
     let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
     let mut attempt = |line: &str| {
         let mut words = line.split(' ');

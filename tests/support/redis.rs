@@ -17,6 +17,8 @@ pub struct RedisOptions {
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, String)>,
     pub host: Host,
+    /// User and password of the tests, as `user:password@`; empty: none is needed.
+    pub credentials: String,
 }
 
 /// One redis-server, on its own port and in its own directory; with append-only persistence unless it is forgetful.
@@ -64,7 +66,8 @@ impl Redis {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://{}:{}", self.options.host.address, self.port)
+        let RedisOptions { credentials, host, .. } = &self.options;
+        format!("redis://{credentials}{}:{}", host.address, self.port)
     }
 
     /// Kills it with SIGKILL; data and port stay for a restart.

@@ -200,7 +200,7 @@ fn check_facts(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Findin
     let mut findings = vec![Finding::ok(subject, "answers; this user may load and call functions")];
     if facts.eviction_policy != "noeviction" {
         let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
-        let fix = "Run CONFIG SET maxmemory-policy noeviction: an evicted limit means a cold start";
+        let fix = "Set maxmemory-policy noeviction in redis.conf, and by CONFIG SET until its next start: an evicted limit means a cold start";
         findings.push(Finding::error(subject, what, fix));
     }
     let ours = now.duration_since(UNIX_EPOCH).unwrap_or_default();
