@@ -78,7 +78,6 @@ pub async fn handle_delivery(lane: Arc<LaneContext>, delivery: Delivery) {
     let copy = MessageCopy { provider: lane.name.clone(), body, properties };
     tracing::trace!(provider = %lane.name, redelivered, "delivery");
     let _active = lane.meter.delivery_started(redelivered);
-    let receipt = faults::acknowledged_early(receipt).await;
     faults::crash(CrashPoint::AfterDelivery);
     let span = spans::job(lane.name.as_str(), &copy.properties.headers);
     let steps = process(&lane, &copy, delivered_at, redelivered).instrument(span.clone());

@@ -9,8 +9,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, RedisError};
 use sha2::{Digest, Sha256};
 
-use crate::faults;
-
 /// The functions' source text, from `lua/`.
 pub const SOURCE: &str = concat!(
     include_str!("../../../lua/log.lua"),
@@ -24,7 +22,7 @@ pub const SOURCE: &str = concat!(
 );
 
 /// The library of this program.
-pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library::new(&faults::patched(SOURCE)));
+pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library::new(SOURCE));
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {

@@ -33,7 +33,6 @@ use crate::domain::outcome::{LookupResult, Outcome};
 use crate::domain::printable::redact_url;
 use crate::domain::provider::{LookupUrl, Provider};
 use crate::domain::response::{Echo, PaymentIdentity};
-use crate::faults::{self, Bug};
 
 pub mod classify;
 mod client;
@@ -284,9 +283,6 @@ impl RequestBuilder {
         }
         resolved.insert_into(&mut headers)?;
         headers.insert(key, header(key, &request.idempotency_key)?);
-        if faults::bug(Bug::NewKeyPerAttempt) {
-            headers.insert(key, header(key, &uuid::Uuid::now_v7().to_string())?);
-        }
         let method = Method::from_bytes(request.method.as_bytes())
             .map_err(|_| FreezeError::Template("the frozen method is not an HTTP method".to_owned()))?;
         Ok(PreparedRequest { method, target, headers, body: Some(request.body.clone()) })

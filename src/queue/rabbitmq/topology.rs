@@ -12,7 +12,6 @@ use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
-use crate::faults::{self, Bug};
 use crate::queue::{DELAY_STEPS, Destination, QueueError, lane_queue};
 
 /// Deliveries of one message before the broker gives up on it. High, because a lost worker costs every message in its
@@ -192,8 +191,7 @@ impl Topology {
                 if !DELAY_STEPS.contains(step) {
                     return Err(QueueError::Refused(format!("{step:?} is not one of the delay steps")));
                 }
-                let mandatory = !faults::bug(Bug::DelayNotMandatory);
-                Route { exchange: self.delay(*step), routing_key: provider.as_str().to_owned(), mandatory }
+                Route { exchange: self.delay(*step), routing_key: provider.as_str().to_owned(), mandatory: true }
             }
             Destination::Invalid { .. } => {
                 Route { exchange: String::new(), routing_key: self.invalid(), mandatory: true }
@@ -303,7 +301,9 @@ mod tests {
         assert!(lane.mandatory);
         let outcome = topology.route(&Destination::Outcomes { provider: stripe.clone(), state: "dead" }).unwrap();
         assert_eq!((outcome.routing_key.as_str(), outcome.mandatory), ("stripe.dead", false));
-        let odd = Destination::Delay { provider: stripe, step: Duration::from_millis(300) };
+        let delay = |step| Destination::Delay { provider: stripe.clone(), step };
+        assert!(topology.route(&delay(DELAY_STEPS[0])).unwrap().mandatory);
+        let odd = delay(Duration::from_millis(300));
         assert!(topology.route(&odd).is_err());
     }
 }

@@ -12,7 +12,6 @@ use crate::domain::limit::{AccountRule, LimitOverride, Rule, Scope};
 use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease, StoreDown};
 use crate::domain::quota_limits::QuotaLimits;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec, limit_under_rule};
-use crate::faults::{self, Bug};
 use crate::limiter::leader_election::LeadershipTiming;
 use crate::worker::settings_sync::{LoadedSettings, POLL_INTERVAL};
 
@@ -61,7 +60,7 @@ fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Optio
     let jitters: Option<Vec<Duration>> = rows
         .iter()
         .map(|row| match row.slot_release {
-            SlotRelease::Response => faults::bug(Bug::SlotFreedAtGrant).then_some(row.send_budget),
+            SlotRelease::Response => None,
             SlotRelease::Grant { transit_jitter } => Some(transit_jitter),
         })
         .collect();

@@ -56,6 +56,30 @@ fn combined_spec(rows: [(LimitRow, Vec<AccountRow>); 2]) -> QuotaSpec {
 }
 
 #[test]
+fn one_row_that_waits_for_responses_holds_the_slots() {
+    let grant = |jitter_ms| ProviderRow {
+        slot_release: "grant".to_owned(),
+        transit_jitter_ms: jitter_ms,
+        ..ProviderRow::default()
+    };
+    let response = ProviderRow::default;
+    let table = [([response(), response()], None), ([response(), grant(50)], None), ([grant(40), grant(70)], Some(70))];
+    for (rows, jitter_ms) in table {
+        let named = rows.into_iter().enumerate().map(|(n, row)| ProviderRow {
+            name: format!("acme-{n}"),
+            quota: Some("one".to_owned()),
+            url: "https://acme.test/".to_owned(),
+            limits: vec![LimitRow { name: "all".to_owned(), max_requests: 9, window_ms: 1_000, ..LimitRow::default() }],
+            ..row
+        });
+        let providers = named.map(|row| row.validate(1).unwrap()).map(|row| (row.name.clone(), Arc::new(row)));
+        let known = LoadedSettings { version: 1, providers: providers.collect(), invalid_rows: Vec::new() };
+        let spec = quota_spec(&known, &ProviderName::new("one").unwrap()).unwrap();
+        assert_eq!(spec.grant_jitter, jitter_ms.map(Duration::from_millis));
+    }
+}
+
+#[test]
 fn smaller_burst_applies_and_missing_is_default() {
     let limit = |algorithm: &str, max_requests, burst| LimitRow {
         name: "bucket".to_owned(),

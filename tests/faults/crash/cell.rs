@@ -40,7 +40,6 @@ pub struct Setup {
     pub prefix: String,
     /// A proxy between the workers and the provider.
     pub before_provider: Option<Trap>,
-    pub redis: Option<String>,
     /// A virtual host on a separate broker, for faults that would affect all cells.
     pub broker: Option<String>,
 }
@@ -55,15 +54,7 @@ impl Setup {
             lookup: kind == Kind::LooksUp,
             ..FakeOptions::default()
         };
-        Self {
-            kind,
-            fake,
-            row: "workers = 1",
-            prefix: SHARED_PREFIX.to_owned(),
-            before_provider: None,
-            redis: None,
-            broker: None,
-        }
+        Self { kind, fake, row: "workers = 1", prefix: SHARED_PREFIX.to_owned(), before_provider: None, broker: None }
     }
 }
 
@@ -115,12 +106,10 @@ impl Cell {
         let engines = Engines::shared().await;
         let database = engines.database(&name).await;
         let ledger = PgPoolOptions::new().max_connections(1).connect(&database).await.unwrap();
-        if setup.redis.is_none() {
-            // Leader of a deployment that has run for an hour. In a new deployment the limiter waits until no other
-            // leader can exist.
-            let sql = "INSERT INTO limiter_authority VALUES ($1, $2, 1, now() - interval '1 hour')";
-            sqlx::query(sql).bind(&name).bind(&engines.holder).execute(&ledger).await.unwrap();
-        }
+        // Leader of a deployment that has run for an hour. In a new deployment the limiter waits until no other leader can
+        // exist.
+        let sql = "INSERT INTO limiter_authority VALUES ($1, $2, 1, now() - interval '1 hour')";
+        sqlx::query(sql).bind(&name).bind(&engines.holder).execute(&ledger).await.unwrap();
         let limit = setup.fake.limits[0];
         let fake = FakeProvider::new(setup.fake);
         let handle = fake.handle();
@@ -142,7 +131,7 @@ impl Cell {
             fake: handle,
             ledger,
             database,
-            redis: setup.redis.unwrap_or_else(|| engines.redis.clone()),
+            redis: engines.redis.clone(),
             dir: private_dir("cell"),
             published: BTreeSet::new(),
             _serving: stop.drop_guard(),
@@ -183,19 +172,19 @@ impl Cell {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Starts a worker. `faults`: environment variables that seed faults, without their prefix.
-    pub async fn worker(&self, faults: &[(&str, &str)]) -> Worker {
-        self.worker_at(faults, &self.database).await
+    /// Starts a worker, which dies at a crash point, `POINT:PASS`, if one is named.
+    pub async fn worker(&self, crash_at: Option<&str>) -> Worker {
+        self.worker_at(crash_at, &self.database).await
     }
 
     /// Starts a worker that connects to the database at another URL.
-    pub async fn worker_at(&self, faults: &[(&str, &str)], database: &str) -> Worker {
+    pub async fn worker_at(&self, crash_at: Option<&str>, database: &str) -> Worker {
         static WORKERS: AtomicU32 = AtomicU32::new(0);
         let number = WORKERS.fetch_add(1, Ordering::Relaxed);
         let log = self.dir.join(format!("worker-{number}.log"));
         let mut environment = self.environment();
         environment[0].1 = database.to_owned();
-        environment.extend(faults.iter().map(|(name, value)| (format!("SLUICEGATE_{name}"), (*value).to_owned())));
+        environment.extend(crash_at.map(|place| ("SLUICEGATE_CRASH_AT".to_owned(), place.to_owned())));
         let started = tokio::task::spawn_blocking(move || {
             let environment: Vec<(&str, &str)> =
                 environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -218,17 +207,6 @@ impl Cell {
         for number in 0..jobs {
             let id = format!("{}-{number}", self.name);
             self.publish_again(number).await;
-            self.published.insert(id);
-        }
-    }
-
-    /// Publishes so many payments of each of so many accounts, one account after another.
-    pub async fn publish_of_accounts(&mut self, accounts: u64, jobs: u64) {
-        for number in 0..accounts * jobs {
-            let id = format!("{}-{number}", self.name);
-            let account = format!("merchant-{}", number / jobs);
-            let job = json!({ "id": id, "account": account, "amount": 100 + number, "currency": "EUR" });
-            self.publish_body(&job.to_string()).await;
             self.published.insert(id);
         }
     }
@@ -295,19 +273,6 @@ impl Cell {
         })
         .await;
     }
-
-    /// Waits until every payment has finished, or until no job has changed for this time.
-    pub async fn settled_or_still(&self, still: Duration) {
-        let published = self.published.len() as u64;
-        let (mut seen, mut since) = (0, Instant::now());
-        while since.elapsed() < still && (self.count(ENDED).await < published || self.count(UNPUBLISHED).await > 0) {
-            let now = self.count(MOVES).await;
-            if now != seen {
-                (seen, since) = (now, Instant::now());
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
 }
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -315,9 +280,6 @@ const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 's
 const OTHERS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
 const UNPUBLISHED: &str = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-/// Changes with every claim and every event. A fence begins anywhere, so a sum of fences may exceed a bigint.
-const MOVES: &str = "SELECT (SELECT coalesce(sum(fence % 1000000 + last_attempt), 0)::bigint FROM jobs) \
-                     + (SELECT count(*) FROM outcome_events)";
 
 impl Drop for Cell {
     fn drop(&mut self) {

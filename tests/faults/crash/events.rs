@@ -1,7 +1,6 @@
 //! Events of fault handling, one per test: each is provoked, found in log, ledger or provider records, and survived.
 //!
-//! Crash points and seeded bugs provoke other events, and their tests assert those. docs/guarantees.md lists all of
-//! them.
+//! Crash points provoke other events, and their tests assert those. docs/guarantees.md lists all of them.
 
 use sluicegate::provider::simulated::FakeOptions;
 
@@ -24,14 +23,14 @@ async fn frozen_worker_is_taken_over_and_fenced() {
     let trap = Trap::default();
     let setup = Setup { before_provider: Some(trap.clone()), ..Setup::of(Kind::Deduplicates) };
     let mut cell = Cell::open("frozen", setup).await;
-    let frozen = cell.worker(&[]).await;
+    let frozen = cell.worker(None).await;
     frozen.until_logged("lane open").await;
     trap.hold();
     cell.publish(1).await;
     until("the request is in flight", PATIENCE, &frozen, async || cell.fake.report().requests == 1).await;
     frozen.freezes().await;
     trap.release();
-    let heir = cell.worker(&[]).await;
+    let heir = cell.worker(None).await;
     heir.until_logged("lane open").await;
     cell.end_leases().await;
     // Some of these go to the frozen worker, because its prefetch has room: the broker does not know that it is frozen.
@@ -62,7 +61,7 @@ async fn commit_with_lost_reply_is_detected() {
     let mut through = database.clone();
     through.set_port(Some(trap.guard(database.port().unwrap()).await)).unwrap();
     cell.publish(3).await;
-    let worker = cell.worker_at(&[], through.as_str()).await;
+    let worker = cell.worker_at(None, through.as_str()).await;
     cell.until_finished(&worker).await;
     assert!(trap.sprung(), "{}", worker.log());
     let log = worker.stop().await;
@@ -81,7 +80,7 @@ async fn throttled_wait_is_honoured_in_full() {
     let setup = Setup::of(Kind::Neither);
     let mut cell = Cell::open("throttled", Setup { fake: FakeOptions { limits, ..setup.fake }, ..setup }).await;
     cell.publish(14).await;
-    let worker = cell.worker(&[]).await;
+    let worker = cell.worker(None).await;
     cell.until_finished(&worker).await;
     let log = worker.stop().await;
     assert!(log.contains("the provider throttled requests that the limits allowed"), "{log}");
@@ -108,7 +107,7 @@ async fn returned_copy_is_republished_to_redeclared_queue() {
     let fake = FakeOptions { limits: vec!["4/2s".parse().unwrap()], ..setup.fake };
     let row = "workers = 1\nmode = \"requeue\"\nleak_per_second = 100";
     let mut cell = Cell::open("returned", Setup { fake, row, ..setup }).await;
-    let worker = cell.worker(&[]).await;
+    let worker = cell.worker(None).await;
     worker.until_logged("lane open").await;
     for step_ms in [250, 500, 1_000] {
         cell.broker.delete_queue(&cell.queue(&format!("delay.{step_ms}"))).await;
@@ -135,7 +134,7 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let setup = Setup { fake: slow, row, broker: Some(broker.clone()), ..Setup::of(Kind::Neither) };
     let mut cell = Cell::open("impatient", setup).await;
     cell.publish(6).await;
-    let worker = cell.worker(&[]).await;
+    let worker = cell.worker(None).await;
     worker.until_logged("lane closed, reopening").await;
     assert!(worker.log().contains("PRECONDITION_FAILED"), "{}", worker.log());
     cell.until_finished(&worker).await;
@@ -147,7 +146,7 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let mut cell = Cell::open("blocked", setup).await;
     cell.publish(14).await;
     eval("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).");
-    let worker = cell.worker(&[]).await;
+    let worker = cell.worker(None).await;
     worker.until_logged("broker blocks publishers").await;
     eval("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).");
     worker.until_logged("broker takes publishes again").await;
@@ -162,18 +161,22 @@ async fn lost_job_is_republished_despite_sweeper_crash() {
     let mut cell = Cell::open("swept", Setup::of(Kind::Neither)).await;
     // A payment with an expiry is claimed before it is sent.
     cell.publish_with_expiry().await;
-    let forgetful = cell.worker(&[("BUG", "ack_before_commit"), ("CRASH_AT", "after_claim:1")]).await;
-    forgetful.dies().await;
+    let claiming = cell.worker(Some("after_claim:1")).await;
+    claiming.dies().await;
     cell.leases_run_out().await;
-    assert_eq!(cell.broker.ready(&cell.queue(&cell.name)).await, Some(0));
+    // The broker loses the message.
+    let lane = cell.queue(&cell.name);
+    until("the broker has the message again", PATIENCE, &claiming, async || cell.broker.ready(&lane).await == Some(1))
+        .await;
+    assert_eq!(cell.broker.drain(&lane).await.len(), 1);
     // The job looks as if a minute had passed.
     let sql =
         "UPDATE jobs SET wake_at = wake_at - interval '1 minute', lease_until = lease_until - interval '1 minute'";
     sqlx::query(sql).execute(&cell.ledger).await.unwrap();
-    let doomed = cell.worker(&[("CRASH_AT", "sweeper_after_publish:1")]).await;
+    let doomed = cell.worker(Some("sweeper_after_publish:1")).await;
     doomed.dies().await;
     cell.leases_run_out().await;
-    let heir = cell.worker(&[]).await;
+    let heir = cell.worker(None).await;
     cell.until_finished(&heir).await;
     heir.stop().await;
     assert_eq!(cell.count("SELECT sweeps FROM jobs").await, 1);

@@ -116,11 +116,11 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     let mut cell = Cell::open(what, Setup { row: place.row, fake, ..setup }).await;
     cell.publish(JOBS).await;
     let crash_at = format!("{what}:{}", place.nth);
-    let doomed = cell.worker(&[("CRASH_AT", &crash_at)]).await;
+    let doomed = cell.worker(Some(&crash_at)).await;
     cell.crashes(&doomed, &crash_at).await;
     assert!(doomed.log().contains(what), "{}", doomed.log());
     cell.leases_run_out().await;
-    let heir = cell.worker(&[]).await;
+    let heir = cell.worker(None).await;
     cell.until_finished(&heir).await;
     let log = heir.stop().await;
     // A job that was claimed from the backlog has no message.

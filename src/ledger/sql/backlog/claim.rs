@@ -11,8 +11,6 @@ use super::{TAG_PER_COST, account_of, class_of};
 use crate::domain::fair_order::PASSED_OVER_FIRST;
 use crate::domain::job::FlowKey;
 use crate::domain::provider::JobOrder;
-use crate::faults;
-use crate::faults::Bug;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob};
 use crate::ledger::database::Database;
@@ -186,7 +184,6 @@ fn statement(lock: &str, order: OrderText) -> String {
     let OrderText { is_next, flow_max, mark } = order;
     let (class, account) = (class_of("jobs"), account_of("jobs"));
     let recorded = RECORDED.trim_end_matches(", copy");
-    let served_cost = if faults::bug(Bug::TagNotMoved) { "0" } else { "served.cost" };
     format!(
         "WITH turn AS MATERIALIZED (\
              SELECT provider FROM flow_turns WHERE provider = $1 \
@@ -235,7 +232,7 @@ fn statement(lock: &str, order: OrderText) -> String {
              GROUP BY locked.class, locked.account), \
          moved AS (\
              UPDATE flows SET waiting = greatest(flows.waiting - served.jobs, 0), \
-                 tag = flows.tag + {served_cost} * {TAG_PER_COST} / flows.weight \
+                 tag = flows.tag + served.cost * {TAG_PER_COST} / flows.weight \
              FROM served WHERE flows.provider = served.provider AND flows.class = served.class \
                  AND flows.account = served.account), \
          timed AS (\

@@ -23,8 +23,6 @@ use super::{FLOW_COLUMNS, account_of, account_weight, class_of, update_flows, vi
 use crate::domain::job::Identifier;
 use crate::domain::outcome::ACCOUNT_REFUSED;
 use crate::domain::provider::ProviderName;
-use crate::faults;
-use crate::faults::Bug;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{FlowReport, FlowStatus, LaneFlows, RepairedFlows};
 use crate::ledger::database::Database;
@@ -93,9 +91,9 @@ static UNBLOCK: Template = Template::made(|dialect| {
     unblock_flows(dialect, "flows.provider = $1 AND flows.blocked_until IS NOT NULL", "FOR UPDATE")
 });
 
-static WAKE: Template = Template::made(|dialect| unblock_flows(dialect, &ended(), "FOR UPDATE"));
+static WAKE: Template = Template::made(|dialect| unblock_flows(dialect, ENDED, "FOR UPDATE"));
 /// Leaves out flows that another session has locked for long.
-static WAKE_UNLOCKED: Template = Template::made(|dialect| unblock_flows(dialect, &ended(), "FOR UPDATE SKIP LOCKED"));
+static WAKE_UNLOCKED: Template = Template::made(|dialect| unblock_flows(dialect, ENDED, "FOR UPDATE SKIP LOCKED"));
 
 static NEXT_WAKE: Template = Template::new(
     "SELECT {until:(SELECT min(blocked_until) FROM flows \
@@ -111,10 +109,7 @@ fn unblock_flows(dialect: Dialect, which: &str, lock: &str) -> String {
     update_flows(dialect, &unblock, which, lock)
 }
 
-fn ended() -> String {
-    let is_woken = !faults::bug(Bug::FlowNotWoken);
-    format!("flows.provider = $1 AND flows.blocked_until <= {{now}} AND {is_woken}")
-}
+const ENDED: &str = "flows.provider = $1 AND flows.blocked_until <= {now}";
 
 impl Database {
     /// Ends the blocks whose instant has passed.

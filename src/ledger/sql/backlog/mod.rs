@@ -18,8 +18,6 @@ use super::result::{FromRow, SqlRow, read};
 use super::{fenced_write, storable};
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{ContentHash, Job};
-use crate::faults;
-use crate::faults::Bug;
 use crate::ledger::backlog::{
     BacklogClaim, BacklogClaimRequest, BacklogRecord, BacklogReturn, BlockedFlow, FlowBlock, FlowStatus,
 };
@@ -261,12 +259,11 @@ const GROWN: &str = "waiting = flows.waiting + excluded.waiting";
 /// Counts a new job in its flow.
 fn count_in() -> String {
     let (class, account) = (class_of("job"), account_of("job"));
-    let is_counted = if faults::bug(Bug::FlowNotCounted) { "false" } else { "job.backlog" };
     format!(
         "INSERT INTO flows (provider, class, account, tag, weight, waiting) \
          SELECT added.provider, added.class, added.account, {}, {}, added.jobs \
          FROM (SELECT job.provider AS provider, {class} AS class, {account} AS account, count(*) AS jobs \
-               FROM {{job}} WHERE {is_counted} GROUP BY job.provider, {class}, {account}) AS added \
+               FROM {{job}} WHERE job.backlog GROUP BY job.provider, {class}, {account}) AS added \
          WHERE true ORDER BY added.provider, added.class, added.account \
          ON CONFLICT (provider, class, account) DO UPDATE SET {GROWN}, \
              tag = CASE WHEN flows.waiting > 0 THEN flows.tag ELSE {{greatest}}(flows.tag, excluded.tag) END",
