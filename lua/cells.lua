@@ -51,7 +51,6 @@ local function find(cell, cost, from)
     if missing <= 0 then return from, 0, floor(unused / cost) end
     if missing > cell.logged then return nil end
     local ms, count, before = seek(cell, missing)
-    if not ms then return nil end
     local over = ms * 1000 + cell.window
     if over > from then from = over end
     return from, ms, (before == 0 and unused == 0) and floor(count / cost) or 1

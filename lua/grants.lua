@@ -1,4 +1,4 @@
--- The grants of one call: each request gets permits under all its limits or under none; the fifth part of the limiter's
+-- The grants of one call: each request gets permits under all its limits or under none; the fourth part of the limiter's
 -- library.
 -- Specification: src/domain/quota/grant.rs.
 

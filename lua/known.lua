@@ -1,4 +1,4 @@
--- The record of uses that a state has not counted; the sixth part of the limiter's library.
+-- The record of uses that a state has not counted; the fifth part of the limiter's library.
 -- Specification: src/domain/quota/coverage.rs.
 
 local SCOPE, ROWS = '<I7I7I7I7I7I7', '<I6I7I7I7'
@@ -84,14 +84,4 @@ local function hold_missed(tally, known, scope, counted)
   if of and counted < of.since then since, last = max(since, of.since), max(last, of.last) end
   if last == 0 then return end
   for _, cell in ipairs(tally.cells) do hold(cell, since, last) end
-end
-
--- Checks what the library does not remember of it.
-local function check_known(known, last)
-  local latest = last + LEAD_MAX
-  for scope = 1, 2 do
-    local of = known[scope]
-    if of.longest > LONGEST_MAX or of.longer_last > latest or of.last > latest then damaged = 'instants of what is known' end
-  end
-  if known.hands > latest or known.joined_last > latest or #known.members % 8 ~= 0 then damaged = 'instants of what is known' end
 end

@@ -21,8 +21,8 @@ end
 local CHUNK_BYTES = 64
 local BASE_MS = 1600000000000
 local RESTORE_DEPTH = 16
--- Set while a call runs: the part of the stored state that is inconsistent, so that the state must be reset.
-local damaged = false
+-- The error of a log whose list is lost, wholly or in part. It ends the state.
+local CHUNKS_LOST = 'chunks of a log are lost'
 
 local function clock_us()
   local time = redis.call('TIME')
@@ -36,7 +36,7 @@ local function integer(number) return format('%.0f', number + 0) end
 local function entry(ms, count) return encode('<I5I3', max(0, ms - BASE_MS), count) end
 
 -- The entry with the k-th oldest use: its instant, its remaining count, the uses before it, its place (0 head, j chunk,
--- -1 tail, -2 open), and its string, position and whole count. If there are fewer uses, the log is inconsistent.
+-- -1 tail, -2 open), and its string, position and whole count.
 local function seek(cell, k)
   local before, text = 0, cell.head
   if text ~= '' then
@@ -52,25 +52,20 @@ local function seek(cell, k)
   end
   local older = cell.logged - cell.pushed
   if cell.chunks > 0 and k <= older + cell.base then
+    if redis.call('LLEN', cell.key) ~= cell.chunks then error(CHUNKS_LOST, 0) end
     local low, high = 0, cell.chunks - 1
     while low < high do
       local middle = ceil((low + high) / 2)
       local chunk = redis.call('LINDEX', cell.key, integer(middle))
-      if chunk and #chunk > 6 and older + decode('<I6', chunk) < k then low = middle else high = middle - 1 end
+      if older + decode('<I6', chunk) < k then low = middle else high = middle - 1 end
     end
     text = redis.call('LINDEX', cell.key, integer(low))
-    if not text or #text % 8 ~= 6 or redis.call('LLEN', cell.key) ~= cell.chunks then
-      damaged = 'chunks of a log'
-      return nil
-    end
     before = older + decode('<I6', text)
     for at = 7, #text, 8 do
       local ms, count = decode('<I5I3', text, at)
       if before + count >= k then return ms + BASE_MS, count, before, low + 1, text, at, count end
       before = before + count
     end
-    damaged = 'uses of a log'
-    return nil
   end
   before, text = older + cell.base, cell.tail
   for at = 1, #text, 8 do
@@ -78,14 +73,11 @@ local function seek(cell, k)
     if before + count >= k then return ms + BASE_MS, count, before, -1, text, at, count end
     before = before + count
   end
-  if before + cell.open_uses >= k then return cell.open_ms, cell.open_uses, before, -2, '', 1, cell.open_uses end
-  damaged = 'uses of a log'
-  return nil
+  return cell.open_ms, cell.open_uses, before, -2, '', 1, cell.open_uses
 end
 
 local function forget_oldest(cell, uses)
-  local ms, count, before, place, text, at, whole = seek(cell, uses)
-  if not ms then return end
+  local _, count, before, place, text, at, whole = seek(cell, uses)
   cell.logged = cell.logged - uses
   local left = before + count - uses
   if place == 0 and at == 1 and left > 0 then
@@ -127,10 +119,7 @@ local function restore(cell, now, ms, uses)
   end
   while #cell.head <= RESTORE_DEPTH * 8 and cell.chunks > 0 do
     local chunk = redis.call('LPOP', cell.key)
-    if not chunk then
-      damaged = 'chunks of a log'
-      return
-    end
+    if not chunk then error(CHUNKS_LOST, 0) end
     cell.head, cell.chunks = cell.head .. sub(chunk, 7), cell.chunks - 1
   end
   if #cell.head <= RESTORE_DEPTH * 8 then

@@ -1,4 +1,4 @@
--- Reads the usage in one hash of the limiter, and acquires, releases and writes nothing; the eighth part of the
+-- Reads the usage in one hash of the limiter, and acquires, releases and writes nothing; the seventh part of the
 -- limiter's library.
 --
 -- KEYS  the state as in quota.lua; then the logs of the provider's cells, or the hash of one subject
@@ -156,9 +156,8 @@ end
 
 local function peek(keys, args)
   if not decode then bind() end
-  damaged = false
   local went, reply = pcall(usages, keys, args)
-  if went and not damaged then return reply end
-  if not went and is_of_redis(problem_in(reply)) then return redis.error_reply(problem_in(reply)) end
-  return redis.error_reply('DAMAGED the stored state is inconsistent; the next call resets it')
+  if went then return reply end
+  if is_of_redis(problem_in(reply)) then return redis.error_reply(problem_in(reply)) end
+  return redis.error_reply('DAMAGED the stored state cannot be read; the next call resets it')
 end

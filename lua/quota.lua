@@ -1,5 +1,5 @@
 -- One call to the limiter of one quota: it acquires permits under all limits or none, and releases earlier ones; the
--- seventh part of the limiter's library, which src/limiter/redis/library.rs puts together and registers.
+-- sixth part of the limiter's library, which src/limiter/redis/library.rs puts together and registers.
 -- Specification: src/domain/quota/mod.rs, the same decisions in the same order; tests/contract/limiter/differential.rs
 -- compares the two on random histories. tests/docs/lua.rs holds these headers to the code.
 --
@@ -49,8 +49,8 @@
 --   cell (0, 0, 1, 1002500, 0, 1, 100, 0), want (1, 1, 1, 0, 0, 0)
 --   → refusal 0, remaining 99, reset 1002500, run (0, 1, 0), origin (0)
 --
--- ERRORS  ARGUMENT: the argument is malformed, nothing was written. DAMAGED: the stored state is inconsistent (checks.lua)
---   or cannot be read, all of it was deleted.
+-- ERRORS  ARGUMENT: the argument is malformed, nothing was written. DAMAGED: the stored state cannot be read, or a part of
+--   it is lost; all of it was deleted.
 --   A write that fails half-way may lose slots and never creates any: chunks leave a list before their cell says so,
 --   and enter it after. A missing chunk ends the state.
 
@@ -63,7 +63,7 @@ local TERMS, TERMS_BYTES = '<I6I6I6I6I6I6I6I6I6I6I6I2I2I2', 72
 local MORE, MORE_BYTES = '<I6I7I7I2I4I4I7I2I4', 43
 local SEED, SEED_BYTES = '<I2I7I7I4I4I2', 26
 local PAST_BYTES = 14
-local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I6I6', 70
+local HEAD, HEAD_BYTES = '<c8c8I7I7I7I6I7I6I6', 62
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
 local ANSWER = '<I1I1I2I6I7I6I7I6I6I4I2I6I4I4I2'
 local EMPTY = {}
@@ -126,15 +126,12 @@ local function fill(tally, m, at, same, now, since, last)
   tally.adopted = not same
   if same then
     load_cells(tally, m, at)
-    if tally.is_checked then for _, cell in ipairs(tally.cells) do check_cell(cell, now) end end
     return
   end
   local s = redis.call('HGET', tally.key, 's')
-  if tally.memory and tally.memory.s and tally.memory.s ~= s then damaged = 'limits that it was written under' end
   local names, cells, names_at = decode('<I2I2', s)
   local old = tally_of(sub(s, names_at, names_at + names - 1), s, names_at + names, cells)
   load_cells(old, m, at)
-  if tally.is_checked then for _, cell in ipairs(old.cells) do check_cell(cell, now) end end
   adopt_all(tally, old, now, since, last)
 end
 
@@ -147,24 +144,9 @@ local function refuse(code, wait, now, version, born, calls, previous)
   return encode(ANSWER, code, 0, 0, wait, now, version, born, calls, previous, 0, 0, 0, 0, 0, 0)
 end
 
--- What the library does not remember of a state: its head and its leases.
-local function check_state(provider, m, clock, born, warm, last, paused)
-  provider.refreshed, provider[1], provider[2], provider.oldest = decode(TALLY, m, HEAD_BYTES + 1)
-  if born > last or warm > born + LONGEST_MAX + LEAD_MAX or last > clock + BACK_MAX or paused > last + PAUSE_MAX
-      or provider.refreshed > last or provider.oldest > last + LEAD_MAX then
-    damaged = 'instants of the state'
-  end
-  local fields = redis.call('HGETALL', provider.key)
-  check_leases(provider, fields, last)
-  for i = 1, #fields, 2 do
-    if #fields[i] == 8 then provider.memory.own[fields[i]] = fields[i + 1] end
-  end
-end
-
 local function hold_lost(provider, deadline, charges, lookups)
   local own = encode('<I6I7I4', 0, 0, 0) .. encode('<I6I7I4I4', 1, deadline, charges, lookups)
   redis.call('HSET', provider.key, LOST, own)
-  provider.memory.own[LOST] = own
   provider[1], provider[2] = provider[1] + charges, provider[2] + lookups
   if provider.oldest == 0 or deadline < provider.oldest then provider.oldest = deadline end
 end
@@ -179,7 +161,7 @@ local function subject_tally(key, subject, text, mine, now, born, known, provide
   if state then
     limits, touched, of_born, kept_until = decode(SUBJECT_HEAD, state)
   end
-  tally.key, tally.digest, tally.is_checked = key, subject.digest, not is_remembered(key, state)
+  tally.key, tally.digest = key, subject.digest
   tally.kept_until, tally.had_own = 0, there[2]
   if of_born == born and kept_until > now then
     tally.kept_until = kept_until
@@ -187,10 +169,6 @@ local function subject_tally(key, subject, text, mine, now, born, known, provide
     -- Every use that a new limit has not counted was granted before the tally counted last.
     local since, latest = not_before(known, provider, touched)
     fill(tally, state, SUBJECT_HEAD_BYTES + 1, limits == subject.digest, now, since, latest)
-    if tally.is_checked then check_leases(tally, redis.call('HGETALL', key), now) end
-    if touched > now or kept_until > now + LONGEST_MAX + LEAD_MAX or tally.oldest > now + LEAD_MAX or tally.refreshed > now then
-      damaged = 'instants of an account or reference'
-    end
     hold_missed(tally, known, subject.scope, touched)
   else
     if state then redis.call('DEL', key) end
@@ -238,27 +216,15 @@ local function decide(keys, args)
   local m, own, known_text = kept[1], kept[2], kept[3]
 
   -- The state as stored, or a new one if it is missing, of another server, or invalidated by the caller.
-  local known_run, known_digest, writer, born, warm, last, known_version, paused, resumed, calls, known
-  provider.key, provider.is_checked = state_key, false
+  local known_run, known_digest, born, warm, last, known_version, paused, resumed, calls, known
+  provider.key = state_key
   if m then
-    known_run, known_digest, writer, born, warm, last, known_version, paused, resumed, calls = decode(HEAD, m)
+    known_run, known_digest, born, warm, last, known_version, paused, resumed, calls = decode(HEAD, m)
     if known_run ~= run or born == distrusted then m = nil end
   end
-  if m then
-    local memory = memory_of(state_key)
-    if memory and memory.m and memory.born == born and writer == WRITER then
-      if memory.m ~= m or memory.k ~= known_text or (memory.own[mine] or false) ~= own then damaged = 'it is not what was written last' end
-      provider.memory = memory
-    else
-      provider.memory, provider.is_checked = new_memory(state_key, born), true
-      provider.memory.k = known_text
-      check_state(provider, m, clock, born, warm, last, paused)
-    end
-    if damaged then return nil end
-  else
+  if not m then
     own = nil
     born, warm, last, known_version, paused, calls = clock, clock + provider.cold, clock, version, 0, 0
-    provider.memory = new_memory(state_key, born)
   end
   local now = max(clock, last)
 
@@ -269,10 +235,6 @@ local function decide(keys, args)
     if previous == number then return sub(own, 18, 17 + bytes) end
     if previous > number then return refuse(STALE_CALL, 0, now, known_version, born, calls, previous) end
     leases = sub(own, 18 + bytes)
-    if #own < 17 + bytes or #leases % LEASE ~= 0 then
-      damaged = 'field of a caller'
-      return nil
-    end
   end
   -- Older settings may not know every limit that counts a release, so such a call changes nothing.
   if version < known_version then return refuse(STALE_VERSION, 0, now, known_version, born, calls, previous) end
@@ -281,10 +243,7 @@ local function decide(keys, args)
     for i = 1, #fields, 2 do
       if #fields[i] == 8 then
         local _, at = decode('<I6I7', fields[i + 1])
-        if at + REPLY_KEPT_US <= now and leases_in(fields[i + 1]) == '' then
-          redis.call('HDEL', state_key, fields[i])
-          provider.memory.own[fields[i]] = nil
-        end
+        if at + REPLY_KEPT_US <= now and leases_in(fields[i + 1]) == '' then redis.call('HDEL', state_key, fields[i]) end
       end
     end
   end
@@ -292,7 +251,6 @@ local function decide(keys, args)
   if m and resumed ~= provider.resumed then paused = 0 end
   if m then
     known = known_of(known_text)
-    if provider.is_checked then check_known(known, last) end
     if known_digest ~= digest then adopt_known(known, provider, now) end
   else
     known = known_born(provider, now)
@@ -317,8 +275,6 @@ local function decide(keys, args)
   for i = 1, subjects_n do
     tallies[i] = subject_tally(keys[1 + cells_n + i], subjects[i], text, mine, now, born, known, provider)
   end
-
-  if damaged then return nil end
 
   local at = releases_at
   for _ = 1, releases_n do
@@ -375,8 +331,7 @@ local function decide(keys, args)
     reply = encode(ANSWER, refusal, exact, index or 0, wait, now, version, born, calls, previous, remaining, decides, reset,
       readable_in, runs_n, passed_n) .. runs .. passed
   end
-  if damaged then return nil end
-  save(provider, encode(HEAD, run, digest, WRITER, born, warm, last, version, paused, provider.resumed, calls), now, mine,
+  save(provider, encode(HEAD, run, digest, born, warm, last, version, paused, provider.resumed, calls), now, mine,
     encode('<I6I7I4', number, now, #reply) .. reply .. provider.leases, longest + before, STATE_SPARE_US)
   for i = 1, subjects_n do
     local tally = tallies[i]
@@ -389,18 +344,25 @@ local function decide(keys, args)
   return reply
 end
 
--- The function of the library. A state that cannot be read or is inconsistent is deleted, so that no later call meets
--- it. An error of Redis itself is no fault of the state, except for a key of another type.
+-- The text of an error that `pcall` caught; some versions of Redis raise a table.
+local function problem_in(caught)
+  return type(caught) == 'table' and caught.err or caught
+end
+
+-- Whether an error is one of Redis itself, which begins with a code and is no fault of the stored state. A key of
+-- another type is a fault of the state.
+local function is_of_redis(problem)
+  return find_text(problem, '^%u+ ') and not find_text(problem, 'WRONGTYPE', 1, true)
+end
+
+-- The function of the library. A state that cannot be read is lost: it is deleted, so that no later call meets it. An
+-- error of Redis itself is no fault of the state, except for a key of another type.
 local function quota(keys, args)
   if not decode then bind() end
-  damaged = false
   local went, reply = pcall(decide, keys, args)
-  if not went then
-    damaged = problem_in(reply)
-    if is_of_redis(damaged) then return redis.error_reply(damaged) end
-  elseif not damaged then
-    return reply
-  end
+  if went then return reply end
+  local problem = problem_in(reply)
+  if is_of_redis(problem) then return redis.error_reply(problem) end
   for i = 1, #keys do redis.call('DEL', keys[i]) end
-  return redis.error_reply('DAMAGED the stored state is inconsistent (' .. damaged .. '); it is reset')
+  return redis.error_reply('DAMAGED the stored state cannot be read (' .. problem .. '); it is reset')
 end

@@ -1,11 +1,11 @@
--- Tallies: the cells that are counted together, with the leases of permits in flight; the fourth part of the limiter's
+-- Tallies: the cells that are counted together, with the leases of permits in flight; the third part of the limiter's
 -- library.
 -- Specification: src/domain/quota/counters.rs.
 --
 -- HASH  packed as in quota.lua; its fields are m, s, of the state k, and one named by the 8 bytes of each caller's incarnation
 --   m           of the state: state, tally, cells; of a subject: owner, tally, cells
---   state       run id digest 8, terms digest 8, writer 8, born 7, warm 7, last call 7, version 6, paused until 7,
---               resumed at 6, calls 6; the writer is a digest of the library's text
+--   state       run id digest 8, terms digest 8, born 7, warm 7, last call 7, version 6, paused until 7, resumed at 6,
+--               calls 6
 --   owner       limits digest 8, last call 7, born of the state 7, kept until 7
 --   tally       time to live renewed 7, charges in flight 6, lookups in flight 6, first deadline 7
 --   cell        held until 7, a 7, b 7, c 7, uses ever logged 6, of them before the tail 6, chunks 4, spent 4, open ms 7,
@@ -122,24 +122,7 @@ end
 -- The leases in a caller's field, behind the number, instant and reply of its last call.
 local function leases_in(own)
   local _, _, bytes = decode('<I6I7I4', own)
-  local leases = sub(own, 18 + bytes)
-  if #own < 17 + bytes or #leases % LEASE ~= 0 then damaged = 'field of a caller' end
-  return leases
-end
-
--- Checks that the callers' leases are what the tally counts in flight. Leases are never renewed, so no deadline lies
--- further ahead than a hold. The lease with the first deadline may be released already.
-local function check_leases(tally, fields, now)
-  local charges, lookups = 0, 0
-  for i = 1, #fields, 2 do
-    local leases = #fields[i] == 8 and leases_in(fields[i + 1]) or ''
-    for at = 1, #leases - LEASE + 1, LEASE do
-      local _, deadline, of_charges, of_lookups = decode('<I6I7I4I4', leases, at)
-      charges, lookups = charges + of_charges, lookups + of_lookups
-      if deadline < tally.oldest or deadline > now + LEAD_MAX then damaged = 'deadline of a lease' end
-    end
-  end
-  if charges ~= tally[1] or lookups ~= tally[2] then damaged = 'permits in flight' end
+  return sub(own, 18 + bytes)
 end
 
 -- Ends leases past their deadline. The provider has counted their requests by then. So they count as answered at the
@@ -156,15 +139,11 @@ local function expire(tally, now, mine)
   end
   if tally[1] + tally[2] == 0 then tally.oldest = 0 end
   if tally[1] + tally[2] == 0 or now < tally.oldest then return end
-  local memory = tally.memory
-  local oldest, over, charges_in, lookups_in = 0, {}, 0, 0
-  local counted_charges, counted_lookups = tally[1], tally[2]
+  local oldest, over = 0, {}
   local function live_of(leases)
     local live = {}
     for at = 1, #leases, LEASE do
       local _, deadline, charges, lookups = decode('<I6I7I4I4', leases, at)
-      charges_in, lookups_in = charges_in + charges, lookups_in + lookups
-      if deadline < tally.oldest or deadline > now + LEAD_MAX then damaged = 'deadline of a lease' end
       if deadline <= now then
         tally[1], tally[2] = max(0, tally[1] - charges), max(0, tally[2] - lookups)
         over[#over + 1] = { deadline, charges, lookups }
@@ -181,17 +160,11 @@ local function expire(tally, now, mine)
     if #field == 8 and field ~= mine then
       local leases = leases_in(own)
       local live = live_of(leases)
-      if memory and memory.own[field] ~= own then damaged = 'it is not what was written last' end
-      if live ~= leases then
-        own = sub(own, 1, #own - #leases) .. live
-        redis.call('HSET', tally.key, field, own)
-        if memory then memory.own[field] = own end
-      end
+      if live ~= leases then redis.call('HSET', tally.key, field, sub(own, 1, #own - #leases) .. live) end
     end
   end
   tally.leases = live_of(tally.leases)
   tally.oldest = oldest
-  if charges_in ~= counted_charges or lookups_in ~= counted_lookups then damaged = 'permits in flight' end
   -- In the order of the log. Leases whose window is over are not logged behind younger uses.
   table.sort(over, function(one, other) return one[1] < other[1] end)
   for _, lease in ipairs(over) do
@@ -290,7 +263,6 @@ local function save(tally, head, now, mine, own, kept, spare)
     numbers, first, last = state_of(cells[i])
     state = state .. numbers .. (first or '') .. (last or '')
   end
-  local memory = tally.memory
   if not own then
     redis.call('HSET', tally.key, 'm', state, 's', encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records)
     if tally.had_own then redis.call('HDEL', tally.key, mine) end
@@ -299,15 +271,12 @@ local function save(tally, head, now, mine, own, kept, spare)
     -- The record of the past is written together with the limits that it belongs to, or neither is.
     if tally.known_text then
       redis.call('HSET', tally.key, 'm', state, mine, own, 's', limits, 'k', tally.known_text)
-      if memory then memory.k = tally.known_text end
     else
       redis.call('HSET', tally.key, 'm', state, mine, own, 's', limits)
     end
-    if memory then memory.s = limits end
   else
     redis.call('HSET', tally.key, 'm', state, mine, own)
   end
-  if memory then memory.m, memory.own[mine] = state, own else remember_subject(tally.key, state) end
   for i = 1, chunks and #chunks or 0, 2 do redis.call('RPUSH', chunks[i], chunks[i + 1]) end
   if fresh or chunks then
     local ttl = integer(ceil((kept + spare) / 1000))

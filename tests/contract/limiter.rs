@@ -30,7 +30,7 @@ mod rate_guarantee;
 mod rate_guarantee_mixed;
 mod refusals;
 mod saturation;
-mod tampered;
+mod state_resets;
 
 const SECOND: Duration = Duration::from_secs(1);
 

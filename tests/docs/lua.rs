@@ -27,15 +27,14 @@ use header::{Group, Header};
 
 const QUOTA: &str = include_str!("../../lua/quota.lua");
 const PEEK: &str = include_str!("../../lua/peek.lua");
-const PARTS: [(&str, &str); 8] = [
+const PARTS: [(&str, &str); 7] = [
     ("first", include_str!("../../lua/log.lua")),
     ("second", include_str!("../../lua/cells.lua")),
-    ("third", include_str!("../../lua/checks.lua")),
-    ("fourth", include_str!("../../lua/tallies.lua")),
-    ("fifth", include_str!("../../lua/grants.lua")),
-    ("sixth", include_str!("../../lua/known.lua")),
-    ("seventh", QUOTA),
-    ("eighth", PEEK),
+    ("third", include_str!("../../lua/tallies.lua")),
+    ("fourth", include_str!("../../lua/grants.lua")),
+    ("fifth", include_str!("../../lua/known.lua")),
+    ("sixth", QUOTA),
+    ("seventh", PEEK),
 ];
 
 /// A quota with one limit: 100 per second for the provider.
@@ -128,7 +127,7 @@ fn read(argument: &[u8], run_id: &str) -> Vec<String> {
     let bytes = before.len() - reading.left.len();
     assert_eq!(field(&head, "bytes of terms"), u64::try_from(bytes).unwrap());
     assert_eq!(field(&head, "terms digest"), digest(&before[..bytes]));
-    assert_eq!(field(&head, "run id digest"), digest(format!("{run_id}/layout2").as_bytes()));
+    assert_eq!(field(&head, "run id digest"), digest(format!("{run_id}/layout3").as_bytes()));
     let more = if field(&head, "more") == 1 { reading.take("more") } else { Vec::new() };
     let of_more = |name: &str| if more.is_empty() { 0 } else { field(&more, name) };
     (0..field(&head, "wants")).for_each(|_| drop(reading.take("want")));

@@ -51,7 +51,7 @@ pub fn sample_births(stand: &Stand, over: &AtomicBool) -> BTreeSet<(String, Vec<
             let key = format!("sluicegate:{{{name}}}");
             let state = redis::cmd("HGET").arg(key).arg("m").query::<Option<Vec<u8>>>(&mut connection);
             if let Ok(Some(state)) = state {
-                births.insert((name.clone(), state[24..31].to_vec()));
+                births.insert((name.clone(), state[16..23].to_vec()));
             }
         }
         std::thread::sleep(Duration::from_millis(200));

@@ -7,32 +7,22 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::BlockReason;
 use super::wait_queue::QueueKey;
-use super::{BlockReason, PAUSE_SPREAD_MAX};
-use crate::domain::disposition::HONOURED_WAIT_MAX;
 use crate::domain::permit_protocol::{CallKind, LimiterReply, RefusalReason, Shortage, SkippedRequest};
 use crate::domain::quota_spec::QuotaSpec;
-use crate::domain::time::micros_up;
 
 /// Shortest time between a refusal and the next call that only asks again.
 pub const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 
-/// The longest time until the gate asks again during a pause: the longest wait that a provider may name, and the
-/// spread.
-const PAUSE_MAX: Duration = HONOURED_WAIT_MAX.saturating_add(PAUSE_SPREAD_MAX);
-
-/// The longest time until the gate asks again, in microseconds, whatever the store says. Everything that a payment can
-/// wait for under these settings is over by then.
-pub(super) fn longest_wait_us(spec: &QuotaSpec, reason: RefusalReason) -> u64 {
-    match reason {
-        RefusalReason::Paused => micros_up(PAUSE_MAX),
-        // Some limits keep a use up to 1/256 of its window longer.
-        _ => spec.cold_start_us() + spec.longest_window_us() / 128,
-    }
+/// The longest time until the gate asks again because of a limit, in microseconds. Everything that a payment can wait for
+/// under these settings is over by then. Some limits keep a use up to 1/256 of its window longer.
+pub(super) fn longest_wait_us(spec: &QuotaSpec) -> u64 {
+    spec.cold_start_us() + spec.longest_window_us() / 128
 }
 
-/// The longest wait that settings allow, if a limit or a pause in this reply exceeds it. Skipped requests that exceed
-/// this worker's share wait for the store instead.
+/// The longest wait that settings allow, if a limit in this reply exceeds it. Skipped requests that exceed this worker's
+/// share wait for the store instead.
 pub(super) fn exceeded_wait(
     spec: &QuotaSpec,
     reply: &LimiterReply,
@@ -40,12 +30,10 @@ pub(super) fn exceeded_wait(
 ) -> Option<Duration> {
     let skipped =
         reply.skipped.iter().filter(|skipped| skipped.shortage == Shortage::NoSlot && !exceeds_share(skipped));
-    let skipped = skipped.map(|skipped| (RefusalReason::Limit { index: skipped.limit }, skipped.wait_us));
-    let refused = reply.refused.iter().map(|refused| (refused.reason, refused.wait_us));
-    let refused = refused.filter(|(reason, _)| matches!(reason, RefusalReason::Limit { .. } | RefusalReason::Paused));
-    let waits = refused.chain(skipped).map(|(reason, wait_us)| (longest_wait_us(spec, reason), wait_us));
-    let exceeded = waits.filter(|(longest_us, wait_us)| wait_us > longest_us);
-    exceeded.map(|(longest_us, _)| Duration::from_micros(longest_us)).max()
+    let refused = reply.refused.filter(|refused| matches!(refused.reason, RefusalReason::Limit { .. }));
+    let mut waits = skipped.map(|skipped| skipped.wait_us).chain(refused.map(|refused| refused.wait_us));
+    let longest_us = longest_wait_us(spec);
+    waits.any(|wait_us| wait_us > longest_us).then(|| Duration::from_micros(longest_us))
 }
 
 /// Why no waiter gets a permit, and the earliest instant at which one may.

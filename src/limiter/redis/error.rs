@@ -68,7 +68,7 @@ const KNOWN_CODES: &[(&str, ErrorDuration, &str)] = &[
         UntilFixed,
         "the limiter's function rejects this program's call: run one version everywhere, and report it",
     ),
-    ("DAMAGED", Transient, "the limiter starts cold; find out which program writes to the keys of limiter.prefix"),
+    ("DAMAGED", Transient, "the limiter starts cold; a key of limiter.prefix was evicted, deleted or overwritten"),
 ];
 
 /// Parts of the texts of plain `ERR` replies, each with its duration and fix.

@@ -13,7 +13,6 @@ use sha2::{Digest, Sha256};
 pub const SOURCE: &str = concat!(
     include_str!("../../../lua/log.lua"),
     include_str!("../../../lua/cells.lua"),
-    include_str!("../../../lua/checks.lua"),
     include_str!("../../../lua/tallies.lua"),
     include_str!("../../../lua/grants.lua"),
     include_str!("../../../lua/known.lua"),
@@ -34,9 +33,9 @@ impl Library {
     /// A library of this text.
     pub fn new(source: &str) -> Self {
         let digest = hex::encode(&Sha256::digest(source)[..8]);
-        let (name, writer) = (format!("sluicegate_{digest}"), &digest[..8]);
+        let name = format!("sluicegate_{digest}");
         let code = format!(
-            "#!lua name={name}\nlocal WRITER = '{writer}'\n{source}\n\
+            "#!lua name={name}\n{source}\n\
              redis.register_function('{name}_call', quota)\n\
              redis.register_function{{ function_name = '{name}_peek', callback = peek, flags = {{ 'no-writes' }} }}\n"
         );
@@ -65,8 +64,7 @@ impl Library {
         command
     }
 
-    /// Loads the library into a server that does not have it. A server that has it keeps it, because functions that are
-    /// loaded again do not remember what they wrote last.
+    /// Loads the library into a server that does not have it.
     pub async fn ensure_loaded(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
         match self.load().query_async::<()>(connection).await {
             Err(error) if Self::is_present(&error) => Ok(()),

@@ -1,6 +1,7 @@
 //! Faults of Redis: lost state, malformed answers, refused writes, no answer. None of them yields a permit, the error
 //! names the fault, and calls continue where they can.
 
+use sha2::Digest as _;
 use sluicegate::limiter::redis::client::RedisLimiter;
 use sluicegate::limiter::redis::encode::encode_call;
 use sluicegate::limiter::redis::keys::{call_keys, provider_keys};
@@ -126,20 +127,40 @@ async fn a_lost_state_is_a_cold_start() {
 async fn unreadable_state_causes_a_cold_start() {
     let redis = Redis::shared();
     let mut connection = redis.connection();
-    for (number, kept) in [0, 3, 60, 76, 100, 120].into_iter().enumerate() {
+    let of_state = [0, 3, 60, 76, 100, 120].map(|kept| ("m", kept));
+    // The record of the past, and this caller's last call.
+    let others = [("k", 0), ("k", 60), ("own", 0), ("own", 10)];
+    for (number, (field, kept)) in of_state.into_iter().chain(others).enumerate() {
         let prefix = format!("damaged-{number}");
         let limiter = limiter(redis, &prefix);
         let mut caller = busy(&limiter).await;
         let born = caller.call(&[]).await.state_epoch;
         let key = &provider_keys(&prefix, &caller.spec)[0];
-        let mut state: Vec<u8> = redis::cmd("HGET").arg(key).arg("m").query(&mut connection).unwrap();
-        assert!(state.len() > kept);
-        state.truncate(kept);
-        redis::cmd("HSET").arg(key).arg("m").arg(state).exec(&mut connection).unwrap();
+        let name = if field == "own" { caller.incarnation.to_le_bytes().to_vec() } else { field.into() };
+        let mut value: Vec<u8> = redis::cmd("HGET").arg(key).arg(&name).query(&mut connection).unwrap();
+        assert!(value.len() > kept, "{field}");
+        value.truncate(kept);
+        redis::cmd("HSET").arg(key).arg(&name).arg(value).exec(&mut connection).unwrap();
         let error = caller.try_call(&[1]).await.unwrap_err();
-        assert!(error.to_string().contains("DAMAGED"), "{kept}: {error:?}");
+        assert!(error.to_string().contains("DAMAGED"), "{field} {kept}: {error:?}");
         expect_cold_start(&mut caller, born).await;
     }
+}
+
+/// The state of another layout counts as one of another store. Nothing of it is read.
+#[tokio::test]
+async fn state_of_another_layout_begins_cold() {
+    let redis = Redis::shared();
+    let limiter = limiter(redis, "layout");
+    let mut caller = busy(&limiter).await;
+    let born = caller.call(&[]).await.state_epoch;
+    let key = &provider_keys("layout", &caller.spec)[0];
+    let mut connection = redis.connection();
+    let mut state: Vec<u8> = redis::cmd("HGET").arg(key).arg("m").query(&mut connection).unwrap();
+    let digest = sha2::Sha256::digest(limiter.run_id(&caller.spec.quota).await.unwrap());
+    state[..8].copy_from_slice(&digest[..8]);
+    redis::cmd("HSET").arg(key).arg("m").arg(state).exec(&mut connection).unwrap();
+    expect_cold_start(&mut caller, born).await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::cold::ColdQuery;
-use super::store_checks::STALE_PAUSE;
+use super::store_checks::{IMPLAUSIBLE_VERSION, STALE_PAUSE};
 use super::{AcquireResult, GateCore, GrantedPermit, Notice, RETRY_FIRST, Ticket};
 use crate::domain::clock_comparison::AttestationCheck;
 use crate::domain::limit::Scope;
@@ -28,7 +28,8 @@ use crate::limiter::gate::wait_queue::{CountingScope, Deferral, QueueKey};
 
 /// Longest deferral of a waiter whose permit would have started too late.
 const LATE_START_DEFERRAL_MAX: Duration = Duration::from_secs(1);
-/// By how much a store's settings version may be ahead of the database's: more changes than any lost backup held.
+/// By how much a store's settings version may be ahead of the database's: more changes than any lost backup held. The
+/// database takes over the version, so a number that is wrong would stay there for good.
 const VERSION_AHEAD_MAX: i64 = 1_000_000;
 
 /// Facts about the store that its reply does not contain.
@@ -112,13 +113,12 @@ impl<T: Ticket> GateCore<T> {
         self.call_at = arrived.max(outgoing.next_call_at(reply));
         self.replied_at = arrived;
         self.persist_window.record_call(arrived.saturating_duration_since(outgoing.sent_at));
-        self.may_delay_reset = false;
         if self.state_epoch.replace(reply.state_epoch).is_some_and(|before| before != reply.state_epoch) {
             let paused_until = self.sent_pause_until.filter(|until| *until > arrived);
             self.pause_until = self.pause_until.max(paused_until);
         }
         let answered = AnsweredCall { outgoing: &outgoing, reply, facts, arrived };
-        if self.detect_clock_step(answered) || self.detect_tampering(answered) {
+        if self.detect_clock_step(answered) || self.detect_unusable_state(answered) {
             return effects;
         }
         effects.clock_proof = self.verify_clock(answered);
@@ -150,15 +150,14 @@ impl<T: Ticket> GateCore<T> {
         // Nothing was released: the newer settings may have limits that count these releases too.
         self.releases.append(&mut outgoing.releases);
         let (ours, theirs) = (outgoing.spec.version, reply.version);
-        if theirs.saturating_sub(ours) > VERSION_AHEAD_MAX {
-            self.reject_version(&outgoing.spec, reply, arrived);
-            return false;
-        }
-        if !self.stale {
+        self.release_at = (!self.releases.is_empty()).then(|| arrived + STALE_PAUSE);
+        let is_plausible = theirs.saturating_sub(ours) <= VERSION_AHEAD_MAX;
+        if !is_plausible {
+            self.reset_state(reply, Notice::StateReset(IMPLAUSIBLE_VERSION));
+        } else if !self.stale {
             self.notices.push(Notice::NewerSettings { ours, theirs });
         }
-        self.release_at = (!self.releases.is_empty()).then(|| arrived + STALE_PAUSE);
-        true
+        is_plausible
     }
 
     /// The history that this reply shows to be needed, as far as it can be read now.
@@ -261,7 +260,7 @@ impl<T: Ticket> GateCore<T> {
         places: impl Iterator<Item = &'a QueueKey>,
     ) {
         let (spec, arrived) = (&answered.outgoing.spec, answered.arrived);
-        let longest_us = longest_wait_us(spec, RefusalReason::Limit { index: passed.limit });
+        let longest_us = longest_wait_us(spec);
         let (by, until, exact) = match passed.shortage {
             Shortage::NoSlot => {
                 let wait_us = passed.wait_us.min(longest_us);
@@ -270,7 +269,6 @@ impl<T: Ticket> GateCore<T> {
                 (BlockReason::Limit(spec.limit_name(passed.limit).to_owned()), until, exact)
             }
             Shortage::NeedsHistory { readable_in_us } => {
-                let readable_in_us = readable_in_us.min(longest_us);
                 (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us), false)
             }
         };
@@ -305,8 +303,10 @@ impl<T: Ticket> GateCore<T> {
     /// Blocks the queue for the reason of the refusal. Returns the query of the ledger that a cold state needs.
     fn block_queue(&mut self, answered: AnsweredCall<'_>, refused: LimiterRefusal) -> Option<ColdQuery> {
         let (spec, arrived) = (&answered.outgoing.spec, answered.arrived);
-        let most_us = longest_wait_us(spec, refused.reason);
-        let wait_us = refused.wait_us.min(most_us);
+        let wait_us = match refused.reason {
+            RefusalReason::Limit { .. } => refused.wait_us.min(longest_wait_us(spec)),
+            _ => refused.wait_us,
+        };
         let until = arrived + Duration::from_micros(wait_us);
         let mut exact = refused.exact && wait_us == refused.wait_us;
         if !matches!(refused.reason, RefusalReason::Cold | RefusalReason::StaleVersion | RefusalReason::StaleCall) {
@@ -316,7 +316,7 @@ impl<T: Ticket> GateCore<T> {
             RefusalReason::Limit { index } => (BlockReason::Limit(spec.limit_name(index).to_owned()), until),
             RefusalReason::NeedsHistory { readable_in_us, .. } => {
                 exact = false;
-                (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us.min(most_us)))
+                (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us))
             }
             RefusalReason::Paused => (BlockReason::Paused, until),
             RefusalReason::Cold => {

@@ -13,7 +13,7 @@ use super::reply::{AnsweredCall, ClockProof};
 use super::{GateCore, Notice, Ticket};
 use crate::domain::clock_comparison::{AttestationCheck, ClockComparison, Comparison};
 use crate::domain::permit_protocol::{LimiterReply, PermitGrant};
-use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
+use crate::domain::quota_spec::CounterSpec;
 use crate::domain::time::Micros;
 use crate::limiter::StoreClockReading;
 use crate::limiter::gate::BlockReason;
@@ -30,7 +30,7 @@ const ATTESTATION_PAUSE: Duration = Duration::from_millis(50);
 const ATTESTATION_WAIT_MAX: Duration = Duration::from_secs(4);
 
 const ROLLED_BACK: &str = "the limiter's state is an earlier one than we have seen";
-const EXCESSIVE_WAIT: &str = "the limiter's state makes payments wait longer than settings allow";
+pub(super) const IMPLAUSIBLE_VERSION: &str = "the limiter's settings version cannot be true";
 
 /// What the gate knows about its store.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct StoreChecks {
     clock_verification: ClockVerification,
     call_sequence: CallSequence,
     invalidate_epoch: Option<Micros>,
-    /// Earliest next reset because of a wait that the settings cannot have caused.
+    /// Earliest next reset because of a wait that is longer than any under these settings.
     wait_reset_again_at: Option<Instant>,
 }
 
@@ -198,28 +198,29 @@ impl<T: Ticket> GateCore<T> {
         true
     }
 
-    /// Detects a state that was restored, which has forgotten uses that are in the ledger, and one that makes payments
-    /// wait too long, which counts uses that are not. Such a state is reset, and the grants of this call are discarded.
-    pub(super) fn detect_tampering(&mut self, answered: AnsweredCall<'_>) -> bool {
+    /// Detects a state that was put back to an earlier one, which has forgotten uses that are in the ledger, and one
+    /// whose uses fill a limit for longer than its settings allow. It is reset, and the grants of this call are
+    /// discarded.
+    pub(super) fn detect_unusable_state(&mut self, answered: AnsweredCall<'_>) -> bool {
         let AnsweredCall { outgoing, reply, arrived, .. } = answered;
         if outgoing.call.invalidate_epoch.is_some() {
             self.store.call_sequence.reset();
         }
-        let problem = if !self.store.call_sequence.is_in_sequence(outgoing.call.number, reply, arrived) {
-            ROLLED_BACK
+        let notice = if !self.store.call_sequence.is_in_sequence(outgoing.call.number, reply, arrived) {
+            Notice::StateReset(ROLLED_BACK)
         } else if self.is_wait_excessive(answered) {
-            EXCESSIVE_WAIT
+            Notice::LimitSlowed
         } else {
             return false;
         };
-        self.notices.push(Notice::StateTampered(problem));
-        self.reset_state(reply, arrived);
+        self.reset_state(reply, notice);
         self.repeat_pause(outgoing);
         true
     }
 
-    /// Whether a wait exceeds what settings allow. A limit that was slowed down while it was booked may wait as long
-    /// too. So the state is reset only once within the longest wait, which does that limit no harm.
+    /// Whether a wait is longer than any under these settings. That is so after a limit was made slower while it was
+    /// used in full: the uses count at the slower rate. The ledger's usage fills the limit once. The state is reset only
+    /// once within the longest wait, because booked starts may cause such a wait again.
     fn is_wait_excessive(&mut self, answered: AnsweredCall<'_>) -> bool {
         let AnsweredCall { outgoing, reply, arrived, .. } = answered;
         let is_due = self.store.wait_reset_again_at.is_none_or(|at| at <= arrived);
@@ -229,18 +230,10 @@ impl<T: Ticket> GateCore<T> {
         true
     }
 
-    /// Has the state reset with the next call, after a delay: functions of another program may ignore it for ever.
-    fn reset_state(&mut self, reply: &LimiterReply, arrived: Instant) {
+    /// Has the state reset with the next call.
+    pub(super) fn reset_state(&mut self, reply: &LimiterReply, notice: Notice) {
         self.store.invalidate(reply.state_epoch);
-        self.may_delay_reset = true;
-        self.block_until_retry(QueueBlock::new(BlockReason::Cold, arrived + STALE_PAUSE, false, arrived));
-    }
-
-    /// Rejects a version that no database was ever so far behind: another program wrote this number.
-    pub(super) fn reject_version(&mut self, spec: &QuotaSpec, reply: &LimiterReply, arrived: Instant) {
-        self.notices.push(Notice::ImplausibleVersion { ours: spec.version, theirs: reply.version });
-        self.reset_state(reply, arrived);
-        self.release_at = (!self.releases.is_empty()).then_some(self.call_at);
+        self.notices.push(notice);
     }
 
     /// What the state counted before the first exchange counts if an attestation covers it; otherwise the state is

@@ -20,7 +20,6 @@ const STALL_MIN: Duration = Duration::from_secs(5);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 const LATE_PERMITS: &str = "permits arrive too late: the limiter takes longer than the send budget";
-const IMPLAUSIBLE_VERSION: &str = "the limiter's settings version cannot be true";
 
 impl PermitDispatcher {
     pub(super) fn log_notices(&mut self) {
@@ -39,24 +38,14 @@ impl PermitDispatcher {
             Notice::ClockStepped { by, direction } => {
                 tracing::error!(%quota, ?by, direction, "the limiter store's clock made a step: its state is reset");
             }
-            Notice::StateTampered(problem) => {
+            Notice::StateReset(problem) => {
                 if self.stall.should_log(problem, now) {
-                    tracing::error!(
-                        %quota, "{problem}: it is reset. Find out which program writes keys of limiter.prefix"
-                    );
+                    tracing::error!(%quota, "{problem}: the state is reset");
                 }
             }
-            Notice::ImplausibleVersion { ours, theirs } => {
-                if self.stall.should_log(IMPLAUSIBLE_VERSION, now) {
-                    tracing::error!(
-                        %quota,
-                        ours,
-                        theirs,
-                        "{IMPLAUSIBLE_VERSION}; its state is reset. Find out which program writes to the keys of \
-                         limiter.prefix"
-                    );
-                }
-            }
+            Notice::LimitSlowed => tracing::info!(
+                %quota, "a limit holds more uses than its slower settings allow; rebuilding the state from the ledger"
+            ),
             Notice::NewerSettings { ours, theirs } => {
                 tracing::warn!(%quota, ours, theirs, "no permits: the limiter has newer settings than this worker");
             }

@@ -1,4 +1,5 @@
-//! A gate whose store another program wrote to: it detects restored old state, and waits no longer than settings allow.
+//! A gate that resets its store's state: after a rollback, after a limit was made slower, and for a settings version that
+//! no database ever had.
 
 use std::sync::Mutex;
 
@@ -7,11 +8,15 @@ use sluicegate::domain::limit::Algorithm;
 use sluicegate::domain::permit_protocol::PermitGrant;
 use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::limiter::gate::{AcquireResult, BlockReason, Gate, GateContext};
+use sluicegate::limiter::redis::client::RedisLimiter;
+use sluicegate::limiter::redis::keys::provider_keys;
 use sluicegate::limiter::{LimitStatus, RecentAttempts};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::support::redis::Redis;
 
 /// A ledger that knows every answered request.
 #[derive(Default)]
@@ -34,7 +39,7 @@ struct Worker {
     newer_versions: Arc<Mutex<Vec<i64>>>,
     stop: CancellationToken,
     running: tokio::task::JoinHandle<()>,
-    _spec: watch::Sender<Arc<QuotaSpec>>,
+    spec: watch::Sender<Arc<QuotaSpec>>,
 }
 
 impl Worker {
@@ -56,7 +61,7 @@ impl Worker {
             on_newer_version: Arc::new(move |version| hears.lock().unwrap().push(version)),
         };
         let (gate, run) = Gate::new(parts);
-        Self { gate, ledger, newer_versions, stop, running: tokio::spawn(run), _spec: spec_tx }
+        Self { gate, ledger, newer_versions, stop, running: tokio::spawn(run), spec: spec_tx }
     }
 
     /// Sends payments one after the other, each answered at once, until none can start by this instant.
@@ -113,10 +118,8 @@ async fn gate_detects_a_restored_old_state() {
     let mut connection = redis.connection();
     let before: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).unwrap();
     assert_eq!(worker.pay_many(10, deadline).await, 10);
-    // The functions are loaded again together with the old state.
     let mut restore = redis::cmd("RESTORE");
-    restore.arg(&key).arg(0).arg(&before).arg("REPLACE");
-    reload().add_command(restore).exec(&mut connection).unwrap();
+    restore.arg(&key).arg(0).arg(&before).arg("REPLACE").exec(&mut connection).unwrap();
     assert_eq!(worker.pay_many(5, deadline).await, 5, "the ledger's usage leaves five permits");
     assert_eq!(worker.pay_many(15, Instant::now() + SECOND).await, 0, "the limit is used in full");
     let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
@@ -126,7 +129,7 @@ async fn gate_detects_a_restored_old_state() {
 
 /// Waits until the state counts no permit in flight.
 async fn until_released(connection: &mut redis::Connection, key: &str) {
-    let in_flight = |state: Vec<u8>| state[77..83].iter().any(|byte| *byte > 0);
+    let in_flight = |state: Vec<u8>| state[69..75].iter().any(|byte| *byte > 0);
     while in_flight(redis::cmd("HGET").arg(key).arg("m").query(connection).unwrap()) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -149,8 +152,7 @@ async fn rollback_shows_behind_other_workers_calls() {
     assert_eq!(first.pay_many(1, deadline).await, 1, "a permit that the restored state will lack");
     until_released(&mut connection, &key).await;
     let mut restore = redis::cmd("RESTORE");
-    restore.arg(&key).arg(0).arg(&before).arg("REPLACE");
-    reload().add_command(restore).exec(&mut connection).unwrap();
+    restore.arg(&key).arg(0).arg(&before).arg("REPLACE").exec(&mut connection).unwrap();
     // More calls than the restored state lacks.
     assert_eq!(second.pay_many(5, deadline).await, 5);
     assert_eq!(first.pay_many(10, deadline).await, 10, "the ledger's usage leaves ten permits");
@@ -161,58 +163,40 @@ async fn rollback_shows_behind_other_workers_calls() {
     second.end().await;
 }
 
-/// One write, with functions that remember nothing, makes a counter full for years.
+/// A bucket that was used in full counts its uses at the slower rate: an hour each, instead of one hour in all.
 #[tokio::test]
-async fn forged_full_counter_is_reset() {
-    let redis = Redis::start();
-    for (name, at) in [("pacing until", 103..110), ("held until", 96..103)] {
-        let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), name).unwrap());
-        let mut spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
-        spec.limits[0].algorithm = Algorithm::TokenBucket;
-        let key = provider_keys(name, &spec)[0].clone();
-        let worker = Worker::start(limiter, spec);
-        let deadline = Instant::now() + 60 * SECOND;
-        assert_eq!(worker.pay_many(5, deadline).await, 5);
-        let mut connection = redis.connection();
-        let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
-        let now = u64::from_le_bytes([&state[38..45], &[0]].concat().try_into().unwrap());
-        state[at].copy_from_slice(&(now + 1_600 * 86_400 * 1_000_000).to_le_bytes()[..7]);
-        // The fields behind a held counter: unknown since, without a lease, until.
-        state.extend([0; 20]);
-        reload().cmd("HSET").arg(&key).arg("m").arg(state).exec(&mut connection).unwrap();
-        assert_eq!(worker.pay_many(5, deadline).await, 5, "{name}");
-        worker.end().await;
-    }
-}
-
-#[tokio::test]
-async fn forged_long_pause_ends_in_seconds() {
+async fn slowed_limit_waits_no_longer_than_its_window() {
     let (lines, _guard) = log();
     let redis = Redis::start();
-    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "paused").unwrap());
-    let spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
-    let key = provider_keys("paused", &spec)[0].clone();
-    let worker = Worker::start(limiter, spec);
-    let deadline = Instant::now() + 60 * SECOND;
-    assert_eq!(worker.pay_many(5, deadline).await, 5);
-    let mut connection = redis.connection();
-    for (is_remembered, seconds) in [(true, 30 * 86_400), (false, 30 * 86_400), (false, 3_600)] {
-        let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
-        let now = u64::from_le_bytes([&state[38..45], &[0]].concat().try_into().unwrap());
-        state[51..58].copy_from_slice(&(now + seconds * 1_000_000).to_le_bytes()[..7]);
-        let mut tampering = if is_remembered { redis::pipe() } else { reload() };
-        tampering.atomic().cmd("HSET").arg(&key).arg("m").arg(state).exec(&mut connection).unwrap();
-        assert_eq!(worker.pay_many(5, deadline).await, 5);
-    }
-    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    let refusals =
-        output.lines().filter(|line| line.contains("the limiter cannot be asked") && line.contains("DAMAGED"));
-    assert!(refusals.count() >= 2, "{output}");
+    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "slowed").unwrap());
+    let mut spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
+    spec.limits[0].algorithm = Algorithm::TokenBucket;
+    let worker = Worker::start(limiter, spec.clone());
+    assert_eq!(worker.pay_many(20, Instant::now() + 30 * SECOND).await, 20);
+    let slower = Duration::from_secs(3_600);
+    let limits = vec![LimitSpec { max_requests: 1, window: slower, ..spec.limits[0].clone() }];
+    worker.spec.send_replace(Arc::new(QuotaSpec { version: spec.version + 1, limits, ..spec }));
+    let deadline = Instant::now() + 30 * SECOND;
+    let wait = loop {
+        assert!(Instant::now() < deadline, "no limit refuses");
+        match worker.gate.acquire(ask(Instant::now())).await {
+            AcquireResult::Refused(refusal) if refusal.reason == BlockReason::Limit("all".to_owned()) => {
+                let is_rebuilt = String::from_utf8_lossy(&lines.lock().unwrap()).contains("slower settings");
+                if is_rebuilt {
+                    break refusal.retry_after;
+                }
+            }
+            AcquireResult::Refused(_) => {}
+            AcquireResult::Granted(_) => panic!("granted"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert!(wait > slower / 2 && wait < slower + slower / 50, "{wait:?}");
     worker.end().await;
 }
 
-/// A limiter that refuses every call with one forged reason, or grants all; it keeps the calls.
-struct Forged {
+/// A limiter that refuses every call with one reason, or grants all; it keeps the calls.
+struct Scripted {
     refused: Option<LimiterRefusal>,
     version: i64,
     latency: Duration,
@@ -221,7 +205,7 @@ struct Forged {
 }
 
 #[async_trait]
-impl Limiter for Forged {
+impl Limiter for Scripted {
     async fn run_id(&self, _: &ProviderName) -> Result<String, LimiterError> {
         Ok("run".to_owned())
     }
@@ -262,44 +246,12 @@ impl Limiter for Forged {
     }
 }
 
-fn forged(by: RefusalReason, version: i64) -> Arc<Forged> {
-    let refused = Some(LimiterRefusal { reason: by, wait_us: 30 * 86_400 * 1_000_000, exact: true });
-    Arc::new(Forged { refused, version, latency: Duration::ZERO, began: Instant::now(), calls: Mutex::default() })
-}
-
-#[tokio::test(start_paused = true)]
-async fn no_wait_is_longer_than_settings_allow() {
-    let second = spec(&[("all", 9, 1_000)]);
-    let longest = Duration::from_micros(second.cold_start_us() + second.longest_window_us());
-    for (by, most) in [
-        (RefusalReason::Limit { index: 0 }, longest),
-        (RefusalReason::Cold, longest),
-        (RefusalReason::Paused, Duration::from_secs(901)),
-        (RefusalReason::NeedsHistory { index: 0, readable_in_us: 1 << 31 }, longest),
-    ] {
-        let limiter = forged(by, 1);
-        let worker = Worker::start(limiter.clone(), second.clone());
-        let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now())).await else { panic!("granted") };
-        assert!(refusal.retry_after <= most && !refusal.exact, "{by:?}: {refusal:?}");
-        // No settings yield a longer limit or pause. So the state is reset, once in that time.
-        tokio::time::sleep(most / 2).await;
-        let resets = limiter.calls.lock().unwrap().iter().filter_map(|call| call.invalidate_epoch).count();
-        let is_reset = matches!(by, RefusalReason::Limit { .. } | RefusalReason::Paused);
-        assert_eq!(resets, usize::from(is_reset), "{by:?}");
-        if is_reset {
-            let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now())).await else {
-                panic!("granted")
-            };
-            assert!(refusal.retry_after <= most, "{by:?} after a reset: {refusal:?}");
-        }
-        worker.end().await;
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn implausible_version_is_ignored() {
     for (version, is_believed) in [(1_000_001, true), (1_000_002, false), ((1 << 48) - 1, false)] {
-        let limiter = forged(RefusalReason::StaleVersion, version);
+        let refused = Some(LimiterRefusal { reason: RefusalReason::StaleVersion, wait_us: 0, exact: true });
+        let latency = Duration::from_millis(1);
+        let limiter = Arc::new(Scripted { refused, version, latency, began: Instant::now(), calls: Mutex::default() });
         let worker = Worker::start(limiter.clone(), spec(&[("all", 9, 1_000)]));
         let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now() + SECOND)).await else {
             panic!("granted")
@@ -318,7 +270,7 @@ async fn implausible_version_is_ignored() {
 async fn late_permits_are_logged_as_a_stall() {
     let (lines, _guard) = log();
     let latency = Duration::from_millis(500);
-    let late = Forged { refused: None, version: 1, latency, began: Instant::now(), calls: Mutex::default() };
+    let late = Scripted { refused: None, version: 1, latency, began: Instant::now(), calls: Mutex::default() };
     let worker = Worker::start(Arc::new(late), spec(&[("all", 9, 1_000)]));
     let paid = tokio::time::timeout(30 * SECOND, worker.pay_many(1, Instant::now() + 60 * SECOND)).await;
     assert!(paid.is_err(), "no permit arrives within its send budget: {paid:?}");
