@@ -80,6 +80,11 @@ pub trait Limiter: Send + Sync {
         Ok(None)
     }
 
+    /// How the store's servers drop keys. A server that does not answer is left out; this process's own memory drops none.
+    async fn evictions(&self) -> Vec<StoreEviction> {
+        Vec::new()
+    }
+
     /// Whether a lost state may be rebuilt from the ledger now. It may not while permits of another limiter leader can
     /// still be used: the ledger does not contain their requests yet.
     async fn may_rebuild(&self, _quota: &ProviderName) -> bool {
@@ -118,6 +123,26 @@ pub struct StoreClockReading {
     pub at: Instant,
     pub least_ns: i128,
     pub most_ns: i128,
+}
+
+/// What a server of the store does when its memory is short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreEviction {
+    /// Host and port.
+    pub address: String,
+    /// Run id of the server's process.
+    pub run_id: String,
+    /// How it chooses the keys that it drops.
+    pub policy: String,
+    /// Keys that it has dropped since its process started.
+    pub evicted_keys: u64,
+}
+
+impl StoreEviction {
+    /// Whether it may drop keys of the limiter.
+    pub fn may_evict(&self) -> bool {
+        self.policy != "noeviction"
+    }
 }
 
 /// A connection to a store's server.

@@ -205,6 +205,7 @@ fn changes_soon(report: &ProcessReport) -> bool {
 fn warnings(progress: &WorkerStatus) -> Vec<String> {
     let mut warnings = rows_without_lane(progress);
     warnings.extend(missing_field_warnings(progress));
+    warnings.extend(progress.meter.evictions().warnings());
     warnings.extend(progress.meter.unpublished().and_then(|unpublished| unpublished.warning()));
     warnings
 }

@@ -80,7 +80,7 @@ pub struct LocalFaults(Mutex<BTreeMap<String, Instant>>);
 
 impl LocalFaults {
     /// Whether the fault is to be logged now.
-    fn is_due(&self, fault: &str) -> bool {
+    pub(super) fn is_due(&self, fault: &str) -> bool {
         let mut logged = self.0.lock();
         logged.retain(|_, at| at.elapsed() < LOG_INTERVAL);
         let is_due = !logged.contains_key(fault);

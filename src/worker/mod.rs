@@ -19,6 +19,7 @@ pub mod active_jobs;
 pub(crate) mod backlog;
 pub mod decision_batches;
 pub mod decode;
+mod evictions;
 pub mod heartbeat;
 pub mod intake;
 pub mod job;

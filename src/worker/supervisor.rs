@@ -22,7 +22,9 @@ use super::meter::{DecisionKind, LaneDecision, Meter};
 use super::quotas::Quotas;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::settings_sync::{self, LoadedSettings};
-use super::{Backends, WorkerContext, WorkerOptions, decision_batches, limit_returns, outbox, sweeper, topology};
+use super::{
+    Backends, WorkerContext, WorkerOptions, decision_batches, evictions, limit_returns, outbox, sweeper, topology,
+};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::InvalidRow;
@@ -118,6 +120,7 @@ pub async fn run(
 
     services.spawn(sweeper::run(worker.clone(), known_rx.clone(), progress.subscribe()));
     services.spawn(decision_batches::run(worker.clone()));
+    services.spawn(evictions::run(worker.clone()));
     services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
 
     run_lanes(&worker, &quotas, known_rx, &progress).await;

@@ -11,6 +11,7 @@ mod copies;
 mod deleted_queues;
 mod descriptors;
 mod drain;
+mod evictions;
 mod fleet;
 mod flood;
 mod foreign_queue;

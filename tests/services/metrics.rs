@@ -11,7 +11,7 @@ const JOBS: u32 = 40;
 const LIMIT: &str = r#"provider="acme",limit="per-second",scope="provider",applies_to="all",shadow="false""#;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-async fn scrape(stand: &Stand, worker: usize) -> String {
+pub async fn scrape(stand: &Stand, worker: usize) -> String {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::get(format!("http://127.0.0.1:{}/metrics", stand.ops_port(worker))).await.unwrap();
     assert_eq!(answer.status(), 200);
@@ -19,7 +19,7 @@ async fn scrape(stand: &Stand, worker: usize) -> String {
 }
 
 /// Value of the sample with exactly this name and these labels.
-fn value(scrape: &str, sample: &str) -> f64 {
+pub fn value(scrape: &str, sample: &str) -> f64 {
     let line = scrape.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {sample} in:\n{scrape}")).parse().unwrap()
 }

@@ -198,9 +198,9 @@ fn unreachable(subject: &str, error: &LimiterError) -> Finding {
 
 fn check_facts(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(subject, "answers; this user may load and call functions")];
-    if facts.eviction_policy != "noeviction" {
-        let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
-        let fix = "Set maxmemory-policy noeviction in redis.conf, and by CONFIG SET until its next start: an evicted limit means a cold start";
+    if facts.eviction.may_evict() {
+        let what = format!("drops keys when its memory is short (maxmemory-policy {})", facts.eviction.policy);
+        let fix = "Set maxmemory-policy noeviction in redis.conf, and by CONFIG SET until its next start: an account whose key is dropped counts as unused";
         findings.push(Finding::error(subject, what, fix));
     }
     let ours = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -217,6 +217,7 @@ mod tests {
     use super::*;
     use crate::cli::check::FindingLevel;
     use crate::domain::time::Micros;
+    use crate::limiter::StoreEviction;
     use crate::limiter::redis::client::StoreNode;
 
     #[test]
@@ -268,7 +269,13 @@ mod tests {
     }
 
     fn node(address: &str, policy: &str, seconds: u64) -> StoreNode {
-        let facts = StoreFacts { eviction_policy: policy.to_owned(), now: Micros(seconds * 1_000_000) };
+        let eviction = StoreEviction {
+            address: address.to_owned(),
+            run_id: "run".to_owned(),
+            policy: policy.to_owned(),
+            evicted_keys: 0,
+        };
+        let facts = StoreFacts { eviction, now: Micros(seconds * 1_000_000) };
         StoreNode { address: address.to_owned(), facts: Ok(facts) }
     }
 

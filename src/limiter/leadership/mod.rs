@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::embedded::EmbeddedLimiter;
 use super::leader_election::{Leader, LeadershipTiming, NoLeaderCause};
-use super::{LeaderRows, LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreClockReading};
+use super::{LeaderRows, LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreClockReading, StoreEviction};
 use crate::domain::clock_comparison::AttestationCheck;
 use crate::domain::permit_protocol::{LimiterCall, LimiterReply, PermitRequest, Shortage, SkippedRequest, Subject};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
@@ -128,6 +128,10 @@ impl Limiter for LeaderGuardedLimiter {
 
     async fn ping(&self) -> Result<Option<String>, LimiterError> {
         self.store.ping().await
+    }
+
+    async fn evictions(&self) -> Vec<StoreEviction> {
+        self.store.evictions().await
     }
 
     async fn may_rebuild(&self, quota: &ProviderName) -> bool {

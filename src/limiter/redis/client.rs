@@ -21,7 +21,9 @@ use crate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
 use crate::domain::time::Micros;
-use crate::limiter::{LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreConnection, limit_statuses};
+use crate::limiter::{
+    LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreConnection, StoreEviction, limit_statuses,
+};
 use crate::tls::Authorities;
 
 /// A cluster that takes longer to name a quota's node counts as unresponsive.
@@ -35,7 +37,7 @@ pub struct RedisLimiter {
 /// Facts of one server that `check` and the probes report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreFacts {
-    pub eviction_policy: String,
+    pub eviction: StoreEviction,
     pub now: Micros,
 }
 
@@ -99,18 +101,29 @@ impl RedisLimiter {
         Ok(connection)
     }
 
+    /// Reads how a server drops keys. It is asked by `INFO`, because a right to `CONFIG` is a right to change it.
+    async fn read_eviction(&self, node: &RedisNode) -> Result<StoreEviction, LimiterError> {
+        let run_id = self.connections.connection(node).await?.store.run_id;
+        let info = async |connection: &mut _| {
+            redis::cmd("INFO").arg("memory").arg("stats").query_async::<String>(connection).await
+        };
+        let info = self.connections.run(node, Some(&run_id), info).await?;
+        let field = |name: &str| info.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+        Ok(StoreEviction {
+            address: node.address.clone(),
+            policy: field("maxmemory_policy:").unwrap_or("unknown").to_owned(),
+            evicted_keys: field("evicted_keys:").and_then(|keys| keys.parse().ok()).unwrap_or(0),
+            run_id,
+        })
+    }
+
     async fn read_facts(&self, node: &RedisNode) -> Result<StoreFacts, LimiterError> {
-        let info = async |connection: &mut _| redis::cmd("INFO").arg("memory").query_async(connection).await;
-        let info: String = self.connections.run(node, None, info).await?;
-        let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
+        let eviction = self.read_eviction(node).await?;
         let load = async |connection: &mut _| LIBRARY.ensure_loaded(connection).await;
         self.connections.run(node, None, load).await?;
         let time = async |connection: &mut _| redis::cmd("TIME").query_async(connection).await;
         let (seconds, micros): (u64, u64) = self.connections.run(node, None, time).await?;
-        Ok(StoreFacts {
-            eviction_policy: policy.unwrap_or("unknown").trim().to_owned(),
-            now: Micros(seconds.saturating_mul(1_000_000).saturating_add(micros)),
-        })
+        Ok(StoreFacts { eviction, now: Micros(seconds.saturating_mul(1_000_000).saturating_add(micros)) })
     }
 }
 
@@ -143,6 +156,12 @@ impl Limiter for RedisLimiter {
             usages.extend(decode_peek(spec, subject, &found));
         }
         Ok(limit_statuses(spec, subject, &usages))
+    }
+
+    async fn evictions(&self) -> Vec<StoreEviction> {
+        let Ok(masters) = self.connections.masters().await else { return Vec::new() };
+        let read = join_all(masters.nodes.iter().map(|node| self.read_eviction(node))).await;
+        read.into_iter().flatten().collect()
     }
 
     /// In a cluster one master that responds is enough. Each quota's own master is probed apart.

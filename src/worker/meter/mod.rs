@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::domain::provider::ProviderName;
 use crate::fleet::report::BackendStatus;
 use crate::ledger::UnpublishedEvents;
+use crate::worker::evictions::EvictionStatus;
 
 pub use decisions::{DecisionKind, LaneDecision, unix_ms};
 pub use lane::{GaugeGuard, LaneMeter, ReturnReason};
@@ -42,6 +43,7 @@ pub struct Meter {
     /// The last check of the backends, which each heartbeat begins with.
     backends_checked_at: RwLock<Option<Instant>>,
     unpublished: RwLock<Option<UnpublishedEvents>>,
+    evictions: RwLock<EvictionStatus>,
 }
 
 impl Default for Meter {
@@ -55,6 +57,7 @@ impl Default for Meter {
             started_at_ms: decisions::unix_ms(),
             backends_checked_at: RwLock::default(),
             unpublished: RwLock::default(),
+            evictions: RwLock::default(),
         };
         ["success", "failure"].into_iter().for_each(|result| drop(meter.reloads(result)));
         meter
@@ -129,6 +132,21 @@ impl Meter {
 
     pub fn unpublished(&self) -> Option<UnpublishedEvents> {
         *self.unpublished.read()
+    }
+
+    /// Counts keys that the limiter's store has dropped.
+    pub fn count_evicted_keys(&self, keys: u64) {
+        self.families.limiter_evicted_keys.inc_by(keys);
+    }
+
+    /// Sets what the last look at the limiter's store found.
+    pub fn set_evictions(&self, found: EvictionStatus) {
+        self.families.limiter_evicting_servers.set(found.evicting.len() as u64);
+        *self.evictions.write() = found;
+    }
+
+    pub fn evictions(&self) -> EvictionStatus {
+        self.evictions.read().clone()
     }
 
     /// Counts a declared queue or exchange that no longer exists.
@@ -229,6 +247,10 @@ families! {
     config_reloads: Counters = Counters::default(),
     /// Declared queues and exchanges that were found missing: an operator or a policy deleted them.
     broker_objects_missed: Counter = Counter::default(),
+    /// Keys that the limiter's store has dropped for lack of memory since this process started. Must stay at zero.
+    limiter_evicted_keys: Counter = Counter::default(),
+    /// Servers of the limiter's store that drop keys when their memory is short: maxmemory-policy is not noeviction.
+    limiter_evicting_servers: UnsignedGauge = UnsignedGauge::default(),
 }
 
 fn permit_waits() -> Histogram {

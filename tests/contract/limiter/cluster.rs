@@ -201,8 +201,16 @@ async fn check_sees_every_master() {
     for (number, node) in cluster.nodes.iter().enumerate() {
         let address = format!("127.0.0.1:{}", node.port);
         let seen = report.nodes.iter().find(|seen| seen.address == address).unwrap();
-        let policy = seen.facts.as_ref().ok().map(|facts| facts.eviction_policy.as_str());
+        let policy = seen.facts.as_ref().ok().map(|facts| facts.eviction.policy.as_str());
         assert_eq!(policy, [Some("noeviction"), Some("allkeys-lru"), None][number]);
+    }
+    let evictions = limiter(&cluster, "report").evictions().await;
+    let evictions: Vec<(String, &str)> =
+        evictions.iter().map(|server| (server.address.clone(), server.policy.as_str())).collect();
+    let expected = ["noeviction", "allkeys-lru"];
+    assert_eq!(evictions.len(), expected.len(), "a master that is down is left out: {evictions:?}");
+    for (node, policy) in cluster.nodes.iter().zip(expected) {
+        assert!(evictions.contains(&(format!("127.0.0.1:{}", node.port), policy)), "{evictions:?}");
     }
     cluster.nodes[0].command::<()>("CLUSTER DELSLOTSRANGE 0 9");
     let seeds = [cluster.nodes[0].url()];
