@@ -140,8 +140,8 @@ fn honest() -> Evidence {
 
 #[test]
 fn each_oracle_finds_what_is_planted() {
-    assert_eq!(honest().judge(), Verdict::default());
     type Change = fn(&mut Evidence);
+    assert_eq!(honest().judge(), Verdict::default());
     let forget: Change = |found| {
         found.rows.remove("p-1");
         found.events.retain(|(id, _)| id != "p-1");
