@@ -124,10 +124,7 @@ end
 local function fill(tally, m, at, same, now, since, last)
   tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
   tally.adopted = not same
-  if same then
-    load_cells(tally, m, at)
-    return
-  end
+  if same then return load_cells(tally, m, at) end
   local s = redis.call('HGET', tally.key, 's')
   local names, cells, names_at = decode('<I2I2', s)
   local old = tally_of(sub(s, names_at, names_at + names - 1), s, names_at + names, cells)

@@ -69,9 +69,9 @@ async fn dropped_limiter_keys_are_shown() {
     assert_eq!(stand.redis.command::<Vec<String>>(accounts).len(), 1);
     let used: String = stand.redis.command("INFO memory");
     let used: u64 = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap().trim().parse().unwrap();
-    stand.redis.command::<()>(&format!("CONFIG SET maxmemory {}", used + 2_000_000));
-    for number in 0..400 {
-        stand.redis.command::<()>(&format!("SET other-{number} {} EX 3600", "x".repeat(20_000)));
+    stand.redis.command::<()>(&format!("CONFIG SET maxmemory {}", used + 16_000_000));
+    for number in 0..500 {
+        stand.redis.command::<()>(&format!("SET other-{number} {} EX 3600", "x".repeat(50_000)));
     }
     stand.redis.command::<()>("CONFIG SET maxmemory 0");
     let lost = evicted_keys(&stand);
