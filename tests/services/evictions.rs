@@ -77,7 +77,10 @@ async fn dropped_limiter_keys_are_shown() {
     let lost = evicted_keys(&stand);
     assert_eq!((lost > 0, stand.redis.command::<Vec<String>>(accounts).len()), (true, 0));
     until("the loss is logged", &stand, async || stand.worker_log(0).contains(LOST)).await;
-    assert_eq!(value(&scrape(&stand, worker).await, EVICTED).to_string(), lost.to_string());
+    until("the metric is what Redis counted", &stand, async || {
+        value(&scrape(&stand, worker).await, EVICTED).to_string() == lost.to_string()
+    })
+    .await;
     until("status names the loss", &stand, async || status("for lack of memory")).await;
 
     // The fault that this shows: a fourth payment within the account's window. There is no cold start.
