@@ -65,7 +65,8 @@ async fn dropped_limiter_keys_are_shown() {
     assert_eq!(evicted_keys(&stand), 0);
 
     // Another program fills the memory. The account has used its limit.
-    let (began, accounts) = (born(&stand), "KEYS sluicegate:{acme}:account*");
+    let began = born(&stand);
+    let accounts = "KEYS sluicegate:{acme}:account*";
     assert_eq!(stand.redis.command::<Vec<String>>(accounts).len(), 1);
     let used: String = stand.redis.command("INFO memory");
     let used: u64 = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap().trim().parse().unwrap();
