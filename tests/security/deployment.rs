@@ -1,6 +1,6 @@
 //! A deployment by docs/security.md: TLS everywhere, a user with minimal rights in each backend, secrets by reference.
 //!
-//! All tests share it. When they see it, its worker has finished all jobs and ended.
+//! All tests that only look share it. When they see it, its worker has finished all jobs and ended.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -87,10 +87,23 @@ impl Deployment {
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Deployment> = OnceLock::new();
         SHARED.get_or_init(|| {
-            let deployment = Self::start();
+            let deployment = Self::prepared();
             deployment.work();
             deployment
         })
+    }
+
+    /// A deployment of its own, with recipes, schema and providers, and without messages.
+    pub fn prepared() -> Self {
+        let deployment = Self::start();
+        recipes::apply_rabbitmq(&deployment);
+        recipes::apply_postgres_roles(&deployment);
+        deployment.succeed("sluicegate_owner", &["migrate"]);
+        recipes::apply_postgres_grants(&deployment);
+        let file = deployment.dir.join("providers.toml");
+        std::fs::write(&file, deployment.rows()).unwrap();
+        deployment.succeed("sluicegate_operator", &["provider", "apply", file.to_str().unwrap()]);
+        deployment
     }
 
     fn start() -> Self {
@@ -118,15 +131,8 @@ impl Deployment {
         Self { authority, postgres, redis, redis_tls, rabbit, amqps, provider, dir, proxy, _keeper: keeper }
     }
 
-    /// Applies the recipes, the schema, providers and messages, and runs a worker until all jobs have finished.
+    /// Publishes messages, and runs a worker until all jobs have finished.
     fn work(&self) {
-        recipes::apply_rabbitmq(self);
-        recipes::apply_postgres_roles(self);
-        self.succeed("sluicegate_owner", &["migrate"]);
-        recipes::apply_postgres_grants(self);
-        let file = self.dir.join("providers.toml");
-        std::fs::write(&file, self.rows()).unwrap();
-        self.succeed("sluicegate_operator", &["provider", "apply", file.to_str().unwrap()]);
         self.python("broker.py", &["bind", &self.amqp("books"), "books.all", "payments.outcomes", "#"], "");
         self.publish();
         let worker = self.start_worker();
@@ -164,7 +170,7 @@ impl Deployment {
         }
     }
 
-    fn rows(&self) -> String {
+    pub fn rows(&self) -> String {
         let (port, secret) = (self.provider.port, self.dir.join("provider-secret"));
         let row = |name: &str, paused: bool| {
             format!(
@@ -260,7 +266,7 @@ impl Deployment {
         assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
     }
 
-    fn start_worker(&self) -> (Server, u16) {
+    pub fn start_worker(&self) -> (Server, u16) {
         let ops = free_port();
         let environment = self.environment("sluicegate_worker", &format!("127.0.0.1:{ops}"));
         let environment: Vec<(&str, &str)> =

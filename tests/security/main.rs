@@ -13,6 +13,7 @@ mod canaries;
 mod deployment;
 mod getting_started;
 mod https;
+mod presses;
 mod recipes;
 mod rights;
 mod search;

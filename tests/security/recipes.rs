@@ -208,6 +208,7 @@ fn refused_by_postgres(deployment: &Deployment) {
         ("sluicegate_worker", "UPDATE jobs SET updated_at = updated_at"),
         // The worker does this after a restore from a backup; a trigger writes the audit.
         ("sluicegate_worker", "SELECT settings_raise_version(version, version + 1) FROM settings_version"),
+        ("sluicegate_worker", "UPDATE providers SET paused = true"),
         ("sluicegate_operator", "UPDATE providers SET paused = true"),
         (
             "sluicegate_operator",
