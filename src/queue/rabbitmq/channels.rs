@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::connect::{RabbitSettings, connect};
+use super::connect::{BrokerConnection, RabbitSettings, connect};
 use crate::queue::QueueError;
 use crate::tls;
 
@@ -174,7 +174,7 @@ impl Channels {
 /// Whether the broker allows its user some more channels; asked where a refusal ends nothing that is in use.
 async fn allows_more(settings: &RabbitSettings) -> bool {
     let trial = async {
-        let (connection, _) = connect(settings, "sluicegate trial").await?;
+        let BrokerConnection { connection, .. } = connect(settings, "sluicegate trial", None).await?;
         let mut open = Vec::new();
         while open.len() < TRIAL_CHANNELS {
             open.push(with_call_limit(connection.create_channel()).await?);

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use async_rs::TokioRuntime;
-use async_rs::traits::Reactor;
+use async_rs::traits::{AsyncToSocketAddrs as _, Reactor};
 use async_rs::util::RuntimeParts;
 use futures_io::{AsyncRead, AsyncWrite};
 use futures_util::Stream;
@@ -189,9 +189,27 @@ impl AsyncWrite for SanitizedStream {
     }
 }
 
+/// A connection to the broker.
+pub struct BrokerConnection {
+    pub connection: Connection,
+    /// Of the broker, if it tells it.
+    pub version: Option<String>,
+    pub peer: Option<SocketAddr>,
+}
+
+/// The addresses of the broker in the order in which they are tried: the one of a connection that was left is the last.
+fn in_order(mut addresses: Vec<SocketAddr>, last: Option<SocketAddr>) -> Vec<SocketAddr> {
+    addresses.sort_by_key(|address| Some(*address) == last);
+    addresses
+}
+
 /// One attempt to connect, with a time limit. lapin's I/O thread would wait for ever for a peer that accepts and says
-/// nothing, so a copy of the socket is kept, and shut down when the time is up. `name` is what the broker's own lists show. With the broker's version, if it tells it.
-pub async fn connect(settings: &RabbitSettings, name: &str) -> Result<(Connection, Option<String>), CallFailure> {
+/// nothing, so a copy of the socket is kept, and shut down when the time is up. `name` is what the broker's own lists show; `last` is the address that is tried last.
+pub async fn connect(
+    settings: &RabbitSettings,
+    name: &str,
+    last: Option<SocketAddr>,
+) -> Result<BrokerConnection, CallFailure> {
     // No `enable_auto_recover`: the supervisor rebuilds everything as one generation.
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     let tokio = lapin::runtime::default_runtime().map_err(CallFailure::Broker)?;
@@ -207,6 +225,7 @@ pub async fn connect(settings: &RabbitSettings, name: &str) -> Result<(Connectio
         async move |uri, _| {
             let stream = async {
                 let addresses = tokio.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
+                let addresses = in_order(addresses.to_socket_addrs().await?.collect(), last);
                 let stream = AsyncTcpStream::connect(&tokio, addresses).await?;
                 if let AsyncTcpStream::Plain(tcp) = &stream {
                     let copy = TcpStream::from(tcp.get_ref().as_fd().try_clone_to_owned()?);
@@ -231,7 +250,11 @@ pub async fn connect(settings: &RabbitSettings, name: &str) -> Result<(Connectio
     let ended = tokio::time::timeout(limit, connecting).await;
     let socket = socket.lock().take();
     match ended {
-        Ok(connection) => Ok((connection.map_err(CallFailure::Broker)?, version.get().cloned())),
+        Ok(connection) => Ok(BrokerConnection {
+            connection: connection.map_err(CallFailure::Broker)?,
+            version: version.get().cloned(),
+            peer: socket.and_then(|socket| socket.peer_addr().ok()),
+        }),
         Err(_) => {
             if let Some(Err(error)) = socket.map(|socket| socket.shutdown(Shutdown::Both)) {
                 tracing::debug!(%error, "socket of a connection attempt was gone already");
@@ -265,6 +288,16 @@ mod tests {
         let own = settings("amqp://[::1]/v?heartbeat=3&connection_timeout=700").unwrap();
         assert_eq!((own.uri.authority.host.as_str(), own.uri.query.heartbeat), ("::1", Some(3)));
         assert_eq!(own.connect_limit, Duration::from_millis(700));
+    }
+
+    #[test]
+    fn left_address_is_tried_last() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let all = ["10.0.0.1:5672", "10.0.0.2:5672", "10.0.0.3:5672"].map(address);
+        assert_eq!(in_order(all.to_vec(), None), all);
+        assert_eq!(in_order(all.to_vec(), Some(all[0])), [all[1], all[2], all[0]]);
+        assert_eq!(in_order(all[..1].to_vec(), Some(all[0])), all[..1], "there is no other");
+        assert_eq!(in_order(all.to_vec(), Some(address("10.0.0.9:5672"))), all);
     }
 
     #[test]

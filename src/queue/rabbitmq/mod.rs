@@ -27,6 +27,7 @@ mod channels;
 mod connect;
 mod consumer;
 mod invalid;
+mod nacks;
 mod pipeline;
 mod publisher;
 mod receipt;

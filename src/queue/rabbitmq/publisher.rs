@@ -19,8 +19,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::time::Instant;
 
 use super::channels::{CallFailure, with_body_limit};
+use super::nacks::NackRuns;
 use super::pipeline::{ChannelEndCause, Pipeline, PublishRequest, PublishResult};
 use super::supervisor::{Generation, SupervisedConnection};
 use super::topology::{Route, Topology};
@@ -45,6 +47,15 @@ pub struct Publisher {
     long: Semaphore,
     /// By exchange, and apart for long bodies, which others should not wait behind.
     exchanges: Mutex<HashMap<(String, bool), Arc<ExchangePublisher>>>,
+    nacks: Mutex<NackRuns>,
+}
+
+/// The broker's answer to a publish that was not returned.
+enum BrokerAnswer {
+    Accepted,
+    Nacked,
+    /// Nacked, and the connection of this number is left: another one may do better.
+    LeftConnection(u64),
 }
 
 #[derive(Default)]
@@ -63,10 +74,24 @@ struct Pipelines {
 
 impl Publisher {
     pub fn new(link: SupervisedConnection, topology: Topology) -> Self {
-        Self { link, topology, long: Semaphore::new(1), exchanges: Mutex::default() }
+        Self { link, topology, long: Semaphore::new(1), exchanges: Mutex::default(), nacks: Mutex::default() }
     }
 
     pub async fn publish(&self, message: &OutgoingMessage) -> Result<(), QueueError> {
+        let mut answer = self.publish_once(message).await?;
+        if let BrokerAnswer::LeftConnection(number) = answer {
+            self.link.await_newer(number).await;
+            answer = self.publish_once(message).await?;
+        }
+        match answer {
+            BrokerAnswer::Accepted => Ok(()),
+            BrokerAnswer::Nacked | BrokerAnswer::LeftConnection(_) => {
+                Err(QueueError::Rejected("a queue takes no more (nack)".to_owned()))
+            }
+        }
+    }
+
+    async fn publish_once(&self, message: &OutgoingMessage) -> Result<BrokerAnswer, QueueError> {
         let route = self.topology.route(&message.destination)?;
         let is_long = message.body.len() > BODY_BYTES_MAX;
         let way = self.exchange(&route.exchange, is_long);
@@ -96,12 +121,28 @@ impl Publisher {
         };
         match answer {
             // Only an acknowledgement without a returned message means that a queue has it.
-            Ok(PublishOutcome::Delivered) => Ok(()),
-            Ok(PublishOutcome::Nacked) => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
+            Ok(PublishOutcome::Delivered) => Ok(self.judge_confirm(&route, true, &generation)),
+            Ok(PublishOutcome::Nacked) => Ok(self.judge_confirm(&route, false, &generation)),
             Ok(PublishOutcome::Returned) | Err(ChannelEndCause::NoExchange) => {
                 Err(unroutable(&message.destination, &route))
             }
             Err(ChannelEndCause::Other(why)) => Err(QueueError::NotConfirmed(why)),
+        }
+    }
+
+    /// After nacks in a row, later publishes take another connection.
+    fn judge_confirm(&self, route: &Route, accepted: bool, generation: &Generation) -> BrokerAnswer {
+        let key = &route.routing_key;
+        let leaves = self.nacks.lock().record(key, accepted, generation.number, Instant::now());
+        if leaves {
+            let exchange = &route.exchange;
+            tracing::warn!(exchange, key, "the broker nacks on this connection; publishing through another one");
+            generation.leave();
+        }
+        match accepted {
+            true => BrokerAnswer::Accepted,
+            false if leaves => BrokerAnswer::LeftConnection(generation.number),
+            false => BrokerAnswer::Nacked,
         }
     }
 

@@ -5,6 +5,7 @@
 //! rely on.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::channels::{CALL_LIMIT, ChannelLimit, Channels, OpenChannel, with_call_limit};
-use super::connect::{RabbitSettings, connect};
+use super::connect::{BrokerConnection, RabbitSettings, connect};
 use super::declare_all;
 use super::topology::Topology;
 use crate::domain::backoff::BackoffPolicy;
@@ -40,6 +41,8 @@ pub struct Generation {
     pub connection: Connection,
     /// Of the broker, if it tells it.
     pub version: Option<String>,
+    /// The broker's address.
+    peer: Option<SocketAddr>,
     channels: Channels,
     /// Since when the broker has blocked publishers, and why.
     blocked: watch::Sender<Option<(Instant, String)>>,
@@ -98,6 +101,14 @@ impl SupervisedConnection {
         self.generation_within(if is_down { READOUT_LIMIT } else { CALL_LIMIT }).await
     }
 
+    /// Waits up to [`CALL_LIMIT`] for a generation after the one of this number.
+    pub async fn await_newer(&self, number: u64) {
+        let mut state = self.state.clone();
+        let is_newer = |state: &ConnectionState| matches!(state, ConnectionState::Up(new) if new.number > number);
+        // Without one, the caller learns why from its next call.
+        let _ = tokio::time::timeout(CALL_LIMIT, state.wait_for(is_newer)).await;
+    }
+
     async fn generation_within(&self, limit: Duration) -> Result<Arc<Generation>, QueueError> {
         let mut state = self.state.clone();
         let decided =
@@ -121,6 +132,11 @@ impl Generation {
     /// [`QueueError::Refused`] where the broker allows no more of them.
     pub async fn open_channel(&self) -> Result<OpenChannel, QueueError> {
         self.channels.open(&self.connection).await
+    }
+
+    /// New channels take another connection, to another address of the broker if there is one. Open channels stay.
+    pub fn leave(&self) {
+        self.channels.worn_out.cancel();
     }
 
     /// Waits until the broker takes publishes; at most until [`CALL_LIMIT`] after it stopped.
@@ -187,10 +203,12 @@ async fn supervise(config: ConnectionConfig, state: watch::Sender<ConnectionStat
     let mut failed: u32 = 0;
     let mut failure_log = FailureLog::default();
     let mut connected_before = false;
+    let mut left: Option<Arc<Generation>> = None;
     for number in 1.. {
-        match establish(&config, number).await {
+        match establish(&config, number, left.as_ref().and_then(|left| left.peer)).await {
             Ok(generation) => {
                 connected_before = true;
+                left = None;
                 let since = Instant::now();
                 failure_log = FailureLog::default();
                 tracing::info!(purpose, generation = number, "broker connected");
@@ -200,7 +218,8 @@ async fn supervise(config: ConnectionConfig, state: watch::Sender<ConnectionStat
                     // What uses it goes on.
                     () = generation.channels.worn_out.cancelled() => {
                         tracing::debug!(purpose, generation = number, "another broker connection for new channels");
-                        tokio::spawn(close_when_unused(generation));
+                        tokio::spawn(close_when_unused(Arc::clone(&generation)));
+                        left = Some(generation);
                         continue;
                     }
                 };
@@ -211,6 +230,12 @@ async fn supervise(config: ConnectionConfig, state: watch::Sender<ConnectionStat
             Err(error) => {
                 if failure_log.admits(&error.to_string(), Instant::now()) {
                     tracing::warn!(purpose, %error, "broker cannot be reached, retrying");
+                }
+                // A connection that is left is better than none.
+                if left.as_ref().is_some_and(|left| left.connection.status().connected()) {
+                    failed = failed.saturating_add(1);
+                    tokio::time::sleep(RECONNECT.delay(failed, rand::random())).await;
+                    continue;
                 }
                 state.send_replace(match error {
                     // What was good once will be again, after a rotated password or a limit on connections; callers
@@ -233,14 +258,19 @@ async fn close_when_unused(generation: Arc<Generation>) {
     }
 }
 
-async fn establish(config: &ConnectionConfig, number: u64) -> Result<Arc<Generation>, QueueError> {
+async fn establish(
+    config: &ConnectionConfig,
+    number: u64,
+    last: Option<SocketAddr>,
+) -> Result<Arc<Generation>, QueueError> {
     let (settings, authority) = (&config.settings, &config.settings.uri.authority);
-    let (connection, version) = connect(settings, &format!("sluicegate {}", config.purpose))
-        .await
-        .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
+    let BrokerConnection { connection, version, peer } =
+        connect(settings, &format!("sluicegate {}", config.purpose), last)
+            .await
+            .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
     let channels = Channels::new(settings.clone(), config.limit.clone());
     let blocked = watch::Sender::new(None);
-    let generation = Arc::new(Generation { number, connection, version, channels, blocked });
+    let generation = Arc::new(Generation { number, connection, version, peer, channels, blocked });
     redeclare(&generation, &Topology::new(&settings.prefix), &config.declared.list()).await?;
     Ok(generation)
 }

@@ -9,6 +9,7 @@ use crate::support::rabbitmq::RabbitNode;
 /// Class and method, with which a frame's payload begins.
 pub const PUBLISH: [u8; 4] = [0, 60, 0, 40];
 pub const ACK: [u8; 4] = [0, 60, 0, 80];
+pub const CONFIRM_SELECT: [u8; 4] = [0, 85, 0, 10];
 
 pub struct Counting {
     pub url: String,

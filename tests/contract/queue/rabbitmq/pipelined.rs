@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use lapin::options::ExchangeDeleteOptions;
 
-use super::counting::{Counting, PUBLISH};
+use super::counting::{CONFIRM_SELECT, Counting, PUBLISH};
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,4 +60,38 @@ async fn deleted_exchange_does_not_affect_others() {
     // Once the exchange is declared again, publishing succeeds.
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     bench.queue.publish(message(outcome(), "found")).await.unwrap();
+}
+
+/// A channel keeps to a queue's leader that is unavailable, and nacks. So does a queue that is full.
+#[tokio::test(flavor = "multi_thread")]
+async fn nacks_in_a_row_take_another_connection() {
+    let bench = bench("nacks_in_a_row_take_another_connection").await;
+    // Each channel that is opened for publishing asks for confirms.
+    let between = Counting::before(&bench.url, CONFIRM_SELECT).await;
+    let queue = connect(&between.url);
+    queue.declare(&[provider("stripe")]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    let mut full = FieldTable::default();
+    full.insert("x-max-length".into(), AMQPValue::LongInt(1));
+    full.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    channel.queue_declare("full".into(), QueueDeclareOptions::exclusive(), full).await.unwrap();
+    let (bind, none) = (lapin::options::QueueBindOptions::default(), FieldTable::default());
+    channel.queue_bind("full".into(), "payments.outcomes".into(), "stripe.dead".into(), bind, none).await.unwrap();
+    let publish = |state: &'static str| {
+        let event = message(Destination::Outcomes { provider: provider("stripe"), state }, "event");
+        queue.publish(event)
+    };
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while publish("dead").await.is_ok() {
+        assert!(std::time::Instant::now() < deadline, "the queue is never full");
+    }
+    // One nack is none in a row, and acknowledgements of another key change nothing.
+    publish("succeeded").await.unwrap();
+    assert_eq!(*between.counted.borrow(), 1);
+    assert!(matches!(publish("dead").await, Err(QueueError::Rejected(_))));
+    assert_eq!(*between.counted.borrow(), 2, "publishes stay on the channel that nacks");
+    publish("succeeded").await.unwrap();
+    // A queue that takes messages again gets them.
+    channel.queue_purge("full".into(), lapin::options::QueuePurgeOptions::default()).await.unwrap();
+    publish("dead").await.unwrap();
 }
