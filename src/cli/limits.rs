@@ -20,6 +20,7 @@ use crate::domain::limit::Rate;
 use crate::ledger::database::Database;
 use crate::ledger::provider_row::{LimitSummary, ProviderRow};
 use crate::ledger::settings::AuditedChange;
+use crate::ops::row_in_force::unusable_row;
 use crate::ops::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
 use crate::worker::settings_sync::LoadedSettings;
 
@@ -82,6 +83,9 @@ async fn fetch_usage(
     cx: &CommandContext<'_>,
 ) -> Result<(Vec<PeekedLimit>, Option<AccountBacklog>), CommandError> {
     let name = parse_name(provider)?;
+    if let Some(unusable) = unusable_row(ledger, &name).await? {
+        return Err(CommandError::Failed(unusable.to_string()));
+    }
     if matches!(cx.config.limiter.url, LimiterUrl::Embedded) {
         // An identifier needs no escaping in a query. The database answered just now, so the deployment is verified.
         let path = format!("/api/v1/limits/{name}");
@@ -96,10 +100,7 @@ async fn fetch_usage(
     let known = LoadedSettings::default().with_snapshot(ledger.load_settings().await?);
     let limiter = cx.limiter().await?;
     let failed = |error: PeekError| match error {
-        PeekError::NoActiveProvider if !known.providers.contains_key(&name) => unknown_provider(provider),
-        PeekError::NoActiveProvider => {
-            CommandError::Failed(format!("{provider} is disabled: its limits are not counted"))
-        }
+        PeekError::NoProvider(_) => unknown_provider(provider),
         error => CommandError::Failed(error.to_string()),
     };
     let account = account.map(Identifier::as_str);

@@ -25,6 +25,7 @@ use crate::ledger::provider_row::{
 };
 use crate::ledger::settings::SettingsChange;
 use crate::ops::SettingsChangeError;
+use crate::ops::row_in_force::{UnusableRow, unusable_row, unusable_rows};
 use crate::ops::throttling::{ThrottlingHint, throttling_hint};
 use crate::provider::http::HttpProvider;
 use crate::worker::resend::provider_names;
@@ -107,6 +108,9 @@ struct ShownRow<'a> {
     /// What the provider seems to allow, after repeated 429s.
     #[serde(skip_serializing_if = "Option::is_none")]
     throttling: Option<ThrottlingHint>,
+    /// Why the row cannot be used, and what is in force; absent for a row in force.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unusable: Option<UnusableRow>,
 }
 
 /// Runs the command.
@@ -134,6 +138,8 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
             }
             if !dry_run {
                 declare_all_lanes(cx, &ledger).await?;
+                let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+                return report_unusable(&ledger, |name| names.contains(&name), cx.console).await;
             }
             Ok(Exit::Success)
         }
@@ -206,12 +212,20 @@ async fn show(
     ShowArgs { reveal, json, .. }: &ShowArgs,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let raw = find_row(ledger, name).await?;
+    let unusable = unusable_row(ledger, name).await?;
+    let raw = match (find_row(ledger, name).await, &unusable) {
+        (Err(CommandError::Failed(_)), Some(unusable)) => return Err(CommandError::Failed(unusable.to_string())),
+        (found, _) => found?,
+    };
+    let exit = if unusable.is_some() { Exit::Failed } else { Exit::Success };
     let row = if *reveal { RedactedRow::unredacted(&raw) } else { RedactedRow::from(&raw) };
     let (pace, throttling) = (pace(ledger, name).await?, throttling(ledger, &raw).await?);
     if *json {
-        console.json(&ShownRow { row: &row, pace, throttling })?;
-        return Ok(Exit::Success);
+        console.json(&ShownRow { row: &row, pace, throttling, unusable })?;
+        return Ok(exit);
+    }
+    if let Some(unusable) = &unusable {
+        console.message(&unusable.to_string())?;
     }
     if let Some(pace) = pace {
         console.line(&format!("# pace: {}", pace.text))?;
@@ -225,7 +239,7 @@ async fn show(
         console.line(&format!("# 429s: {}", hint.text))?;
     }
     console.lines(&views::to_provider_file(&row)?)?;
-    Ok(Exit::Success)
+    Ok(exit)
 }
 
 /// The pace of a provider by its valid row; `None`: it has none.
@@ -253,22 +267,38 @@ async fn list(ledger: &Database, json: bool, console: &mut Console) -> Result<Ex
     Ok(exit)
 }
 
-/// All rows as written, for a list. An unreadable row is reported and left out, and the exit code is then 1.
+/// All rows as written, for a list. A row that cannot be used is reported, and the exit code is then 1. An unreadable one
+/// is left out.
 pub(super) async fn load_readable_rows(
     ledger: &Database,
     console: &mut Console,
 ) -> Result<(Vec<ProviderRow>, Exit), CommandError> {
-    let (mut rows, mut exit) = (Vec::new(), Exit::Success);
-    for row in ledger.raw_rows(None).await? {
-        match row {
-            Ok(row) => rows.push(row),
-            Err(bad) => {
-                exit = Exit::Failed;
-                console.message(&format!("provider `{}` is left out: {}", bad.provider, bad.problems.join("; ")))?;
-            }
-        }
-    }
+    let rows = ledger.raw_rows(None).await?.into_iter().flatten().collect();
+    let exit = report_unusable(ledger, |_| true, console).await?;
     Ok((rows, exit))
+}
+
+/// Reports the rows of these names that no worker can start with, each with what is in force. The exit code is then 1.
+async fn report_unusable(
+    ledger: &Database,
+    concerns: impl Fn(&str) -> bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let mut exit = Exit::Success;
+    for row in unusable_rows(ledger).await?.iter().filter(|row| concerns(&row.provider)) {
+        console.message(&row.to_string())?;
+        exit = Exit::Failed;
+    }
+    Ok(exit)
+}
+
+/// The same for one provider whose row was changed.
+pub(super) async fn report_if_unusable(
+    ledger: &Database,
+    name: &ProviderName,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    report_unusable(ledger, |row| row == name.as_str(), console).await
 }
 
 async fn find_row(ledger: &Database, name: &ProviderName) -> Result<ProviderRow, CommandError> {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::limit::{Algorithm, AppliesTo, Limit, Scope};
+use super::limit::{Algorithm, AppliesTo, Limit, RULE_LIMIT, Scope};
 use super::provider::{Pacing, Provider, SlotRelease};
 use super::time::EpochMs;
 
@@ -195,7 +195,8 @@ fn closed_limit(provider: &Provider) -> Option<String> {
 /// Names of the limits that apply to charges and count each account or reference separately.
 pub fn limits_by_account(provider: &Provider) -> Vec<String> {
     let holding = provider.limits.iter().filter(|limit| !limit.shadow && limit.applies_to != AppliesTo::Lookup);
-    holding.filter(|limit| limit.scope != Scope::Provider).map(|limit| limit.name.clone()).collect()
+    let names = holding.filter(|limit| limit.scope != Scope::Provider).map(|limit| limit.name.clone());
+    names.chain(provider.rule_limit_window().map(|_| RULE_LIMIT.to_owned())).collect()
 }
 
 /// How fast a backlog is sent, by the limits and the lanes. It does not depend on the number of jobs.

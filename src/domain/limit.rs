@@ -222,11 +222,15 @@ impl Limit {
     }
 }
 
+/// Name of the limit that counts accounts by their rules alone, in a row without account limits. It contains a blank, which
+/// no row's limit can have.
+pub const RULE_LIMIT: &str = "account rule";
+
 /// One validated row of `account_overrides`. Of two rules for one account, the one that names a limit takes precedence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccountRule {
     pub account: String,
-    /// A limit of scope [`Scope::Account`], which may be disabled now; `None`: all of them.
+    /// A limit of scope [`Scope::Account`], which may be disabled now; `None`: all of them, or [`RULE_LIMIT`].
     pub limit: Option<String>,
     pub rule: Rule,
 }
@@ -240,7 +244,8 @@ pub enum Rule {
     Blocked,
     /// No charge of this account is sent: a job that is confirmed not charged ends as declined. Look-ups are sent.
     Refuse,
-    /// Replaces the limit's numbers; algorithm and offset stay the limit's.
+    /// Replaces the limit's numbers; algorithm and offset stay the limit's. Without an account limit it is a
+    /// [`Algorithm::SlidingLog`] over all calls of the account.
     Limit(LimitOverride),
 }
 

@@ -158,6 +158,20 @@ impl Provider {
         has_rules || self.limits.iter().any(|limit| limit.scope == scope && !limit.shadow)
     }
 
+    /// The longest window of the account rules that are limits by themselves, because the row enforces no account limit
+    /// whose numbers they could replace; `None`: there are no such rules.
+    pub fn rule_limit_window(&self) -> Option<Duration> {
+        if self.limits.iter().any(|limit| limit.scope == Scope::Account) {
+            return None;
+        }
+        let own = self.account_rules.iter().filter(|rule| rule.limit.is_none());
+        let windows = own.filter_map(|rule| match rule.rule {
+            Rule::Limit(own) if !own.rate.is_at_once() => Some(own.rate.window()),
+            Rule::Limit(_) | Rule::Exempt | Rule::Blocked | Rule::Refuse => None,
+        });
+        windows.max()
+    }
+
     /// Whether a rule refuses the jobs of this account.
     pub fn refuses_account(&self, account: Option<&str>) -> bool {
         let mut rules = self.account_rules.iter().filter(|rule| rule.rule == Rule::Refuse);

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::egress::Allowance;
-use super::limit::{AccountRule, Algorithm, AppliesTo, Rate, Rule, Scope};
+use super::limit::{AccountRule, Algorithm, AppliesTo, RULE_LIMIT, Rate, Rule, Scope};
 use super::permit_protocol::{CallKind, Subject, SubjectLimit};
 use super::provider::{BOOKING_HORIZON, Pacing, ProviderName, StoreDown};
 use super::time::micros_up;
@@ -89,6 +89,22 @@ impl LimitSpec {
         }
     }
 
+    /// The limit that counts accounts by their rules alone. An account without a rule is exempt; its counter must exist,
+    /// so that a rule that comes later finds what was not counted. It needs no room in that log.
+    pub fn of_rules(longest_window: Duration) -> Self {
+        Self { scope: Scope::Account, ..Self::sliding_log(RULE_LIMIT, 1, longest_window) }
+    }
+
+    /// Whether only rules give it numbers ([`Self::of_rules`]).
+    pub fn is_of_rules(&self) -> bool {
+        self.name == RULE_LIMIT
+    }
+
+    /// The limit as it applies to a subject without a rule; `None`: it is exempt.
+    pub fn without_rule(&self) -> Option<Self> {
+        (!self.is_of_rules()).then(|| self.clone())
+    }
+
     /// At most so many requests in flight.
     pub fn concurrency(name: impl Into<String>, max_requests: u32) -> Self {
         let algorithm = Algorithm::Concurrency;
@@ -147,11 +163,11 @@ impl LimitSpec {
 pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
     let (max_requests, window, burst) = match rule {
         Rule::Limit(own) if own.rate.is_at_once() != (limit.algorithm == Algorithm::Concurrency) => {
-            return Some(limit.clone());
+            return limit.without_rule();
         }
         Rule::Exempt => return None,
         // Its look-ups count as those of any account.
-        Rule::Refuse => return Some(limit.clone()),
+        Rule::Refuse => return limit.without_rule(),
         Rule::Limit(own) => (own.rate.max_requests(), own.rate.window(), own.burst),
         Rule::Blocked => (0, limit.window, limit.burst),
     };
@@ -283,7 +299,7 @@ impl QuotaSpec {
                     let general = |rule: &&AccountRule| rule.limit.is_none();
                     let rule = rules().find(named).or_else(|| rules().find(general));
                     let rule = rule.filter(|_| scope == Scope::Account).map(|rule| rule.rule);
-                    let own = rule.map_or_else(|| Some(limit.clone()), |rule| limit_under_rule(rule, limit));
+                    let own = rule.map_or_else(|| limit.without_rule(), |rule| limit_under_rule(rule, limit));
                     let exempt = own.is_none();
                     let LimitSpec { max_requests, window, burst, .. } = own.unwrap_or_else(|| limit.clone());
                     SubjectLimit { index, max_requests, window, burst, exempt }

@@ -20,7 +20,7 @@ use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, 
 pub use self::provider_status::ProviderState;
 use self::provider_status::provider_status;
 use self::report::problem_with_name;
-use self::workers::{WorkerProcess, lane_reports};
+use self::workers::{WorkerProcess, has_live_lane, lane_reports};
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::EpochMs;
@@ -266,9 +266,14 @@ pub fn overview(evidence: &OverviewInput) -> Overview {
 /// Whether workers use a row of the provider. A valid row that no worker can call, and that no valid one precedes, is
 /// unused.
 fn has_valid_row(evidence: &OverviewInput, name: &str) -> bool {
-    let no_reports = !evidence.workers.iter().any(WorkerProcess::is_live);
-    let used = no_reports || lane_reports(&evidence.workers, name).any(|(worker, _)| worker.is_live());
-    used && evidence.providers.contains_key(name)
+    let has_reports = evidence.workers.iter().any(WorkerProcess::is_live);
+    // A command knows no last valid row, and a worker that has a lane uses one.
+    if has_reports { has_lane(evidence, name) } else { evidence.providers.contains_key(name) }
+}
+
+/// Whether a live worker has a lane for the provider.
+fn has_lane(evidence: &OverviewInput, name: &str) -> bool {
+    evidence.workers.iter().any(|worker| has_live_lane(worker, name))
 }
 
 /// A provider; its row may be deleted or unreadable.

@@ -7,13 +7,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::OverviewInput;
 use super::backlog::ProviderCounts;
 use super::pace::{LimitOverview, limits};
 use super::report::{LaneReport, LaneState, PauseCause, ProcessReport, ReportedPause, problem_with_name};
 use super::workers::WorkerProcess;
+use super::{OverviewInput, has_lane};
 use crate::domain::limit::Limit;
 use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::settings::unknown_limits;
 
 /// A limit wait that ends sooner is no state of the provider: a lane at its limit has one in every window.
 const LIMIT_WAIT_MIN_MS: u64 = 2_000;
@@ -68,8 +69,8 @@ impl ProviderStatus {
 /// What is known about one provider, apart from its lanes.
 struct StatusInput<'a> {
     name: &'a str,
-    /// Problems of an invalid row.
-    problems: &'a [String],
+    /// Problems of the row, or of an invalid row that may hold limits of its quota.
+    problems: Vec<String>,
     /// Version of the row in force; 0: there is no row.
     version: i64,
     limits: Vec<LimitOverview>,
@@ -83,7 +84,7 @@ pub(super) fn provider_status(evidence: &OverviewInput, name: &str, unheld: bool
     let (row, provider) = (evidence.row(name), evidence.providers.get(name));
     let input = StatusInput {
         name,
-        problems: evidence.invalid_row(name).map_or(&[][..], |bad| &bad.problems[..]),
+        problems: row_problems(evidence, name),
         version: row.and(provider).map_or(0, |provider| provider.version),
         limits: row.map(|row| limits(evidence, row)).unwrap_or_default(),
         waiting: ProviderCounts::new(evidence, name).waiting() > 0,
@@ -95,7 +96,20 @@ pub(super) fn provider_status(evidence: &OverviewInput, name: &str, unheld: bool
             ProviderStatus::with_cause(ProviderState::Disabled, cause)
         }),
     };
-    held.unwrap_or_else(|| status_of_workers(&input, &evidence.workers, unheld || provider.is_some()))
+    held.unwrap_or_else(|| {
+        let has_valid_row = unheld || provider.is_some() || has_lane(evidence, name);
+        status_of_workers(&input, &evidence.workers, has_valid_row)
+    })
+}
+
+fn row_problems(evidence: &OverviewInput, name: &str) -> Vec<String> {
+    let Some(bad) = evidence.invalid_row(name) else {
+        let quota =
+            evidence.providers.get(name).filter(|_| evidence.row(name).is_some()).map(|provider| &provider.quota);
+        let is_kept = |other: &str| evidence.providers.contains_key(other);
+        return quota.map_or_else(Vec::new, |quota| unknown_limits(&evidence.invalid_rows, quota, is_kept));
+    };
+    bad.problems.clone()
 }
 
 /// The state of a provider whose row holds its jobs, whatever the workers report, or whose workers are unknown.

@@ -187,6 +187,11 @@ pub struct DecisionOverview {
 }
 
 /// The reports of one provider's lane, from each worker that has it.
+/// Whether the process runs, and has a lane for the provider.
+pub fn has_live_lane(worker: &WorkerProcess, name: &str) -> bool {
+    worker.is_live() && worker.report.as_ref().is_some_and(|report| report.lanes.contains_key(name))
+}
+
 pub(super) fn lane_reports<'a>(
     workers: &'a [WorkerProcess],
     name: &str,

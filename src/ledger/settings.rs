@@ -17,7 +17,7 @@ use super::operator::DatabaseTime;
 use super::provider_row::{LimitReturn, LimitRow, format_rate};
 use crate::domain::limit::Rate;
 use crate::domain::printable::{describe_url_change, redact_url};
-use crate::domain::provider::Provider;
+use crate::domain::provider::{Provider, ProviderName};
 
 pub use super::sql::limit_returns::{LimitWrite, PlannedReturn};
 pub use super::sql::session::SettingsHints;
@@ -33,6 +33,17 @@ pub struct InvalidRow {
     pub paused: bool,
     /// One line for each problem: column, what is wrong, and how to fix it.
     pub problems: Vec<String>,
+}
+
+/// Why limits of this quota are unknown, one line for each invalid row that may hold some. An enabled row does, unless a
+/// valid one of it is kept.
+pub fn unknown_limits(invalid: &[InvalidRow], quota: &ProviderName, is_kept: impl Fn(&str) -> bool) -> Vec<String> {
+    let of_quota = invalid.iter().filter(|bad| bad.enabled && bad.quota == quota.as_str() && !is_kept(&bad.provider));
+    let why = |bad: &InvalidRow| {
+        let (name, problems) = (&bad.provider, bad.problems.join("; "));
+        format!("limits of its quota `{quota}` are unknown, because the row of {name} is invalid: {problems}")
+    };
+    of_quota.map(why).collect()
 }
 
 /// All providers at one settings version.

@@ -226,6 +226,9 @@ fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, usages: &[LimitUs
     let status = |usage: &LimitUsage| {
         let limit = spec.limits.get(usage.index)?;
         let own = subject.and_then(|subject| subject.limits.iter().find(|own| own.index == usage.index));
+        if limit.is_of_rules() && own.is_none_or(|own| own.exempt) {
+            return None;
+        }
         let counted = own.map_or_else(|| limit.clone(), |own| limit.with_subject_limit(own));
         // Nothing names the instant at which a request in flight ends.
         let is_full_of_requests =

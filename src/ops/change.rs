@@ -14,6 +14,7 @@ use crate::ledger::operator::{Actor, JobResolution};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::RawRate;
 use crate::ledger::{LedgerError, decision_input};
+use crate::ops::row_in_force::UnusableRow;
 use crate::queue::message::CardNumbers;
 use crate::worker::resend::{ResendError, Resender};
 
@@ -90,6 +91,9 @@ pub enum SettingsChangeError {
     /// The change would make the row invalid; each problem with its fix.
     #[error("{}", .0.join("; "))]
     InvalidRow(Vec<String>),
+    /// The row would stay invalid, and the change would not be in force.
+    #[error("nothing was changed: {0}. Fix all of it at once: `sluicegate provider apply FILE`")]
+    Unusable(UnusableRow),
     #[error("limit `{limit}` would go back to the same rate, {rate}: leave the end out")]
     NothingToReturn { limit: String, rate: RawRate },
     #[error(transparent)]

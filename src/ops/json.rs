@@ -143,9 +143,9 @@ impl From<SettingsChangeError> for ApiError {
             SettingsChangeError::NoProvider(_) | SettingsChangeError::NoLimit { .. } => {
                 Self::not_found(error.to_string())
             }
-            SettingsChangeError::InvalidRow(_) | SettingsChangeError::NothingToReturn { .. } => {
-                Self::conflict(error.to_string())
-            }
+            SettingsChangeError::InvalidRow(_)
+            | SettingsChangeError::Unusable(_)
+            | SettingsChangeError::NothingToReturn { .. } => Self::conflict(error.to_string()),
             SettingsChangeError::Ledger(error) => error.into(),
         }
     }

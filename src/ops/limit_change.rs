@@ -7,6 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::change::{SettingsChangeError, no_limit_error, row_problems};
+use super::row_in_force::{UnusableRow, unusable_row};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
@@ -103,15 +104,22 @@ pub async fn set_limit(
     let WantedLimit { provider, limit, .. } = *wanted;
     let now = ledger.clock().await?;
     for _ in 0..TRIES_MAX {
-        let found = ledger.readable_row_at(provider).await?;
+        let found = match ledger.readable_row_at(provider).await {
+            Err(error) => match unusable_row(ledger, provider).await? {
+                Some(row) => return Err(SettingsChangeError::Unusable(row)),
+                None => return Err(error.into()),
+            },
+            Ok(found) => found,
+        };
         let (version, row) = found.ok_or_else(|| SettingsChangeError::NoProvider(provider.to_string()))?;
         let change = RateChange::new(row, wanted, now)?;
-        let known = row_problems(&change.row_before);
-        // A row that is already invalid may be fixed step by step: only new problems count.
-        let all = row_problems(&change.row_after).into_iter();
-        let new: Vec<String> = all.filter(|problem| !known.contains(problem)).collect();
-        if !new.is_empty() {
-            return Err(SettingsChangeError::InvalidRow(new));
+        let problems = row_problems(&change.row_after);
+        if !problems.is_empty() {
+            // What is in force is in doubt only if the row was invalid before.
+            return Err(match unusable_row(ledger, provider).await? {
+                Some(row) => SettingsChangeError::Unusable(UnusableRow { problems, ..row }),
+                None => SettingsChangeError::InvalidRow(problems),
+            });
         }
         if dry_run || !change.is_change() {
             return Ok(change);

@@ -47,6 +47,7 @@ mod peek;
 #[cfg(test)]
 mod port_tests;
 mod roles;
+pub mod row_in_force;
 pub mod throttling;
 pub mod until;
 
@@ -281,8 +282,8 @@ mod tests {
         }]);
         assert_eq!((status, limits), (200, expected));
         for (rest, wanted, words) in [
-            ("missing", 404, "no such provider, or it is disabled"),
-            ("Bad", 404, "no such provider"),
+            ("missing", 404, "there is no provider `missing`"),
+            ("Bad", 404, "there is no provider `Bad`"),
             ("scoped?account=a%20b", 400, "account must be 1 to 64 characters"),
             ("scoped?account=", 400, "account must be 1 to 64 characters"),
             ("plain?acount=a", 400, "unknown field"),

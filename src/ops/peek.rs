@@ -129,9 +129,13 @@ impl PeekedLimit {
 /// Why no limits can be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum PeekError {
-    /// Or its rows are invalid and no valid version was loaded before.
-    #[error("no such provider, or it is disabled")]
-    NoActiveProvider,
+    #[error("there is no provider `{0}`")]
+    NoProvider(String),
+    #[error("{0} is disabled: its limits are not counted")]
+    Disabled(ProviderName),
+    /// No valid row was loaded before; each problem with its fix.
+    #[error("the row of {provider} cannot be used: {}", .problems.join("; "))]
+    Unusable { provider: ProviderName, problems: Vec<String> },
     #[error("account {0}")]
     InvalidAccount(#[from] InvalidName),
     #[error(transparent)]
@@ -180,8 +184,15 @@ async fn usage<'a>(
     provider: &ProviderName,
     account: Option<&Identifier>,
 ) -> Result<Usage<'a>, PeekError> {
-    let row = known.providers.get(provider).ok_or(PeekError::NoActiveProvider)?;
-    let spec = quota_spec(known, &row.quota).ok_or(PeekError::NoActiveProvider)?;
+    let unusable = |problems: Vec<String>| PeekError::Unusable { provider: provider.clone(), problems };
+    let row = known.providers.get(provider).ok_or_else(|| {
+        let invalid = known.invalid_rows.iter().find(|bad| bad.provider == provider.as_str());
+        invalid.map_or_else(|| PeekError::NoProvider(provider.to_string()), |bad| unusable(bad.problems.clone()))
+    })?;
+    let spec = quota_spec(known, &row.quota).ok_or_else(|| match known.unknown_limits(&row.quota) {
+        problems if problems.is_empty() => PeekError::Disabled(provider.clone()),
+        problems => unusable(problems),
+    })?;
     // Nothing is sent for a blocked account, so no limit counts it.
     let subjects = spec.subjects(account.map(Identifier::as_str), None).unwrap_or_default();
     let used = limiter.peek(&spec, subjects.first()).await?;
@@ -273,6 +284,7 @@ pub struct BacklogQuery {
         (status = 200, description = "Its limits", body = Vec<PeekedLimit>),
         (status = 400, description = "The account is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
+        (status = 409, description = "Its row cannot be used, and no valid one is in force", body = ErrorBody),
     )
 )]
 pub async fn limits(
@@ -282,7 +294,7 @@ pub async fn limits(
 ) -> Result<JsonResponse<Vec<PeekedLimit>>, ApiError> {
     let account = query?.0.account;
     let known = state.worker_status.borrow().settings.clone();
-    let name = ProviderName::new(provider).map_err(|_| PeekError::NoActiveProvider)?;
+    let name = ProviderName::new(provider.as_str()).map_err(|_| PeekError::NoProvider(provider))?;
     let used = peek(state.limiter.as_ref(), &known, &name, account.as_deref()).await?;
     Ok(JsonResponse(used))
 }
@@ -297,6 +309,7 @@ pub async fn limits(
         (status = 200, description = "The account's payments", body = AccountBacklog),
         (status = 400, description = "The account is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
+        (status = 409, description = "Its row cannot be used, and no valid one is in force", body = ErrorBody),
     )
 )]
 pub async fn account_backlog(
@@ -306,7 +319,7 @@ pub async fn account_backlog(
 ) -> Result<JsonResponse<AccountBacklog>, ApiError> {
     let account = query?.0.account;
     let known = state.worker_status.borrow().settings.clone();
-    let name = ProviderName::new(provider).map_err(|_| PeekError::NoActiveProvider)?;
+    let name = ProviderName::new(provider.as_str()).map_err(|_| PeekError::NoProvider(provider))?;
     let (limiter, ledger) = (state.limiter.as_ref(), &state.operator_context.ledger);
     let waits = peek_backlog(limiter, ledger, &known, &name, &account).await?;
     Ok(JsonResponse(waits))
@@ -315,7 +328,8 @@ pub async fn account_backlog(
 impl From<PeekError> for ApiError {
     fn from(error: PeekError) -> Self {
         let status = match error {
-            PeekError::NoActiveProvider => StatusCode::NOT_FOUND,
+            PeekError::NoProvider(_) | PeekError::Disabled(_) => StatusCode::NOT_FOUND,
+            PeekError::Unusable { .. } => StatusCode::CONFLICT,
             PeekError::InvalidAccount(_) => StatusCode::BAD_REQUEST,
             PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
             PeekError::Ledger(error) => return error.into(),
@@ -380,8 +394,8 @@ pub mod tests {
         // Payments of an account wait also where no limit counts it.
         assert_eq!(look("plain", Some("a")).await, Ok(1));
         for (provider, account, problem) in [
-            ("missing", None, "no such provider, or it is disabled"),
-            ("off", None, "no such provider, or it is disabled"),
+            ("missing", None, "there is no provider `missing`"),
+            ("off", None, "off is disabled: its limits are not counted"),
             ("plain", Some("a b"), "account must be 1 to 64 characters of A-Z a-z 0-9 _ -"),
         ] {
             assert_eq!(look(provider, account).await, Err(problem.to_owned()), "{provider} {account:?}");

@@ -230,7 +230,7 @@ fn account_limit(spec: &QuotaSpec, limit: &LimitSpec, account: Option<&str>) -> 
     let named = rules().find(|rule| rule.limit.as_deref() == Some(limit.name.as_str()));
     match named.or_else(|| rules().find(|rule| rule.limit.is_none())).map(|rule| rule.rule) {
         Some(rule @ (Rule::Exempt | Rule::Limit(_))) => limit_under_rule(rule, limit),
-        Some(Rule::Blocked | Rule::Refuse) | None => Some(limit.clone()),
+        Some(Rule::Blocked | Rule::Refuse) | None => limit.without_rule(),
     }
 }
 

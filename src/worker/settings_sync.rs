@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
-use crate::ledger::settings::{InvalidRow, SettingsHints, SettingsSnapshot};
+use crate::ledger::settings::{InvalidRow, SettingsHints, SettingsSnapshot, unknown_limits};
 use crate::worker::meter::Meter;
 
 /// Time between two polls of the settings version: half of the time within which a change takes effect.
@@ -58,6 +58,11 @@ impl LoadedSettings {
     pub fn quotas_with_unknown_limits(&self) -> BTreeSet<&str> {
         let unknown = |bad: &&InvalidRow| bad.enabled && !self.providers.contains_key(bad.provider.as_str());
         self.invalid_rows.iter().filter(unknown).map(|bad| bad.quota.as_str()).collect()
+    }
+
+    /// Why limits of this quota are unknown, one line for each row that may hold some; empty if all are known.
+    pub fn unknown_limits(&self, quota: &ProviderName) -> Vec<String> {
+        unknown_limits(&self.invalid_rows, quota, |name| self.providers.contains_key(name))
     }
 }
 

@@ -201,8 +201,13 @@ async fn run_lanes(
         for row in now.providers.values().filter(|row| row.enabled) {
             let used = match running.get(&row.name) {
                 Some(lane) => apply_row(worker, lane, row),
-                None => start_lane(worker, quotas, row)
-                    .map(|lane| running.extend(lane.map(|lane| (row.name.clone(), lane)))),
+                None => start_lane(worker, quotas, row).map(|lane| {
+                    if lane.is_none() {
+                        let problems = now.unknown_limits(&row.quota);
+                        tracing::error!(provider = %row.name, ?problems, "no lane started: limits of its quota are unknown");
+                    }
+                    running.extend(lane.map(|lane| (row.name.clone(), lane)));
+                }),
             };
             reported.invalid_rows.extend(used.err().map(|error| unusable_row(row, &error)));
         }

@@ -219,12 +219,17 @@ async fn unreadable_row_is_listed_beside_others() {
     for line in [["provider", "list"], ["limits", "list"]] {
         let ran = engine.run(&line).await;
         assert_eq!(ran.result.as_ref().unwrap(), &Exit::Failed, "{line:?}");
-        assert_eq!(ran.err, "provider `bolt` is left out: column `statuses` is not a JSON object\n", "{line:?}");
+        let (problem, nothing) =
+            ("column `statuses` is not a JSON object", "In force: nothing, because no worker runs");
+        assert_eq!(ran.err, format!("the row of bolt cannot be used: {problem}. {nothing}\n"), "{line:?}");
     }
     let list = engine.run(&["provider", "list", "--json"]).await.json();
     assert_eq!((list.as_array().unwrap().len(), &list[0]["name"]), (1, &"acme".into()));
     let (error, _) = engine.run(&["provider", "show", "bolt"]).await.failure();
-    assert!(error.contains("provider `bolt`: column `statuses` is not a JSON object"), "{error}");
+    assert!(
+        error.contains("bolt cannot be used: column `statuses` is not a JSON object. In force: nothing"),
+        "{error}"
+    );
     let line = "enqueue --provider acme --amount 1 --currency EUR";
     assert_eq!(engine.run(&line.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Success);
 }

@@ -6,6 +6,7 @@ mod readout_oracle;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod account_rules;
 mod billing_day;
 mod copies;
 mod deleted_queues;

@@ -24,7 +24,7 @@ use crate::domain::pace::Pace;
 use crate::domain::provider::{JobOrder, Provider, SlotRelease, StoreDown};
 use crate::files::{self, READ_TIMEOUT};
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::SettingsSnapshot;
+use crate::ledger::settings::{InvalidRow, SettingsSnapshot, unknown_limits};
 use crate::provider::secret_grants::{SecretGrant, SecretGrants, SecretReference, SecretUse};
 use crate::worker::lane::max_local_wait;
 
@@ -107,8 +107,15 @@ pub fn check_snapshot(snapshot: &SettingsSnapshot, config: &Config) -> Vec<Findi
         return vec![Finding::warning("providers", "there are none", "Run `sluicegate provider apply FILE`")];
     }
     let valid: Vec<&Provider> = snapshot.providers.iter().filter_map(|row| row.as_ref().ok()).collect();
-    let check_row = |row: &Result<Provider, crate::ledger::settings::InvalidRow>| match row {
-        Ok(provider) => check_provider(provider, &valid, config),
+    let invalid: Vec<InvalidRow> = snapshot.providers.iter().filter_map(|row| row.as_ref().err().cloned()).collect();
+    let check_row = |row: &Result<Provider, InvalidRow>| match row {
+        Ok(provider) => {
+            let unknown =
+                if provider.enabled { unknown_limits(&invalid, &provider.quota, |_| false) } else { Vec::new() };
+            let subject = || format!("provider {}", provider.name);
+            let unknown = unknown.iter().map(|problem| Finding::error(subject(), problem, FIX_INVALID_ROW));
+            unknown.chain(check_provider(provider, &valid, config)).collect::<Vec<Finding>>()
+        }
         Err(invalid) => {
             let error =
                 |problem: &String| Finding::error(format!("provider {}", invalid.provider), problem, FIX_INVALID_ROW);

@@ -5,7 +5,7 @@
 use serde_json::json;
 
 use crate::cli::jobs::actor;
-use crate::cli::provider::parse_name;
+use crate::cli::provider::{parse_name, report_if_unusable};
 use crate::cli::status::overview_input;
 use crate::cli::status::text::clear_time_text;
 use crate::cli::{CommandContext, CommandError, Exit};
@@ -74,7 +74,7 @@ pub async fn run(args: &SetArgs, ledger: &Database, cx: &mut CommandContext<'_>)
             shown["cutoff"] = json!(finish.cutoff);
         }
         cx.console.json(&shown)?;
-        return Ok(Exit::Success);
+        return report_if_unusable(ledger, &name, cx.console).await;
     }
     let returns = change.returns_after.map(|returns| format!(" {returns}")).unwrap_or_default();
     cx.console.line(&format!("{provider} {limit}: {} → {}{returns}", change.rate_before, change.rate_after))?;
@@ -88,7 +88,8 @@ pub async fn run(args: &SetArgs, ledger: &Database, cx: &mut CommandContext<'_>)
     if *dry_run {
         cx.console.message("dry run: nothing was changed")?;
     }
-    Ok(Exit::Success)
+    // An invalid row of its quota may keep the rate from being in force.
+    report_if_unusable(ledger, &name, cx.console).await
 }
 
 fn ended_words(ended: &LimitReturn) -> String {

@@ -4,7 +4,7 @@
 
 use serde_json::json;
 
-use super::parse_name;
+use super::{parse_name, report_if_unusable};
 use crate::cli::jobs::actor;
 use crate::cli::{CommandError, Console, Exit};
 use crate::ledger::database::Database;
@@ -37,7 +37,13 @@ pub(super) async fn run(
 ) -> Result<Exit, CommandError> {
     let by = actor(args.because.as_deref());
     match (&args.name, paused) {
-        (Some(name), _) => set_paused(ledger, name, SetPaused { paused, json: args.json, by }, console).await?,
+        (Some(name), _) => {
+            set_paused(ledger, name, SetPaused { paused, json: args.json, by }, console).await?;
+            // A pause is obeyed whatever is wrong with the row.
+            if !paused {
+                return report_if_unusable(ledger, &parse_name(name)?, console).await;
+            }
+        }
         (None, true) => {
             let result = ledger.pause_all(&by).await?;
             if args.json { console.json(&result)? } else { print_pause(&result, console)? }

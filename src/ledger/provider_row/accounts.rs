@@ -5,12 +5,15 @@
 //! says. A weight belongs to the account, not to one of its limits.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::limits::unsupported_reasons;
 use super::validate::RowValidator;
 use super::{AccountRow, LimitRow};
 use crate::domain::job::Identifier;
-use crate::domain::limit::{AccountRule, Algorithm, Limit, LimitOverride, MAX_REQUESTS, Rule, Scope};
+use crate::domain::limit::{
+    AccountRule, Algorithm, AppliesTo, Limit, LimitOverride, MAX_REQUESTS, RULE_LIMIT, Rule, Scope,
+};
 
 /// Largest weight of an account, as constraint `override_weight_is_1_to_1000` has it.
 const WEIGHT_MAX: i64 = 1_000;
@@ -93,8 +96,8 @@ impl RowValidator {
         }
     }
 
-    /// Checks that the rule changes at least one limit, and that each of them supports the rule's rate. Disabled limits
-    /// count: disabling a limit must not invalidate its rules.
+    /// Checks that an exemption changes at least one limit, and that each changed one supports the rule's rate. Disabled
+    /// limits count: disabling a limit must not invalidate its rules.
     fn check_affected_limits(&mut self, row: &AccountRow, limits: &[LimitRow], own: Option<LimitOverride>) {
         let named = limits.iter().find(|limit| Some(&limit.name) == row.limit_name.as_ref());
         if let (Some(name), None) = (&row.limit_name, named) {
@@ -124,18 +127,22 @@ impl RowValidator {
             Some(limit) => vec![limit],
             None => limits.iter().filter(of_accounts).collect(),
         };
-        if touched.is_empty() {
-            self.problem(format!(
-                "rule `{rule}` changes nothing: this provider has no limit of scope `account`; add one (rules `blocked` and \
-                 `refuse` need none)"
-            ));
+        if touched.is_empty() && rule == "exempt" {
+            self.problem(
+                "rule `exempt` changes nothing: this provider has no limit of scope `account`; add one (the other rules need \
+                 none)",
+            );
         }
         let Some(own) = own else { return };
+        let is_enforced = touched.iter().any(|limit| limit.enabled);
         // An invalid limit is reported with the limit itself.
         let touched: Vec<Limit> = touched.into_iter().filter_map(|limit| Self::default().limit(limit)).collect();
         let has_burst = |limit: &Limit| matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
         // A rule on several limits sets the burst of those that have one.
         let burst_is_wrong = own.burst.is_some() && !touched.iter().any(has_burst);
+        if named.is_none() && !is_enforced {
+            self.rule_limit(own, touched.is_empty(), burst_is_wrong);
+        }
         for limit in touched {
             let burst = own.burst.filter(|_| burst_is_wrong || has_burst(&limit));
             let with_own_rate = Limit { rate: own.rate, burst, ..limit.clone() };
@@ -144,6 +151,26 @@ impl RowValidator {
                 self.0.extend(problems.into_iter().map(|problem| format!("at limit `{}`: {problem}", limit.name)));
             }
         }
+    }
+
+    /// Checks a rule that is a limit of its own, because the row enforces no account limit. Numbers of requests in flight
+    /// may be meant for a disabled limit, but else have none.
+    fn rule_limit(&mut self, own: LimitOverride, is_alone: bool, burst_is_wrong: bool) {
+        if own.rate.is_at_once() && !is_alone {
+            return;
+        }
+        let limit = Limit {
+            name: RULE_LIMIT.to_owned(),
+            algorithm: Algorithm::SlidingLog,
+            rate: own.rate,
+            offset: Duration::ZERO,
+            burst: own.burst.filter(|_| burst_is_wrong && is_alone),
+            scope: Scope::Account,
+            applies_to: AppliesTo::All,
+            shadow: false,
+        };
+        let why = "this provider has no account limit, so the rule is a limit of its own, a sliding_log";
+        self.0.extend(unsupported_reasons(&limit).into_iter().map(|problem| format!("{problem} ({why})")));
     }
 }
 
@@ -254,9 +281,9 @@ mod tests {
         }
     }
 
-    /// Without account limits, an exemption has no effect; a block or a refusal needs none.
+    /// Without account limits, an exemption has no effect; the other rules need none.
     #[test]
-    fn blocks_and_refusals_need_no_account_limit() {
+    fn only_an_exemption_needs_an_account_limit() {
         let plain = json!([{"name": "all", "max_requests": 5, "window_ms": 1000}]);
         let exempt = json!([{"account": "a", "rule": "exempt"}]);
         let problems = rules(&plain, exempt).unwrap_err();
@@ -264,12 +291,57 @@ mod tests {
             problems[0].contains("rule `exempt` changes nothing: this provider has no limit of scope"),
             "{problems:?}"
         );
-        let own = json!([{"account": "a", "rule": "limit", "max_requests": 1, "window_ms": 1000}]);
-        assert!(rules(&plain, own).unwrap_err()[0].contains("rule `limit` changes nothing"));
         assert_eq!(rules(&plain, json!([{"account": "a", "rule": "blocked"}])).unwrap().len(), 1);
         assert_eq!(rules(&plain, json!([{"account": "a", "rule": "refuse"}])).unwrap()[0].rule, Rule::Refuse);
         assert_eq!(rules(&plain, json!([{"account": "a", "weight": 3}])), Ok(Vec::new()));
         let twice = json!([{"account": "a", "weight": 3}, {"account": "a", "rule": "blocked"}]);
         assert!(rules(&plain, twice).unwrap_err()[0].contains("has two rows for the same limits"));
+    }
+
+    /// A rule that replaces no enforced limit is a sliding log over all calls of its account.
+    #[test]
+    fn rule_without_account_limit_is_a_limit() {
+        let plain = json!({"name": "all", "max_requests": 5, "window_ms": 1000});
+        let other = |change: Value| {
+            let mut limit = json!({"name": "own", "max_requests": 9, "window_ms": 60_000, "scope": "account"});
+            limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            json!([plain, limit])
+        };
+        let alone = json!([plain]);
+        let own = |change: Value| {
+            let mut rule = json!({"account": "a", "rule": "limit", "max_requests": 3, "window_ms": 2_000});
+            rule.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            rule.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+            rule
+        };
+        let at_once = json!({"window_ms": null});
+        let disabled_slots = other(json!({"algorithm": "concurrency", "window_ms": -1, "enabled": false}));
+        let mut disabled_slots = disabled_slots;
+        disabled_slots[1].as_object_mut().unwrap().remove("window_ms");
+        // Limits, the rule, and the window of the limit that the rule makes; or the problem.
+        let table = [
+            (alone.clone(), own(json!({})), Ok(Some(2_000))),
+            (other(json!({})), own(json!({})), Ok(None)),
+            (other(json!({"shadow": true})), own(json!({})), Ok(None)),
+            (other(json!({"enabled": false})), own(json!({})), Ok(Some(2_000))),
+            (other(json!({"scope": "reference"})), own(json!({})), Ok(Some(2_000))),
+            (disabled_slots, own(at_once.clone()), Ok(None)),
+            (alone.clone(), own(json!({"max_requests": 0})), Ok(Some(2_000))),
+            (alone.clone(), own(json!({"max_requests": 10_001})), Err("keeps one log for each account")),
+            (alone.clone(), own(at_once), Err("window_ms is missing")),
+            (alone, own(json!({"burst": 2})), Err("burst is not supported by `sliding_log`")),
+            (other(json!({"enabled": false, "algorithm": "token_bucket"})), own(json!({"burst": 2})), Ok(Some(2_000))),
+        ];
+        for (limits, rule, expected) in table {
+            let made = with(json!({"limit": limits, "account": [rule]})).validate(1);
+            let made = made.map(|provider| provider.rule_limit_window().map(|window| window.as_millis()));
+            match (made, expected) {
+                (Ok(made), Ok(expected)) => assert_eq!(made, expected, "{limits} {rule}"),
+                (Err(bad), Err(part)) => {
+                    assert!(bad.problems.len() == 1 && bad.problems[0].contains(part), "{rule}: {:?}", bad.problems);
+                }
+                (made, expected) => panic!("{limits} {rule}: {made:?}, expected {expected:?}"),
+            }
+        }
     }
 }

@@ -137,7 +137,9 @@ fn limit_metrics(known: &LoadedSettings, used: &BTreeMap<ProviderName, Vec<Limit
         let Some(spec) = spec else { continue };
         let used = used.get(quota).map(Vec::as_slice).unwrap_or_default();
         for row in rows {
-            seen.extend(spec.limits.iter().map(|limit| LimitMetrics {
+            // Numbers of account rules belong to no limit of the row.
+            let limits = spec.limits.iter().filter(|limit| !limit.is_of_rules());
+            seen.extend(limits.map(|limit| LimitMetrics {
                 provider: row.name.to_string(),
                 limit: limit.clone(),
                 used: used.iter().find(|used| used.name == limit.name).cloned(),

@@ -56,6 +56,11 @@ fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Optio
             let counted_as = limits.add(&row.name, own.clone());
             carriers.push(RowLimit { row, spec: own, name_in_quota: counted_as });
         }
+        if let Some(window) = row.rule_limit_window() {
+            let own = LimitSpec::of_rules(window);
+            let counted_as = limits.add(&row.name, own.clone());
+            carriers.push(RowLimit { row, spec: own, name_in_quota: counted_as });
+        }
     }
     let jitters: Option<Vec<Duration>> = rows
         .iter()
@@ -153,10 +158,11 @@ fn combined_rule<'a>(carriers: impl Iterator<Item = &'a RowLimit<'a>>, rules: &[
         let rule = rule_on(carrier, rules);
         has_rule |= rule.is_some();
         let own = match rule {
-            Some(Rule::Exempt | Rule::Blocked) => continue,
-            Some(rule) => limit_under_rule(less_reserve(carrier.row, rule), &carrier.spec)?,
-            None => carrier.spec.clone(),
+            Some(Rule::Blocked) => None,
+            Some(rule) => limit_under_rule(less_reserve(carrier.row, rule), &carrier.spec),
+            None => carrier.spec.without_rule(),
         };
+        let Some(own) = own else { continue };
         strictest = Some(strictest.map_or(own.clone(), |known| known.stricter_of(&own)));
     }
     if !has_rule {

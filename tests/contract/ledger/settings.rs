@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 
 mod exceptional_changes;
+mod invalid_pairs;
 mod invalid_rows;
 mod signed;
 

@@ -45,6 +45,7 @@ macro_rules! on_every_limiter {
     };
 }
 
+mod account_rules;
 mod algorithms;
 mod changes;
 mod concurrency;

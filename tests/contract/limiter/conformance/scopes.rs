@@ -35,7 +35,7 @@ fn scoped(window_ms: u64) -> QuotaSpec {
     spec
 }
 
-fn of(spec: &QuotaSpec, permits: u32, account: &str, reference: Option<&str>) -> PermitRequest {
+pub(super) fn of(spec: &QuotaSpec, permits: u32, account: &str, reference: Option<&str>) -> PermitRequest {
     let subjects = spec.subjects(Some(account), reference).unwrap();
     PermitRequest { subjects, ..PermitRequest::charges(permits, 1) }
 }
@@ -45,7 +45,7 @@ fn for_account(spec: &QuotaSpec, account: &str, release: PermitRelease) -> Permi
 }
 
 /// Permits granted to each request.
-fn served(reply: &LimiterReply, wants: usize) -> Vec<u32> {
+pub(super) fn served(reply: &LimiterReply, wants: usize) -> Vec<u32> {
     let of = |want| reply.grants.iter().filter(|run| run.request_index == want).map(|run| run.permits).sum();
     (0..wants).map(of).collect()
 }
