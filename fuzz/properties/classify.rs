@@ -93,19 +93,20 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
     let is_unknown = matches!(outcome, Outcome::Unknown { .. });
     assert!(reading.body != ResponseBody::Ambiguous || is_unknown, "{status} must not be {outcome:?}");
     let fits = match outcome {
-        Outcome::Accepted { .. } => (200..300).contains(&status) && readable,
+        Outcome::Accepted { .. } => matches!(status, 200 | 201) && readable,
         Outcome::Declined { .. } => status == 402,
         Outcome::Throttled { .. } => status == 429,
-        Outcome::InProgress => status == 409,
+        Outcome::InProgress => matches!(status, 202 | 409),
         Outcome::Misconfigured { status: reported } => {
             *reported == status && matches!(status, 401 | 403 | 404 | 405 | 407)
         }
         Outcome::Rejected { .. } => (300..500).contains(&status),
         Outcome::Unknown { retry_after, .. } => {
-            let unread = (200..300).contains(&status) && (!readable || may_be_ambiguous(reading));
+            let unread = matches!(status, 200 | 201) && (!readable || may_be_ambiguous(reading));
+            let is_other_success = (203..300).contains(&status);
             let named = reading.headers.contains_key(RETRY_AFTER) && status == 503;
             let of_any_status = reading.body == ResponseBody::Ambiguous;
-            (unread || of_any_status || status == 408 || !(200..500).contains(&status))
+            (unread || is_other_success || of_any_status || status == 408 || !(200..500).contains(&status))
                 && (retry_after.is_none() || named)
         }
         // The provider answered, so the request was sent. Only a row can name locks.

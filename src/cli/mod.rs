@@ -39,6 +39,7 @@ mod ops_client;
 mod os;
 pub mod provider;
 pub mod rejected;
+mod row_risks;
 pub mod run;
 mod service_manager;
 pub mod simulate;

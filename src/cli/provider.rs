@@ -12,6 +12,7 @@ use serde_json::json;
 use super::enqueue::declare_lanes;
 use super::input::{self, PROVIDER_FILE_BYTES_MAX};
 use super::jobs::actor;
+use super::row_risks::row_risks;
 use super::{CommandContext, CommandError, Console, Exit};
 use crate::app::{MissingDatabase, outbound_policy};
 use crate::config::Config;
@@ -380,7 +381,8 @@ async fn unmentioned_pauses(rows: &[ProviderRow], ledger: &Database) -> Result<V
     Ok(paused)
 }
 
-/// Warnings that may not apply where the workers run: the outbound policy, and unreadable secrets.
+/// Warnings that may not apply where the workers run (the outbound policy, and unreadable secrets), and the risks of the
+/// rows.
 async fn file_warnings(rows: &[ProviderRow], config: &Config) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {
@@ -391,7 +393,8 @@ async fn file_warnings(rows: &[ProviderRow], config: &Config) -> Vec<String> {
         let unreadable = unreadable_secrets(&provider, config).await.into_iter();
         let unreadable =
             unreadable.map(|secret| format!("not readable here: {secret}; the workers must be able to read it"));
-        let all = unreachable.into_iter().chain(unreadable);
+        let risks = row_risks(&provider).into_iter().map(|risk| format!("{}. {}", risk.what, risk.fix));
+        let all = unreachable.into_iter().chain(unreadable).chain(risks);
         warnings.extend(all.map(|warning| format!("provider `{}`: {warning}", row.name)));
     }
     warnings

@@ -9,6 +9,10 @@ const GRANTED: &str =
     "outbound.secrets=env:SLUICEGATE_NO_SUCH_VARIABLE@x.example,file:/nowhere/key@x.example,env:PATH@x.example";
 const LIMIT: &str = "[[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
 
+/// Lines without which a row has warnings.
+const SAFE: &str = "idempotency_retention_s = 86400\nreuse_connections = false\n\
+                    statuses = { 200 = \"accepted\", 202 = \"in_progress\" }";
+
 /// A file with one provider `acme` that has these additional lines.
 fn acme(desk: &Desk, lines: &str) -> String {
     let url = if lines.contains("url = ") { "" } else { "url = \"https://x.example/\"\n" };
@@ -63,12 +67,26 @@ async fn locally_missing_secret_is_a_warning() {
         assert!(ran.err.contains("warning: provider `acme`: ") && ran.err.contains(words), "{lines}: {}", ran.err);
         assert!(ran.out.contains("acme: changed ") && !ran.out.contains("warning"), "{lines}: {}", ran.out);
     }
-    let path = acme(&desk, "headers = { A = \"${env:PATH}\" }");
+    let path = acme(&desk, &format!("headers = {{ A = \"${{env:PATH}}\" }}\n{SAFE}"));
     let fine = desk.run_set(GRANTED, &["provider", "apply", &path]).await;
     assert!(!fine.err.contains("warning"), "{}", fine.err);
     // Without any grant yet, the message gives the whole line to add.
     let none = desk.run(&["provider", "apply", &path]).await;
     assert!(none.err.contains("write `secrets = [\"env:PATH@x.example\"]` below [outbound]"), "{}", none.err);
+}
+
+#[tokio::test]
+async fn undecided_success_is_a_warning() {
+    let desk = Desk::open().await;
+    let warned = desk.run(&["provider", "apply", &acme(&desk, "")]).await;
+    assert_eq!(exit(&warned), Exit::Success);
+    for words in ["no case for 200: a refusal in the body counts as paid", "no case for 202: it counts as in progress"]
+    {
+        let line = warned.err.lines().find(|line| line.contains(words));
+        assert!(line.is_some_and(|line| line.starts_with("warning: provider `acme`: ")), "{words}: {}", warned.err);
+    }
+    let decided = desk.run(&["provider", "apply", &acme(&desk, SAFE)]).await;
+    assert!(!decided.err.contains("warning"), "{}", decided.err);
 }
 
 /// The pace is a comment, so the output is still a valid provider file.

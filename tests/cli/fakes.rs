@@ -53,16 +53,22 @@ pub fn row(name: &str) -> ProviderRow {
         name: name.to_owned(),
         url: "https://pay.example.com".to_owned(),
         idempotency_retention_s: Some(86_400),
+        statuses: serde_json::from_str(STATUSES).unwrap(),
         limits: vec![second],
         ..ProviderRow::default()
     }
 }
 
+/// Cases without which a row has warnings.
+const STATUSES: &str =
+    r#"{"200": [{"code": "succeeded", "at": "/status", "means": "accepted"}], "202": "in_progress"}"#;
+
 /// A provider file with one row such as [`row`] for each name.
 pub fn provider_text(names: &[&str]) -> String {
     let table = |name: &&str| {
         format!(
-            "[[provider]]\nname = \"{name}\"\nurl = \"https://pay.example.com\"\nidempotency_retention_s = 86400\n\n\
+            "[[provider]]\nname = \"{name}\"\nurl = \"https://pay.example.com\"\nidempotency_retention_s = 86400\n\
+             statuses = {{ 200 = [{{ code = \"succeeded\", at = \"/status\", means = \"accepted\" }}], 202 = \"in_progress\" }}\n\n\
              [[provider.limit]]\nname = \"second\"\nmax_requests = 100\nwindow_ms = 1000\n\n"
         )
     };

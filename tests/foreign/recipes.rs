@@ -109,6 +109,15 @@ fn recipes_name_sources_and_open_questions() {
     }
 }
 
+/// No row leaves it to the default table whether a success is a payment.
+#[test]
+fn every_row_decides_successes() {
+    for name in PROVIDERS {
+        let statuses = meant(name).statuses;
+        assert!([200, 202].iter().all(|status| statuses.contains_key(status)), "{name}: {statuses:?}");
+    }
+}
+
 /// The entries of `outbound.secrets` in the comment of a file.
 fn entries(name: &str) -> Vec<String> {
     let text = Page::read(&path(name)).text;

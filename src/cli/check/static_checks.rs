@@ -14,6 +14,7 @@ use secrecy::ExposeSecret as _;
 
 use crate::cli::check::Finding;
 use crate::cli::check::account_rules::describe_account_rules;
+use crate::cli::row_risks::row_risks;
 use crate::cli::run::people;
 use crate::config::people::{ProxyConfig, TOKEN_DISTINCT_CHARACTERS_MIN};
 use crate::config::{CardNumbers, Config, ConfigProblem, DatabaseUrl, FIX_FILE_MODE, LimiterUrl, QueueUrl};
@@ -162,8 +163,8 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
     if provider.paused {
         warn("is paused: its queue keeps collecting".to_owned(), "Run `sluicegate provider resume` to send again");
     }
-    for (what, fix) in deduplication_costs(provider) {
-        warn(what.to_owned(), fix);
+    for risk in row_risks(provider) {
+        warn(risk.what, risk.fix);
     }
     if matches!(provider.slot_release, SlotRelease::Grant { .. }) {
         let what =
@@ -229,25 +230,6 @@ fn uses_of_optional_fields(provider: &Provider) -> Vec<(String, JobField)> {
     }
     uses.retain(|(_, field)| !provider.require.contains(field));
     uses
-}
-
-/// What a row without deduplication costs, each with its fix.
-fn deduplication_costs(provider: &Provider) -> Vec<(&'static str, &'static str)> {
-    let mut costs = Vec::new();
-    if provider.idempotency_retention.is_none() && provider.lookup.is_none() {
-        costs.push((
-            "its row has neither idempotency_retention_s nor lookup: every unknown outcome waits for manual review",
-            "Set idempotency_retention_s if it honours idempotency keys, or lookup if payments can be looked up",
-        ));
-    }
-    if provider.idempotency_retention.is_none() && provider.reuse_connections == Some(true) {
-        costs.push((
-            "shares connections and does not deduplicate: a refusal such as 429 on a used connection, or a connection that \
-             the provider closes, leaves the outcome unknown",
-            "Remove reuse_connections, or set idempotency_retention_s if it honours idempotency keys",
-        ));
-    }
-    costs
 }
 
 /// Whether the broker waits long enough for acknowledgements. AMQP cannot read that setting.

@@ -205,15 +205,15 @@ fn has_code(body: Option<&ResponseJson>, wanted: Option<&CodeCondition>) -> Resu
 /// Default meaning of each status, as documented in `docs/providers.md`.
 fn default_meaning(status: u16) -> StatusMeaning {
     match status {
-        200..=299 => StatusMeaning::Accepted,
+        200 | 201 => StatusMeaning::Accepted,
+        202 | 409 => StatusMeaning::InProgress,
         402 => StatusMeaning::Declined,
         401 | 403 | 404 | 405 | 407 => StatusMeaning::Misconfigured,
         408 => StatusMeaning::Unknown,
-        409 => StatusMeaning::InProgress,
         429 => StatusMeaning::Throttled,
         503 => StatusMeaning::Unavailable,
         300..=499 => StatusMeaning::Review,
-        // Every other 5xx, and numbers that no standard defines: the provider may have charged.
+        // Every other 2xx and 5xx, and numbers that no standard defines: the provider may have charged.
         _ => StatusMeaning::Unknown,
     }
 }
@@ -222,7 +222,8 @@ fn server_error(status: u16, retry_after: Option<Duration>) -> Outcome {
     Outcome::Unknown { cause: UnknownCause::ServerError(status), retry_after }
 }
 
-/// Outcome of a 2xx. If its body cannot be read, the outcome is unknown: a gateway's HTML page may come with 200 too.
+/// Outcome of a 200 or 201. If its body cannot be read, the outcome is unknown: a gateway's HTML page may come with
+/// 200 too.
 fn accepted(reading: &ProviderResponse, rules: &ResponseRules) -> Result<Outcome, AmbiguousValue> {
     if let ResponseBody::Incomplete(cause) = reading.body {
         return Ok(Outcome::Unknown { cause, retry_after: None });
