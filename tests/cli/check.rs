@@ -88,6 +88,17 @@ async fn bypassable_limit_warns_and_names_the_field() {
 }
 
 #[tokio::test]
+async fn header_outside_title_case_is_named() {
+    let engine = Engine::new().await;
+    let headers = [("X-Tenant", "one"), ("X-API-Version", "2")].map(|(name, value)| (name.to_owned(), value.into()));
+    engine.set_rows(&[ProviderRow { headers: headers.into_iter().collect(), ..row("acme") }]).await;
+    let ran = engine.run(&["check"]).await;
+    let spelled = "header `X-API-Version` is sent as the row spells it; title case would be `X-Api-Version`";
+    assert!(ran.out.contains(spelled) && !ran.out.contains("X-Tenant"), "{}", ran.out);
+    assert!(ran.err.contains("errors: 0, warnings: 0"), "{}", ran.err);
+}
+
+#[tokio::test]
 async fn order_of_accounts_needs_accounts() {
     let engine = Engine::new().await;
     let ordered = ProviderRow { order: "account".to_owned(), ..row("acme") };
@@ -217,7 +228,7 @@ async fn failing_backends_and_invalid_rows_are_errors() {
 async fn unreadable_secret_is_an_error_or_warning() {
     let engine = Engine::new().await;
     let mut sending = row("acme");
-    sending.headers.insert("x".to_owned(), "${env:ACME_API_KEY}".into());
+    sending.headers.insert("X".to_owned(), "${env:ACME_API_KEY}".into());
     engine.set_rows(std::slice::from_ref(&sending)).await;
     let grant = ["--set", "outbound.secrets=env:ACME_API_KEY@pay.example.com"];
     let ran = engine.run(&[&grant[..], &["check", "--json"]].concat()).await;
@@ -230,7 +241,7 @@ async fn unreadable_secret_is_an_error_or_warning() {
 
     // A file can be checked before deployment, on a machine without the workers' secrets.
     let dir = tempfile::tempdir().unwrap();
-    let headers = "\n[provider.headers]\nx = \"${env:ACME_API_KEY}\"\n";
+    let headers = "\n[provider.headers]\nX = \"${env:ACME_API_KEY}\"\n";
     let file = write_provider_file(
         &dir,
         &provider_text(&["acme"]).replacen("\n[[provider.limit]]", &format!("{headers}\n[[provider.limit]]"), 1),

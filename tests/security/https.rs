@@ -64,7 +64,7 @@ fn answer(stream: TcpStream, config: Arc<ServerConfig>, record: &Mutex<Vec<Strin
         ("200 OK", r#"{"id":"ch_1","state":"succeeded"}"#.to_owned())
     };
     let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close");
-    let quoted = format!("x-quoted: {}", request.lines().find(|line| line.starts_with("authorization")).unwrap_or("-"));
+    let quoted = format!("x-quoted: {}", request.lines().find(|line| line.starts_with("Authorization")).unwrap_or("-"));
     record.lock().unwrap().push(request);
     let _ = write!(tls, "{head}\r\n{quoted}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     tls.conn.send_close_notify();

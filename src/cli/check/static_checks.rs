@@ -26,6 +26,7 @@ use crate::domain::provider::{JobOrder, Provider, SlotRelease, StoreDown};
 use crate::files::{self, READ_TIMEOUT};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{InvalidRow, SettingsSnapshot, unknown_limits};
+use crate::provider::http::{HeaderNames, title_case};
 use crate::provider::secret_grants::{SecretGrant, SecretGrants, SecretReference, SecretUse};
 use crate::worker::lane::max_local_wait;
 
@@ -209,6 +210,7 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
             warn(what, "Use sliding_log unless the provider counts that way");
         }
     }
+    findings.extend(spelled_headers(provider).into_iter().map(|header| Finding::ok(&subject, header)));
     findings.extend(describe_account_rules(provider).into_iter().map(|rule| Finding::ok(&subject, rule)));
     let pace = Pace::new(provider, all.iter().copied());
     findings.extend(pace.map(|pace| Finding::ok(subject, format!("pace: {pace}"))));
@@ -230,6 +232,14 @@ fn uses_of_optional_fields(provider: &Provider) -> Vec<(String, JobField)> {
     }
     uses.retain(|(_, field)| !provider.require.contains(field));
     uses
+}
+
+/// Headers whose names are sent in another spelling than title case. A server may compare names with regard to case.
+fn spelled_headers(provider: &Provider) -> Vec<String> {
+    let spelled = |name: &String| {
+        format!("header `{name}` is sent as the row spells it; title case would be `{}`", title_case(name))
+    };
+    HeaderNames::from_provider(provider).exact().iter().map(spelled).collect()
 }
 
 /// Whether the broker waits long enough for acknowledgements. AMQP cannot read that setting.

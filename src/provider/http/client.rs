@@ -31,6 +31,7 @@ use url::{Host, Position, Url};
 
 use super::connection::{ExchangeResult, HttpConnection, ReceivedResponse};
 use super::failure::{RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_before_send};
+use super::header_names::HeaderNames;
 use super::outbound::OutboundTarget;
 use super::resolver::GuardedResolver;
 use super::socket::{Socket, SocketStream};
@@ -64,30 +65,34 @@ pub fn base_headers(content_type: Option<HeaderValue>) -> HeaderMap {
     headers
 }
 
+/// What a client needs beside its target.
+#[derive(Clone)]
+pub struct ClientSettings {
+    /// Total time, from the call to the last byte of the response.
+    pub timeout: Duration,
+    pub reuse: ConnectionReuse,
+    pub header_names: Arc<HeaderNames>,
+    pub response_log: Arc<UnexpectedResponseLog>,
+}
+
 impl HttpClient {
     /// Client with the system's name resolver, behind the target's address rule.
     ///
     /// # Errors
     /// [`FreezeError::Url`] when TLS cannot be set up, most likely because the machine has no CA certificates.
-    pub fn new(
-        target: &OutboundTarget,
-        timeout: Duration,
-        reuse: ConnectionReuse,
-        response_log: Arc<UnexpectedResponseLog>,
-    ) -> Result<Self, FreezeError> {
-        Self::with_resolver(target, GuardedResolver::system(target.address_rule.clone()), timeout, reuse, response_log)
+    pub fn new(target: &OutboundTarget, settings: ClientSettings) -> Result<Self, FreezeError> {
+        Self::with_resolver(target, GuardedResolver::system(target.address_rule.clone()), settings)
     }
 
     /// Client with this resolver.
     pub fn with_resolver(
         target: &OutboundTarget,
         resolver: GuardedResolver,
-        timeout: Duration,
-        reuse: ConnectionReuse,
-        response_log: Arc<UnexpectedResponseLog>,
+        settings: ClientSettings,
     ) -> Result<Self, FreezeError> {
+        let ClientSettings { timeout, reuse, header_names, response_log } = settings;
         Ok(Self {
-            connector: Connector::new(target, resolver, timeout)?,
+            connector: Connector { header_names, ..Connector::new(target, resolver, timeout)? },
             pool: Arc::new(ConnectionPool { reuse, idle: Mutex::default() }),
             timeout,
             response_log,
@@ -164,6 +169,7 @@ struct Connector {
     tls: Option<(TlsConnector, ServerName<'static>)>,
     target_uri: Uri,
     timeout: Duration,
+    header_names: Arc<HeaderNames>,
 }
 
 impl Connector {
@@ -194,7 +200,7 @@ impl Connector {
         };
         let target_uri =
             format!("{}/", target.url.origin().ascii_serialization()).parse().map_err(|error| failed(&error))?;
-        Ok(Self { tcp, tls, target_uri, timeout })
+        Ok(Self { tcp, tls, target_uri, timeout, header_names: Arc::default() })
     }
 
     /// Makes one connection, within the time for it and before the request's deadline.
@@ -216,7 +222,7 @@ impl Connector {
             Some((tls, name)) => Either::Left(tls.connect(name.clone(), plain).await?),
             None => Either::Right(plain),
         };
-        Ok(HttpConnection::open(socket, transport).await?)
+        Ok(HttpConnection::open(socket, transport, Arc::clone(&self.header_names)).await?)
     }
 }
 

@@ -30,6 +30,7 @@ use super::classify::{ProviderResponse, ResponseBody};
 use super::failure::{
     RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_after_connect, is_early_response,
 };
+use super::header_names::{HeadWriter, HeaderNames, Respelled};
 use super::socket::{Socket, SocketStream};
 use crate::domain::outcome::UnknownCause;
 
@@ -49,6 +50,7 @@ pub struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
     driver_state: DriverState,
     early: Arc<EarlyReads>,
+    head_writer: Arc<HeadWriter>,
     /// An answer was read on it.
     was_used: bool,
     /// It had received bytes that are part of no response when its driver ended.
@@ -88,12 +90,18 @@ impl ReceivedResponse {
 }
 
 impl HttpConnection {
-    pub async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
-        let early = Arc::<EarlyReads>::default();
-        let io = TokioIo::new(HalfDuplex { stream: transport, early: Arc::clone(&early), is_writing: false });
-        let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(io).await?;
-        let driver = DriverState::Running(Box::new(driver));
-        Ok(Self { socket, sender, driver_state: driver, early, was_used: false, has_unexpected_bytes: false })
+    pub async fn open(
+        socket: Arc<Socket>,
+        transport: Transport,
+        header_names: Arc<HeaderNames>,
+    ) -> hyper::Result<Self> {
+        let stream = HalfDuplex::new(transport, header_names);
+        let (early, head_writer) = (Arc::clone(&stream.early), Arc::clone(&stream.head_writer));
+        let io = TokioIo::new(stream);
+        let (sender, driver) =
+            Builder::new().max_headers(HEADERS_MAX).title_case_headers(true).handshake(io).await?;
+        let driver_state = DriverState::Running(Box::new(driver));
+        Ok(Self { socket, sender, driver_state, early, head_writer, was_used: false, has_unexpected_bytes: false })
     }
 
     /// Polls the connection once, and returns whether it can take another request.
@@ -114,6 +122,7 @@ impl HttpConnection {
         if let Err(error) = self.socket.begin_request(deadline) {
             return ExchangeResult::Failed(failure_after_connect(&error, &self.socket));
         }
+        self.head_writer.begin();
         let response = self.sender.try_send_request(request);
         let mut response = match timeout_at(deadline, self.drive(response)).await {
             Ok(Ok(response)) => response,
@@ -280,6 +289,17 @@ struct HalfDuplex<S> {
     early: Arc<EarlyReads>,
     /// Something was written since the last flush that came to its end.
     is_writing: bool,
+    header_names: Arc<HeaderNames>,
+    head_writer: Arc<HeadWriter>,
+    /// What is left to write of a request whose header names were respelled.
+    respelled: Option<Respelled>,
+}
+
+impl<S> HalfDuplex<S> {
+    fn new(stream: S, header_names: Arc<HeaderNames>) -> Self {
+        let (early, head_writer) = (Arc::default(), Arc::default());
+        Self { stream, early, is_writing: false, header_names, head_writer, respelled: None }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for HalfDuplex<S> {
@@ -295,8 +315,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for HalfDuplex<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for HalfDuplex<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.is_writing = true;
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let this = &mut *self;
+        this.is_writing = true;
+        if let Some(respelled) = this.head_writer.respell(bytes, &this.header_names) {
+            this.respelled = Some(respelled);
+        }
+        let Some(respelled) = &mut this.respelled else { return Pin::new(&mut this.stream).poll_write(cx, bytes) };
+        let written = ready!(Pin::new(&mut this.stream).poll_write(cx, respelled.rest()))?;
+        if !respelled.advance(written) {
+            this.respelled = None;
+        }
+        Poll::Ready(Ok(written))
     }
 
     /// hyper flushes when it has handed over all of a request.
@@ -320,8 +349,8 @@ mod tests {
     #[tokio::test]
     async fn response_before_the_request_ends_is_an_error() {
         let (ours, mut peer) = duplex(64);
-        let early = Arc::<EarlyReads>::default();
-        let mut ours = HalfDuplex { stream: ours, early: Arc::clone(&early), is_writing: false };
+        let mut ours = HalfDuplex::new(ours, Arc::default());
+        let early = Arc::clone(&ours.early);
         for _ in 0..2 {
             ours.write_all(b"request").await.unwrap();
             ours.flush().await.unwrap();

@@ -5,14 +5,12 @@
 //! when they match. The row's `statuses` are for charges: look-ups use them only for limits, locks and outages
 //! (`docs/decisions/0034-look-ups-of-unknown-outcomes.md`).
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use reqwest::Method;
 
 use super::classify::{ProviderResponse, ResponseBody, ResponseRules, is_token, reference, row_meaning};
-use super::client::{self, ConnectionReuse, HttpClient, PreparedRequest};
-use super::failure::UnexpectedResponseLog;
+use super::client::{self, ClientSettings, ConnectionReuse, HttpClient, PreparedRequest};
 use super::outbound::OutboundPolicy;
 use super::response_fields::{check_echo, minor_units};
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
@@ -42,14 +40,14 @@ impl LookupClient {
         lookup: &LookupConfig,
         provider: &Provider,
         outbound: &OutboundPolicy,
-        response_log: Arc<UnexpectedResponseLog>,
+        settings: ClientSettings,
     ) -> Result<Self, FreezeError> {
         let target = outbound.admit(&lookup.url.sample())?;
         // A look-up may be repeated, so a lost one costs only time.
         let is_allowed = provider.reuse_connections.unwrap_or(true);
-        let reuse = ConnectionReuse { is_allowed, max_age: provider.connection_max_age };
+        let reuse = ConnectionReuse { is_allowed, ..settings.reuse };
         Ok(Self {
-            client: HttpClient::new(&target, provider.timeout, reuse, response_log)?,
+            client: HttpClient::new(&target, ClientSettings { reuse, ..settings })?,
             policy: outbound.clone(),
             lookup: lookup.clone(),
             charge_rules: ResponseRules::from_provider(provider),

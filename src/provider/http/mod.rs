@@ -15,9 +15,10 @@ use reqwest::Method;
 use reqwest::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 
 use self::classify::{ResponseRules, classify};
-use self::client::{ConnectionReuse, HttpClient, PreparedRequest, base_headers};
+use self::client::{ClientSettings, ConnectionReuse, HttpClient, PreparedRequest, base_headers};
 use self::connection::ReceivedResponse;
 use self::failure::UnexpectedResponseLog;
+pub use self::header_names::{HeaderNames, title_case};
 use self::lookup_client::LookupClient;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::OutboundTarget;
@@ -38,6 +39,7 @@ pub mod classify;
 mod client;
 mod connection;
 mod failure;
+mod header_names;
 mod lookup_client;
 mod outbound;
 pub mod request;
@@ -54,10 +56,8 @@ pub struct HttpProvider {
     request_builder: RequestBuilder,
     response_rules: ResponseRules,
     lookup_client: Option<LookupClient>,
-    timeout: Duration,
-    reuse: ConnectionReuse,
     echo: Echo,
-    response_log: Arc<UnexpectedResponseLog>,
+    client_settings: ClientSettings,
     client: Arc<HttpClient>,
 }
 
@@ -73,22 +73,17 @@ impl HttpProvider {
         if !pointer.is_empty() && !pointer.starts_with('/') {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
-        let response_log = Arc::new(UnexpectedResponseLog::new(provider.name.clone()));
-        let lookup_client = |lookup| LookupClient::new(lookup, provider, outbound, Arc::clone(&response_log));
+        let client_settings = ClientSettings {
+            timeout: provider.timeout,
+            reuse: ConnectionReuse { is_allowed: provider.reuses_connections(), max_age: provider.connection_max_age },
+            header_names: Arc::new(HeaderNames::from_provider(provider)),
+            response_log: Arc::new(UnexpectedResponseLog::new(provider.name.clone())),
+        };
+        let lookup_client = |lookup| LookupClient::new(lookup, provider, outbound, client_settings.clone());
         let lookup_client = provider.lookup.as_ref().map(lookup_client).transpose()?;
-        let reuse = ConnectionReuse { is_allowed: provider.reuses_connections(), max_age: provider.connection_max_age };
-        let client = HttpClient::new(&request_builder.target, provider.timeout, reuse, Arc::clone(&response_log))?;
-        let (timeout, echo) = (provider.timeout, provider.request.echo.clone());
-        Ok(Self {
-            request_builder,
-            response_rules,
-            lookup_client,
-            timeout,
-            reuse,
-            echo,
-            response_log,
-            client: Arc::new(client),
-        })
+        let client = HttpClient::new(&request_builder.target, client_settings.clone())?;
+        let echo = provider.request.echo.clone();
+        Ok(Self { request_builder, response_rules, lookup_client, echo, client_settings, client: Arc::new(client) })
     }
 
     /// Problems of a row that make it unusable for every worker: one error per header, and one for the request.
@@ -127,8 +122,8 @@ impl HttpProvider {
             return Ok(Arc::clone(&self.client));
         }
         // A client for one request keeps nothing.
-        let reuse = ConnectionReuse { is_allowed: false, ..self.reuse };
-        HttpClient::new(target, self.timeout, reuse, Arc::clone(&self.response_log)).map(Arc::new)
+        let reuse = ConnectionReuse { is_allowed: false, ..self.client_settings.reuse };
+        HttpClient::new(target, ClientSettings { reuse, ..self.client_settings.clone() }).map(Arc::new)
     }
 
     /// Result of a request, as far as it is certain that the response answers this job's request.

@@ -142,7 +142,7 @@ mod tests {
 
     use crate::domain::provider::ProviderName;
     use crate::provider::http::classify::ResponseBody;
-    use crate::provider::http::client::ConnectionReuse;
+    use crate::provider::http::client::{ClientSettings, ConnectionReuse};
     use crate::provider::http::client::{HttpClient, PreparedRequest};
     use crate::provider::http::failure::RequestFailure;
     use crate::provider::http::failure::UnexpectedResponseLog;
@@ -179,8 +179,13 @@ mod tests {
         let target = allow.admit(&format!("http://pay.example:{port}/")).unwrap();
         let reuse = ConnectionReuse { is_allowed: true, max_age: Duration::from_millis(300) };
         let resolver = GuardedResolver { rule, threads: BlockingThreads::new(RESOLVE_MAX), resolve_fn };
-        let strays = Arc::new(UnexpectedResponseLog::new(ProviderName::new("acme").unwrap()));
-        (HttpClient::with_resolver(&target, resolver, Duration::from_secs(5), reuse, strays).unwrap(), target)
+        let settings = ClientSettings {
+            timeout: Duration::from_secs(5),
+            reuse,
+            header_names: Arc::default(),
+            response_log: Arc::new(UnexpectedResponseLog::new(ProviderName::new("acme").unwrap())),
+        };
+        (HttpClient::with_resolver(&target, resolver, settings).unwrap(), target)
     }
 
     /// The address that a request came to, or why it was not sent.

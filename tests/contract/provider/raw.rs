@@ -101,7 +101,7 @@ impl RawServer {
     pub fn keys(&self) -> Vec<String> {
         let key = |bytes: &Vec<u8>| {
             let text = String::from_utf8_lossy(bytes).into_owned();
-            text.lines().find_map(|line| line.strip_prefix("idempotency-key: ").map(str::to_owned)).unwrap()
+            text.lines().find_map(|line| line.strip_prefix("Idempotency-Key: ").map(str::to_owned)).unwrap()
         };
         self.requests().iter().map(key).collect()
     }
