@@ -9,7 +9,7 @@ use sluicegate::domain::response::{
     CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit,
 };
 use sluicegate::provider::http::classify::{ProviderResponse, ResponseBody, ResponseRules, classify};
-use sluicegate::provider::http::response_fields::RETRY_AFTER_MAX;
+use sluicegate::provider::http::waits::RETRY_AFTER_MAX;
 
 use super::Bytes;
 
@@ -96,7 +96,7 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
         Outcome::Accepted { .. } => matches!(status, 200 | 201) && readable,
         Outcome::Declined { .. } => status == 402,
         Outcome::Throttled { .. } => status == 429,
-        Outcome::InProgress => matches!(status, 202 | 409),
+        Outcome::InProgress { .. } => matches!(status, 202 | 409),
         Outcome::Misconfigured { status: reported } => {
             *reported == status && matches!(status, 401 | 403 | 404 | 405 | 407)
         }
@@ -138,6 +138,7 @@ fn bounded(outcome: &Outcome) {
         }
         Outcome::Throttled { retry_after: Some(wait) }
         | Outcome::Busy { retry_after: Some(wait) }
+        | Outcome::InProgress { retry_after: Some(wait) }
         | Outcome::Unknown { retry_after: Some(wait), .. } => assert!(*wait <= RETRY_AFTER_MAX),
         _ => {}
     }

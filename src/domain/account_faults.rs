@@ -43,7 +43,7 @@ impl SetupSign {
     /// `None`: the outcome says nothing about the set-up.
     pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         match outcome {
-            Outcome::Accepted { .. } | Outcome::Declined { .. } | Outcome::Busy { .. } | Outcome::InProgress => {
+            Outcome::Accepted { .. } | Outcome::Declined { .. } | Outcome::Busy { .. } | Outcome::InProgress { .. } => {
                 Some(Self::Passed)
             }
             // Most likely it answers this request. If not, an account waits in vain, and the lane goes on.

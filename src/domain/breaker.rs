@@ -44,7 +44,7 @@ impl HealthSample {
             | Outcome::Busy { .. }
             | Outcome::Misconfigured { .. }
             | Outcome::Unconfirmed { .. }
-            | Outcome::InProgress => Self::Reachable,
+            | Outcome::InProgress { .. } => Self::Reachable,
             Outcome::NotSent { .. } => Self::Down,
             Outcome::LocalFault(_) => return None,
             Outcome::Unknown { cause, .. } => match cause {

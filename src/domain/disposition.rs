@@ -22,6 +22,8 @@ pub const OVERSIZED_WAIT: Duration = Duration::from_secs(1_800);
 
 /// Longest wait that a response may impose on one job or lane. After it we ask again.
 pub const HONOURED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
+/// Shortest wait after a response that names one which has ended, or cannot be read.
+const UNREADABLE_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Pause of a lane after a response that says our set-up is wrong, before it tries one more job.
 pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 
@@ -156,11 +158,11 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
         Outcome::Declined { reason } => finalize(FinalState::Declined, reason, None),
         Outcome::Rejected { reason } => finalize(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {
-            let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
+            let wait = named_wait(*retry_after, || throttle_backoff(history, policy));
             uncounted(wait, WaitReason::Throttled.into(), Some(PauseRequest::Quota { wait }))
         }
         Outcome::Busy { retry_after } => {
-            uncounted(honoured_wait(*retry_after).unwrap_or_else(step), WaitReason::ObjectBusy.into(), None)
+            uncounted(named_wait(*retry_after, step), WaitReason::ObjectBusy.into(), None)
         }
         Outcome::Misconfigured { status } => {
             let detail = format!("provider answered {status}: check url, credentials and method");
@@ -176,13 +178,17 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
             let pause = PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
             uncounted(step(), fault.wait(), Some(pause))
         }
-        Outcome::InProgress => {
+        Outcome::InProgress { retry_after } => {
             // The provider answered, so the probe did not fail.
             let history = AttemptHistory { probe: false, ..*history };
-            after_failure(&history, policy, fraction, true, WaitReason::InProgress.into(), None)
+            let named = retry_after.map(|wait| named_wait(Some(wait), step));
+            let next = after_failure(&history, policy, fraction, true, WaitReason::InProgress.into(), named);
+            // The wait is about this payment.
+            Disposition { pause: None, ..next }
         }
         Outcome::Unknown { cause, retry_after } => {
-            after_unknown(*cause, honoured_wait(*retry_after), history, policy, fraction)
+            let named = retry_after.map(|wait| named_wait(Some(wait), step));
+            after_unknown(*cause, named, history, policy, fraction)
         }
         Outcome::Unconfirmed { refusal, .. } => {
             let history = AttemptHistory { unknown: true, ..*history };
@@ -191,10 +197,14 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
     }
 }
 
-/// The wait that a provider names, bounded. Zero names none: some providers round half a second down to it, and a job
-/// that came back at once would be refused again and again.
-fn honoured_wait(retry_after: Option<Duration>) -> Option<Duration> {
-    retry_after.filter(|wait| !wait.is_zero()).map(|wait| wait.min(HONOURED_WAIT_MAX))
+/// The wait that a provider names, bounded; `backoff` without one. A wait of zero has ended or cannot be read. The
+/// provider meant to name one, and a job that came back at once would be refused again and again.
+fn named_wait(retry_after: Option<Duration>, backoff: impl FnOnce() -> Duration) -> Duration {
+    match retry_after {
+        Some(Duration::ZERO) => backoff().max(UNREADABLE_WAIT_MIN),
+        Some(wait) => wait.min(HONOURED_WAIT_MAX),
+        None => backoff(),
+    }
 }
 
 /// The wait after a 429 that names none. It holds for the whole quota, so it needs no random spread.

@@ -23,7 +23,7 @@ pub enum Outcome {
     /// The provider refuses our set-up (credentials, path, method): the lane pauses and the job waits.
     Misconfigured { status: u16 },
     /// The provider is still working on the same key: ask again later with the same key.
-    InProgress,
+    InProgress { retry_after: Option<Duration> },
     /// The payment may have been charged. `retry_after` pauses the lane if the provider named a wait (503).
     Unknown { cause: UnknownCause, retry_after: Option<Duration> },
     /// The provider understood the request and refuses it as it is: manual review.
@@ -80,7 +80,7 @@ impl Outcome {
             Self::Throttled { .. } => "throttled",
             Self::Busy { .. } => "busy",
             Self::Misconfigured { .. } => "misconfigured",
-            Self::InProgress => "in_progress",
+            Self::InProgress { .. } => "in_progress",
             Self::Unknown { .. } | Self::Unconfirmed { .. } => "unknown",
             Self::Rejected { .. } => "rejected",
             Self::NotSent { .. } | Self::LocalFault(_) => NOT_SENT,
@@ -114,7 +114,7 @@ impl Outcome {
 
     /// Whether the job may be charged after this outcome alone.
     pub fn may_have_charged(&self) -> bool {
-        matches!(self, Self::Unknown { .. } | Self::InProgress | Self::Unconfirmed { .. })
+        matches!(self, Self::Unknown { .. } | Self::InProgress { .. } | Self::Unconfirmed { .. })
     }
 
     /// Removes sensitive text that must not be stored, and returns what it was. The outcome itself stays.
@@ -133,7 +133,7 @@ impl Outcome {
     pub fn passed_rate_limit(&self) -> bool {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Rejected { .. } | Self::Busy { .. } => true,
-            Self::InProgress => true,
+            Self::InProgress { .. } => true,
             Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
             Self::NotSent { .. } | Self::LocalFault(_) | Self::Unconfirmed { .. } => false,
         }
@@ -210,7 +210,7 @@ pub enum LookupResult {
     /// Declined finally; nothing was charged.
     Declined { reason: String },
     /// The provider is still working on it.
-    InProgress,
+    InProgress { retry_after: Option<Duration> },
     /// The provider knows no such payment, so far.
     NotFound,
     /// The provider has the payment with another amount or currency.
@@ -238,7 +238,7 @@ impl LookupResult {
         match self {
             Self::Accepted { .. } => "accepted",
             Self::Declined { .. } => "declined",
-            Self::InProgress => "in_progress",
+            Self::InProgress { .. } => "in_progress",
             Self::NotFound => "not_found",
             Self::Differs { .. } => "differs",
             Self::Unclear { .. } => "unclear",
@@ -277,7 +277,7 @@ impl LookupResult {
     /// counts.
     pub fn passed_rate_limit(&self) -> bool {
         match self {
-            Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress => true,
+            Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress { .. } => true,
             Self::NotFound | Self::Unclear { .. } | Self::Busy { .. } => true,
             Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
             Self::NotSent { .. } | Self::LocalFault(_) => false,

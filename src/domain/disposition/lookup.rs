@@ -10,8 +10,8 @@
 use std::time::Duration;
 
 use super::{
-    AttemptHistory, LOCAL_FAULT_PAUSE, MISCONFIGURED_PAUSE, PauseRequest, Resend, Transition, honoured_wait,
-    key_is_remembered, named_pause, review, throttle_backoff,
+    AttemptHistory, LOCAL_FAULT_PAUSE, MISCONFIGURED_PAUSE, PauseRequest, Resend, Transition, key_is_remembered,
+    named_pause, named_wait, review, throttle_backoff,
 };
 use crate::domain::backoff::{LookupPolicy, RetryPolicy};
 use crate::domain::outcome::{FinalState, LookupResult};
@@ -42,7 +42,9 @@ pub fn after_lookup(
         }
         LookupResult::Declined { reason } => finalize(FinalState::Declined, reason, None),
         LookupResult::Differs { reason } => finalize(FinalState::Review, reason, None),
-        LookupResult::InProgress => context.repeat_until_bound(WaitReason::InProgress.into(), None),
+        LookupResult::InProgress { retry_after } => {
+            context.repeat_until_bound(WaitReason::InProgress.into(), context.named_wait(*retry_after))
+        }
         LookupResult::NotFound if context.may_resend() => {
             let next = next_lookup(policy.backoff.delay(1, fraction), WaitReason::Resend.into());
             LookupDisposition { grants_resend: true, ..next }
@@ -52,20 +54,20 @@ pub fn after_lookup(
         }
         LookupResult::Unclear { reason } => context.repeat_until_bound(lookup_wait(reason), None),
         LookupResult::Unknown { cause, retry_after } => {
-            let named_wait = honoured_wait(*retry_after);
+            let named_wait = context.named_wait(*retry_after);
             let reason = format!("look-up failed: {}", cause.describe());
             let pause = named_wait.map(|wait| named_pause(wait, reason.clone()));
             LookupDisposition { pause, ..context.repeat_until_bound(lookup_wait(reason), named_wait) }
         }
         LookupResult::Throttled { retry_after } => {
-            let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
+            let wait = named_wait(*retry_after, || throttle_backoff(history, policy));
             LookupDisposition {
                 pause: Some(PauseRequest::Quota { wait }),
                 ..context.defer(wait, WaitReason::Throttled.into())
             }
         }
         LookupResult::Busy { retry_after } => {
-            let wait = honoured_wait(*retry_after).unwrap_or(context.backoff());
+            let wait = named_wait(*retry_after, || context.backoff());
             context.defer(wait, WaitReason::ObjectBusy.into())
         }
         LookupResult::Misconfigured { status } => {
@@ -99,6 +101,11 @@ impl LookupContext<'_> {
     /// Grows with each look-up.
     fn backoff(&self) -> Duration {
         self.policy.backoff.delay(self.history.lookups.saturating_add(1), self.fraction)
+    }
+
+    /// The wait that the provider names, if it names one.
+    fn named_wait(&self, retry_after: Option<Duration>) -> Option<Duration> {
+        retry_after.map(|wait| named_wait(Some(wait), || self.backoff()))
     }
 
     /// One resend is allowed: only after the provider has not found the payment for `give_up_after`, and only while it
@@ -206,7 +213,7 @@ mod tests {
             (LookupResult::Accepted { reference: None }, Ok(FinalState::Succeeded), Ok(FinalState::Succeeded)),
             (declined, Ok(FinalState::Declined), Ok(FinalState::Declined)),
             (differs, Ok(FinalState::Review), Ok(FinalState::Review)),
-            (LookupResult::InProgress, Err(4), Ok(FinalState::Review)),
+            (LookupResult::InProgress { retry_after: None }, Err(4), Ok(FinalState::Review)),
             (LookupResult::NotFound, Err(4), Ok(FinalState::Review)),
             (unclear, Err(4), Ok(FinalState::Review)),
             (UNKNOWN, Err(4), Ok(FinalState::Review)),
@@ -310,7 +317,7 @@ mod tests {
     #[test]
     fn lookup_bound_starts_at_last_unknown_charge() {
         let late = |unknown_s| AttemptHistory { unknown_age: Some(secs(unknown_s)), ..asked(640, 2) };
-        for finding in [LookupResult::NotFound, LookupResult::InProgress, UNKNOWN] {
+        for finding in [LookupResult::NotFound, LookupResult::InProgress { retry_after: None }, UNKNOWN] {
             for (unknown_s, wanted) in [(0, Err(4)), (10, Err(4)), (598, Err(2))] {
                 let disposition = after_lookup(&finding, &late(unknown_s), &policy(true), 1.0);
                 assert_eq!(
@@ -333,7 +340,7 @@ mod tests {
     fn removed_lookup_sends_unknown_job_to_review() {
         let policy = RetryPolicy { lookup: None, ..policy(true) };
         assert_eq!(
-            outcome(&after_lookup(&LookupResult::InProgress, &asked(1, 1), &policy, 0.5)),
+            outcome(&after_lookup(&LookupResult::InProgress { retry_after: None }, &asked(1, 1), &policy, 0.5)),
             Ok(FinalState::Review)
         );
     }

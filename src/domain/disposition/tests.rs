@@ -76,8 +76,8 @@ fn outcomes_follow_the_disposition_table() {
         (&unknown, day, 2, false, Some(FinalState::Review), true, false),
         (&unknown, None, 0, false, Some(FinalState::Review), true, false),
         (&unavailable, day, 0, false, None, true, true),
-        (&Outcome::InProgress, day, 0, true, None, true, false),
-        (&Outcome::InProgress, day, 2, true, Some(FinalState::Review), true, false),
+        (&Outcome::InProgress { retry_after: None }, day, 0, true, None, true, false),
+        (&Outcome::InProgress { retry_after: None }, day, 2, true, Some(FinalState::Review), true, false),
     ];
     for (outcome, retention, attempts, unknown, state, counts, pauses) in table {
         let got = after_outcome(outcome, &history(attempts, unknown), &policy(retention), 0.5);
@@ -96,7 +96,7 @@ fn an_unknown_job_is_never_dead_or_expired() {
                 Outcome::Throttled { retry_after: None },
                 Outcome::Busy { retry_after: None },
                 Outcome::Misconfigured { status: 403 },
-                Outcome::InProgress,
+                Outcome::InProgress { retry_after: None },
                 Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None },
                 Outcome::NotSent { cause: String::new() },
                 Outcome::LocalFault(LocalFault::Threads),
@@ -128,7 +128,7 @@ fn a_failed_probe_counts_no_attempt() {
         assert_eq!((final_state(&got.transition), got.counts_attempt), (None, false), "{outcome:?}");
     }
     let got =
-        after_outcome(&Outcome::InProgress, &AttemptHistory { probe: true, ..history(0, true) }, &policy(day), 0.5);
+        after_outcome(&Outcome::InProgress { retry_after: None }, &AttemptHistory { probe: true, ..history(0, true) }, &policy(day), 0.5);
     assert!(got.counts_attempt, "that is an answer");
     let probe = AttemptHistory { probe: true, ..history(0, false) };
     let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
@@ -199,7 +199,7 @@ fn exhausted_unknown_jobs_are_looked_up() {
         (&unknown, None, history(0, false), SECOND),
         (&named, None, history(0, false), 9 * SECOND),
         (&unknown, day, history(2, true), SECOND),
-        (&Outcome::InProgress, day, history(2, true), SECOND),
+        (&Outcome::InProgress { retry_after: None }, day, history(2, true), SECOND),
         (&not_sent, day, history(2, true), SECOND),
         (&unknown, day, old, 2 * SECOND),
         (&Outcome::Throttled { retry_after: Some(SECOND) }, day, old, SECOND),
@@ -230,17 +230,46 @@ fn retry_after_is_respected_and_capped() {
     }
 }
 
+/// A wait that has ended or cannot be read is the row's backoff, and a second at least.
 #[test]
-fn zero_retry_after_of_outcome_is_ignored() {
+fn unusable_wait_is_the_backoff() {
     let day = Some(Duration::from_secs(86_400));
-    let get = |outcome: &Outcome| after_outcome(outcome, &history(0, false), &policy(day), 1.0);
-    let pairs = [
+    let outcomes = [
         |retry_after| Outcome::Throttled { retry_after },
         |retry_after| Outcome::Busy { retry_after },
+        |retry_after| Outcome::InProgress { retry_after },
         |retry_after| Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after },
     ];
-    for outcome in pairs {
-        assert_eq!(get(&outcome(Some(Duration::ZERO))), get(&outcome(None)), "{:?}", outcome(None));
+    for (base_ms, waits) in [(100, SECOND), (3_000, 3 * SECOND)] {
+        let backoff = BackoffPolicy { base: Duration::from_millis(base_ms), max: Duration::from_secs(60) };
+        let policy = RetryPolicy { backoff, ..policy(day) };
+        for outcome in outcomes {
+            let wait = |retry_after| match after_outcome(&outcome(retry_after), &history(0, false), &policy, 1.0) {
+                Disposition { transition: Transition::Retry { after, .. }, pause, .. } => (after, pause),
+                other => panic!("{other:?}"),
+            };
+            let named = wait(Some(Duration::ZERO));
+            assert_eq!(named.0, waits, "{:?}", outcome(None));
+            assert_eq!(wait(None).0, backoff.base, "{:?}", outcome(None));
+            match named.1 {
+                Some(PauseRequest::Quota { wait } | PauseRequest::Lane { wait, .. }) => assert_eq!(wait, waits),
+                pause => assert_eq!(pause, None),
+            }
+        }
+    }
+}
+
+#[test]
+fn payment_in_progress_waits_as_named() {
+    let day = Some(Duration::from_secs(86_400));
+    let outcome = Outcome::InProgress { retry_after: Some(Duration::from_secs(30)) };
+    for policy in [policy(day), with_lookup(day), with_lookup(None)] {
+        let got = after_outcome(&outcome, &history(0, false), &policy, 0.0);
+        assert!(
+            matches!(got.transition, Transition::Retry { after, unknown: true, .. } if after.as_secs() == 30),
+            "{got:?}"
+        );
+        assert_eq!(got.pause, None, "no other payment waits");
     }
 }
 

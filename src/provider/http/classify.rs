@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
 
-use super::response_fields::{read_wait_field, retry_after};
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
+use super::waits::{read_wait_field, retry_after};
 use crate::domain::outcome::{Outcome, UnknownCause};
 use crate::domain::provider::Provider;
 use crate::domain::response::{CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField};
@@ -95,27 +95,28 @@ impl ResponseRules {
     }
 
     /// The wait in `Retry-After`, in the row's unit if it names one. `now` as for [`classify`].
-    pub(super) fn retry_after(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
+    fn retry_after(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
         match &self.wait_field {
             Some(wait) if wait.location.is_retry_after() => read_wait_field(reading, wait, now),
             _ => retry_after(&reading.headers, now),
         }
     }
 
-    /// The wait after a throttled request: `Retry-After`, which is about this response, or else the row's own field.
+    /// The wait after a throttled request: the one about this response, or else the row's own header, which may be in
+    /// every response because it says when a quota is renewed.
     pub(super) fn throttle_wait(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
-        let from_header = self.retry_after(reading, now);
-        let from_field = || self.wait_field.as_ref().and_then(|wait| read_wait_field(reading, wait, now));
-        from_header.filter(|wait| !wait.is_zero()).or_else(from_field).or(from_header)
+        let own = self.own_wait(reading, now);
+        let of_quota = || self.wait_field.as_ref().and_then(|wait| read_wait_field(reading, wait, now));
+        own.filter(|wait| !wait.is_zero()).or_else(of_quota).or(own)
     }
 
-    /// The wait of one payment whose object is busy at the provider. A field of the body is about this response. A
-    /// header that says when a quota is renewed is in every response, and says nothing about a lock.
-    pub(super) fn busy_wait(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
-        match self.wait_field.as_ref().map(|wait| &wait.location) {
-            Some(ResponseLocation::Body(_)) => self.throttle_wait(reading, now),
-            _ => self.retry_after(reading, now),
-        }
+    /// The wait that is about this response: `Retry-After`, or the row's field in the body. The longer one counts.
+    pub(super) fn own_wait(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
+        let from_body = match &self.wait_field {
+            Some(wait) if matches!(wait.location, ResponseLocation::Body(_)) => read_wait_field(reading, wait, now),
+            _ => None,
+        };
+        self.retry_after(reading, now).max(from_body)
     }
 }
 
@@ -141,12 +142,11 @@ fn try_classify(reading: &ProviderResponse, rules: &ResponseRules, now: SystemTi
         StatusMeaning::Declined => Outcome::Declined { reason: reason(reading) },
         StatusMeaning::Misconfigured => Outcome::Misconfigured { status },
         StatusMeaning::Unknown => server_error(status, None),
-        StatusMeaning::InProgress => Outcome::InProgress,
+        StatusMeaning::InProgress => Outcome::InProgress { retry_after: rules.own_wait(reading, now) },
         StatusMeaning::Throttled => Outcome::Throttled { retry_after: rules.throttle_wait(reading, now) },
-        StatusMeaning::Busy => Outcome::Busy { retry_after: rules.busy_wait(reading, now) },
-        // Only `Retry-After`: the row's own field may name the end of an hour's quota in every response. A provider
-        // that is down is tried again before that.
-        StatusMeaning::Unavailable => server_error(status, rules.retry_after(reading, now)),
+        StatusMeaning::Busy => Outcome::Busy { retry_after: rules.own_wait(reading, now) },
+        // A provider that is down is tried again before the end of an hour's quota.
+        StatusMeaning::Unavailable => server_error(status, rules.own_wait(reading, now)),
         StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
     })
 }

@@ -32,7 +32,7 @@ fn code_of(outcome: &Outcome) -> &'static str {
         Outcome::Throttled { .. } => "throttled",
         Outcome::Busy { .. } => "busy",
         Outcome::Misconfigured { .. } => "misconfigured",
-        Outcome::InProgress => "in progress",
+        Outcome::InProgress { .. } => "in progress",
         Outcome::Unknown { .. } | Outcome::Unconfirmed { .. } => "unknown",
         Outcome::Rejected { .. } => "review",
         Outcome::NotSent { .. } | Outcome::LocalFault(_) => "not sent",
@@ -134,13 +134,17 @@ fn other_statuses_need_no_body() {
 }
 
 #[test]
-fn retry_after_counts_for_429_and_503_only() {
+fn retry_after_counts_where_it_is_about_this_response() {
     let wait = Some(Duration::from_secs(9));
     let mut with_wait = reading(429, "");
     with_wait.headers.insert("retry-after", "9".parse().unwrap());
     assert_eq!(read(&with_wait), Outcome::Throttled { retry_after: wait });
     with_wait.status = 503;
     assert_eq!(read(&with_wait), server_error(503, wait));
+    for status in [202, 409] {
+        with_wait.status = status;
+        assert_eq!(read(&with_wait), Outcome::InProgress { retry_after: wait });
+    }
     with_wait.status = 500;
     assert_eq!(read(&with_wait), server_error(500, None));
 }
@@ -216,7 +220,11 @@ fn wait_is_read_from_the_configured_field() {
     assert_eq!(read(header(), 418, &[("x-reset-after", "3000")], ""), Outcome::Busy { retry_after: None });
     let both = [("x-reset-after", "3000"), ("retry-after", "9")];
     assert_eq!(read(header(), 418, &both, ""), Outcome::Busy { retry_after: seconds(9) });
-    assert_eq!(read(body(), 418, &both, r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(9) });
+    // A field of the body is about this response, too: the longer wait counts.
+    assert_eq!(read(body(), 418, &both, r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(20) });
+    assert_eq!(read(body(), 429, &both, r#"{"retry_in":2}"#), throttled(seconds(9)));
+    assert_eq!(read(body(), 503, &[], r#"{"retry_in":20}"#), server_error(503, seconds(20)));
+    assert_eq!(read(body(), 202, &[], r#"{"retry_in":20}"#), Outcome::InProgress { retry_after: seconds(20) });
     // A row may say that `Retry-After` counts something else.
     let ms =
         Some(WaitField { location: ResponseLocation::Header("RETRY-AFTER".to_owned()), unit: WaitUnit::Milliseconds });

@@ -126,16 +126,19 @@ fn classify_lookup(
     let unreadable = LookupResult::Unknown { cause: UnknownCause::UnreadableResponse(status), retry_after: None };
     let Ok(from_row) = row_meaning(reading, &rules.statuses) else { return unreadable };
     let throttled = || LookupResult::Throttled { retry_after: rules.throttle_wait(reading, now) };
-    let retry_after = || rules.retry_after(reading, now);
+    let retry_after = || rules.own_wait(reading, now);
     let server_error = |retry_after| LookupResult::Unknown { cause: UnknownCause::ServerError(status), retry_after };
     match from_row {
         Some(StatusMeaning::Throttled) => return throttled(),
-        Some(StatusMeaning::Busy) => return LookupResult::Busy { retry_after: rules.busy_wait(reading, now) },
+        Some(StatusMeaning::Busy) => return LookupResult::Busy { retry_after: rules.own_wait(reading, now) },
         Some(StatusMeaning::Unavailable) => return server_error(retry_after()),
         _ => {}
     }
     match status {
-        200..=299 => classify_payment_state(reading, request, lookup).unwrap_or(unreadable),
+        200..=299 => match classify_payment_state(reading, request, lookup).unwrap_or(unreadable) {
+            LookupResult::InProgress { .. } => LookupResult::InProgress { retry_after: retry_after() },
+            found => found,
+        },
         404 => LookupResult::NotFound,
         401 | 403 | 407 => LookupResult::Misconfigured { status },
         429 => throttled(),
@@ -179,7 +182,7 @@ fn classify_payment_state(
             LookupResult::Accepted { reference: reference(&body, &lookup.reference)? }
         }
         _ if declined => LookupResult::Declined { reason: format!("{text}, as the provider says when asked") },
-        _ => LookupResult::InProgress,
+        _ => LookupResult::InProgress { retry_after: None },
     })
 }
 
@@ -288,7 +291,7 @@ mod tests {
             (201, json!({"state": true, "id": 7}), accepted(Some("7"))),
             (200, json!({"state": 7}), accepted(None)),
             (200, json!({"state": "declined"}), declined),
-            (200, json!({"state": "processing"}), LookupResult::InProgress),
+            (200, json!({"state": "processing"}), LookupResult::InProgress { retry_after: None }),
             (
                 200,
                 json!({"state": "Succeeded"}),
@@ -358,7 +361,7 @@ mod tests {
         assert_eq!(read(429, headers.clone(), "busy", &lookup()), LookupResult::Busy { retry_after: wait });
         let unavailable = LookupResult::Unknown { cause: UnknownCause::ServerError(503), retry_after: wait };
         assert_eq!(read(503, headers.clone(), "", &lookup()), unavailable);
-        // A charge's wait field counts for limits. For a provider that is down or busy, only `Retry-After` counts.
+        // A charge's header for quotas counts for limits. For a provider that is down or busy, `Retry-After` counts.
         let elsewhere = HeaderMap::from_iter([("x-reset-ms".parse().unwrap(), "60000".parse().unwrap())]);
         let wait = Some(Duration::from_secs(60));
         assert_eq!(read(429, elsewhere.clone(), "", &lookup()), LookupResult::Throttled { retry_after: wait });
@@ -398,7 +401,7 @@ mod tests {
             (json!({"state": paid, "currency": "EUR"}), no("amount in minor units")),
             (json!({"state": paid, "amount": 1299}), no("currency")),
             (json!({"state": paid, "amount": 1299, "currency": "EURO"}), no("currency")),
-            (json!({"state": open}), LookupResult::InProgress),
+            (json!({"state": open}), LookupResult::InProgress { retry_after: None }),
         ];
         for (body, finding) in table {
             assert_eq!(finding_of(body.clone()), finding, "{body}");

@@ -50,6 +50,7 @@ mod secret_files;
 mod secrets;
 mod socket;
 mod template;
+pub mod waits;
 
 /// One provider row of kind `http`, ready to be called. Keeps its own connections.
 pub struct HttpProvider {

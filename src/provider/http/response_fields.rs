@@ -1,22 +1,14 @@
-//! What a response says of itself: the payment that it is about, and the wait that it names.
+//! Fields of a response that repeat its payment.
 //!
 //! The row's `echo` names the fields that repeat the payment. A field with another value makes the outcome unknown: the
 //! response is about another payment. A missing field does so only if the response would finish the payment, because
 //! most refusals repeat no field.
-//!
-//! `Retry-After` is seconds, or an HTTP date, which is compared with the response's own `Date`. The row's field for the
-//! wait is a number in a header or in the body. The row gives its unit; it is never guessed from the size of the number.
-//! A malformed value is ignored (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
-
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use reqwest::header::{DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 
 use super::classify::ProviderResponse;
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
 use crate::amount::Decimal;
 use crate::domain::outcome::UnknownCause;
-use crate::domain::response::{Echo, EchoField, EchoedField, PaymentIdentity, ResponseLocation, WaitField, WaitUnit};
+use crate::domain::response::{Echo, EchoField, EchoedField, PaymentIdentity, ResponseLocation};
 
 /// Result of a comparison, from best to worst. The worst of several fields counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,77 +108,10 @@ pub fn minor_units(field: &FieldValue) -> Option<i64> {
     }
 }
 
-/// Longest wait that is returned. It keeps instants that are computed from it far from overflow; a policy may cap
-/// lower.
-pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
-
-/// The wait that a response names, from the time of the response. The longest of several counts; a past date is zero.
-///
-/// `now` replaces a missing `Date`. The provider's own clock is better for its own dates.
-pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let response_time = response_date(headers, now);
-    headers.get_all(RETRY_AFTER).iter().filter_map(|value| parse_wait(value, response_time)).max()
-}
-
-/// Time of the response by the provider's clock; `now` if it has no `Date`.
-fn response_date(headers: &HeaderMap, now: SystemTime) -> SystemTime {
-    headers.get(DATE).and_then(parse_date).unwrap_or(now)
-}
-
-fn parse_wait(value: &HeaderValue, response_time: SystemTime) -> Option<Duration> {
-    let text = value.to_str().ok()?.trim();
-    let seconds = text.strip_prefix('-').unwrap_or(text);
-    if !seconds.is_empty() && seconds.bytes().all(|b| b.is_ascii_digit()) {
-        if seconds.len() < text.len() {
-            return Some(Duration::ZERO);
-        }
-        // More digits than fit still mean a very long wait.
-        return Some(seconds.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs).min(RETRY_AFTER_MAX));
-    }
-    let until = parse_date(value)?;
-    Some(until.duration_since(response_time).unwrap_or_default().min(RETRY_AFTER_MAX))
-}
-
-fn parse_date(value: &HeaderValue) -> Option<SystemTime> {
-    httpdate::parse_http_date(value.to_str().ok()?.trim()).ok()
-}
-
-/// The wait from the time of the response, at most [`RETRY_AFTER_MAX`]. The longest of several headers counts; a past
-/// end is zero.
-///
-/// `now` replaces a missing `Date`. The provider's own clock is better for its own instants.
-pub fn read_wait_field(reading: &ProviderResponse, wait: &WaitField, now: SystemTime) -> Option<Duration> {
-    let number = match &wait.location {
-        ResponseLocation::Header(name) => {
-            let values = reading.headers.get_all(name.as_str());
-            values.iter().filter_map(|value| parse_number(value.to_str().ok()?)).reduce(f64::max)
-        }
-        ResponseLocation::Body(pointer) => match reading.json()?.field(pointer) {
-            Ok(Some(FieldValue::Number(digits))) => digits.parse().ok(),
-            Ok(Some(FieldValue::Text(text))) => parse_number(&text),
-            _ => None,
-        },
-    };
-    let response_time_s =
-        response_date(&reading.headers, now).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let wait_s = number.map(|number| match wait.unit {
-        WaitUnit::Seconds => number,
-        WaitUnit::Milliseconds => number / 1_000.0,
-        WaitUnit::EpochSeconds => number - response_time_s,
-        WaitUnit::EpochMilliseconds => number / 1_000.0 - response_time_s,
-    })?;
-    Some(Duration::from_secs_f64(wait_s.clamp(0.0, RETRY_AFTER_MAX.as_secs_f64())))
-}
-
-/// Digits with an optional sign and fraction: no exponent, no `inf`, nothing after the number.
-fn parse_number(text: &str) -> Option<f64> {
-    let text = text.trim();
-    let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-'));
-    if plain { text.parse().ok() } else { None }
-}
-
 #[cfg(test)]
 mod tests {
+    use reqwest::header::HeaderMap;
+
     use super::super::classify::ResponseBody;
     use super::*;
     use crate::domain::job::Job;
@@ -287,117 +212,6 @@ mod tests {
         let (echo, payment) = (echo(&[(EchoField::Reference, &["/r"])]), PaymentIdentity::from(&job("pay-1")));
         for body in ["{}", r#"{"r":null}"#, r#"{"r":""}"#, r#"{"r":"no. 7"}"#] {
             assert!(check_echo(&reading(200, &[], body), &echo, &payment, true).is_some(), "{body}");
-        }
-    }
-
-    const DATE_TEXT: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
-
-    fn read(date: Option<&str>, values: &[&str]) -> Option<Duration> {
-        let mut headers = HeaderMap::new();
-        if let Some(date) = date {
-            headers.insert(DATE, date.parse().unwrap());
-        }
-        for value in values {
-            headers.append(RETRY_AFTER, value.parse().unwrap());
-        }
-        retry_after(&headers, httpdate::parse_http_date(DATE_TEXT).unwrap() + Duration::from_secs(7))
-    }
-
-    #[test]
-    fn both_forms_are_read_invalid_ones_ignored() {
-        let seconds = |s| Some(Duration::from_secs(s));
-        let table: [(Option<&str>, &[&str], Option<Duration>); 15] = [
-            (None, &[], None),
-            (None, &["0"], seconds(0)),
-            (None, &[" 12 "], seconds(12)),
-            (None, &["-5"], seconds(0)),
-            (None, &["9999999999"], Some(RETRY_AFTER_MAX)),
-            (None, &["99999999999999999999999"], Some(RETRY_AFTER_MAX)),
-            (None, &["1.5"], None),
-            (None, &["soon"], None),
-            (None, &[""], None),
-            (Some(DATE_TEXT), &["Sun, 06 Nov 1994 08:49:57 GMT"], seconds(20)),
-            (None, &["Sun, 06 Nov 1994 08:49:57 GMT"], seconds(13)),
-            (Some("garbage"), &["Sun, 06 Nov 1994 08:49:57 GMT"], seconds(13)),
-            (Some(DATE_TEXT), &["Sun, 06 Nov 1994 08:49:00 GMT"], seconds(0)),
-            (Some(DATE_TEXT), &["Sun, 06 Nov 2044 08:49:00 GMT"], Some(RETRY_AFTER_MAX)),
-            (Some(DATE_TEXT), &["3", "soon", "Sun, 06 Nov 1994 08:49:57 GMT", "4"], seconds(20)),
-        ];
-        for (date, values, wait) in table {
-            assert_eq!(read(date, values), wait, "{date:?} {values:?}");
-        }
-    }
-
-    /// 1994-11-06 08:49:37.
-    const MADE_AT_S: u64 = 784_111_777;
-
-    fn read_field(
-        date: Option<&'static str>,
-        headers: &[&'static str],
-        body: &str,
-        place: ResponseLocation,
-        unit: WaitUnit,
-    ) -> Option<Duration> {
-        let mut map = HeaderMap::new();
-        if let Some(date) = date {
-            map.insert(DATE, date.parse().unwrap());
-        }
-        for value in headers {
-            map.append("X-Reset", value.parse().unwrap());
-        }
-        let reading =
-            ProviderResponse { status: 429, headers: map, body: ResponseBody::Whole(body.as_bytes().to_vec()) };
-        read_wait_field(&reading, &WaitField { location: place, unit }, UNIX_EPOCH + Duration::from_secs(MADE_AT_S - 7))
-    }
-
-    #[test]
-    fn headers_are_read_in_the_configured_unit() {
-        let ms = |ms| Some(Duration::from_millis(ms));
-        let table: [(&[&'static str], WaitUnit, Option<Duration>); 17] = [
-            (&["12"], WaitUnit::Seconds, ms(12_000)),
-            (&[" 0.65 "], WaitUnit::Seconds, ms(650)),
-            (&["3", "soon", "4"], WaitUnit::Seconds, ms(4_000)),
-            (&["0"], WaitUnit::Seconds, ms(0)),
-            (&["-5"], WaitUnit::Seconds, ms(0)),
-            (&["1700000000"], WaitUnit::Seconds, Some(RETRY_AFTER_MAX)),
-            (&["99999999999999999999999999"], WaitUnit::Milliseconds, Some(RETRY_AFTER_MAX)),
-            (&["1500"], WaitUnit::Milliseconds, ms(1_500)),
-            (&["784111807"], WaitUnit::EpochSeconds, ms(30_000)),
-            (&["784111700"], WaitUnit::EpochSeconds, ms(0)),
-            (&["784111777500"], WaitUnit::EpochMilliseconds, ms(500)),
-            (&[], WaitUnit::Seconds, None),
-            (&[""], WaitUnit::Seconds, None),
-            (&["12;w=60"], WaitUnit::Seconds, None),
-            (&["1e3"], WaitUnit::Seconds, None),
-            (&["inf"], WaitUnit::Seconds, None),
-            (&["1-2"], WaitUnit::Seconds, None),
-        ];
-        for (headers, unit, wait) in table {
-            let read = read_field(Some(DATE_TEXT), headers, "", ResponseLocation::Header("x-reset".to_owned()), unit);
-            assert_eq!(read, wait, "{headers:?} {unit:?}");
-        }
-        let place = ResponseLocation::Header("x-reset".to_owned());
-        assert_eq!(read_field(None, &["784111777"], "", place, WaitUnit::EpochSeconds), ms(7_000), "by our own clock");
-    }
-
-    #[test]
-    fn bodies_are_read_at_the_configured_pointer() {
-        let ms = |ms| Some(Duration::from_millis(ms));
-        let table = [
-            (r#"{"error":{"retry_in":1500}}"#, ms(1_500)),
-            (r#"{"error":{"retry_in":"1500"}}"#, ms(1_500)),
-            (r#"{"error":{"retry_in":1500.5}}"#, Some(Duration::from_micros(1_500_500))),
-            (r#"{"error":{"retry_in":-1}}"#, ms(0)),
-            (r#"{"error":{"retry_in":1e300}}"#, Some(RETRY_AFTER_MAX)),
-            (r#"{"error":{"retry_in":null}}"#, None),
-            (r#"{"error":{"retry_in":{"ms":5}}}"#, None),
-            (r#"{"retry_in":1500}"#, None),
-            ("slow down", None),
-            ("", None),
-        ];
-        for (body, wait) in table {
-            let place = ResponseLocation::Body("/error/retry_in".to_owned());
-            assert_eq!(read_field(None, &[], body, place, WaitUnit::Milliseconds), wait, "{body}");
         }
     }
 }

@@ -22,6 +22,7 @@ fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
     let unreadable = |status| unknown(UnknownCause::UnreadableResponse(status));
     let failed = |status| unknown(UnknownCause::ServerError(status));
     let no_wait = Outcome::Throttled { retry_after: None };
+    let wait = |seconds| Outcome::Throttled { retry_after: Some(Duration::from_secs(seconds)) };
     let review = |status: u16| Outcome::Rejected { reason: format!("provider answered {status}") };
     vec![
         // Lengths that contradict each other or the body.
@@ -43,8 +44,8 @@ fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
         ("200 OK", b"", unreadable(200), Some(200)),
         ("201 Created", whole, accepted(), Some(201)),
         ("201 Created", b"", unreadable(201), Some(201)),
-        ("202 Accepted", whole, Outcome::InProgress, Some(202)),
-        ("202 Accepted", b"", Outcome::InProgress, Some(202)),
+        ("202 Accepted", whole, Outcome::InProgress { retry_after: None }, Some(202)),
+        ("202 Accepted", b"", Outcome::InProgress { retry_after: None }, Some(202)),
         ("203 Non-Authoritative Information", whole, failed(203), Some(203)),
         ("204 No Content", b"", failed(204), Some(204)),
         ("206 Partial Content", whole, failed(206), Some(206)),
@@ -64,9 +65,11 @@ fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
         ("200 OK\r\nno colon here", whole, lost.clone(), None),
         ("200 OK\r\nbad name: x", whole, lost.clone(), None),
         ("200 OK\r\nx-bytes: \u{ff}\u{fe}", whole, accepted(), Some(200)),
-        ("429 Slow\r\nretry-after: soon", b"", no_wait.clone(), Some(429)),
-        ("429 Slow\r\nretry-after: \u{663}", b"", no_wait.clone(), Some(429)),
-        ("429 Slow\r\nretry-after:", b"", no_wait.clone(), Some(429)),
+        ("429 Slow\r\nretry-after: soon", b"", wait(0), Some(429)),
+        ("429 Slow\r\nretry-after: \u{663}", b"", wait(0), Some(429)),
+        ("429 Slow\r\nretry-after:", b"", wait(0), Some(429)),
+        ("429 Slow\r\nretry-after: 6.0", b"", wait(6), Some(429)),
+        ("429 Slow\r\nretry-after: 6s\r\nretry-after: 2", b"", wait(6), Some(429)),
         ("429 Slow\r\nratelimit: limit=, r=99999999999999", b"", no_wait, Some(429)),
     ]
 }

@@ -157,7 +157,7 @@ async fn successful_lookups_do_not_close_the_breaker() {
     for id in &ids {
         bench.script.plan(id, [Act::ChargeAndLose]);
         // However many look-ups came before it opened, enough of them come afterwards.
-        bench.script.plan_lookups(id, vec![LookupResult::InProgress; PROBES_TO_CLOSE as usize]);
+        bench.script.plan_lookups(id, vec![LookupResult::InProgress { retry_after: None }; PROBES_TO_CLOSE as usize]);
         bench.pay("acme", id).await;
     }
     bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;

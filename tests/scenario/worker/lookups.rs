@@ -60,7 +60,7 @@ fn cases() -> Vec<Case> {
             "late",
             "bolt",
             lost(),
-            vec![LookupResult::NotFound, LookupResult::InProgress, silence(), unclear],
+            vec![LookupResult::NotFound, LookupResult::InProgress { retry_after: None }, silence(), unclear],
             ("succeeded", "unknown not_found in_progress unknown unclear accepted", 1, 1),
         ),
         case("refused", "bolt", timeouts(), vec![declined], ("declined", "unknown declined", 1, 0)),
@@ -68,7 +68,7 @@ fn cases() -> Vec<Case> {
         case(
             "in-progress",
             "bolt",
-            vec![Act::Answer(Outcome::InProgress)],
+            vec![Act::Answer(Outcome::InProgress { retry_after: None })],
             vec![LookupResult::Accepted { reference: None }],
             ("succeeded", "in_progress accepted", 1, 0),
         ),
@@ -78,7 +78,7 @@ fn cases() -> Vec<Case> {
             "failing-for-ever",
             "acme",
             timeouts(),
-            vec![LookupResult::InProgress, LookupResult::Accepted { reference: None }],
+            vec![LookupResult::InProgress { retry_after: None }, LookupResult::Accepted { reference: None }],
             ("succeeded", "unknown unknown unknown in_progress accepted", 3, 0),
         ),
     ]
@@ -123,7 +123,7 @@ async fn not_found_lookup_leads_to_review_or_resend() {
     for (provider, id) in [("acme", "resent"), ("acme", "resent-in-vain"), ("bolt", "reviewed")] {
         // In-progress responses, so that the breaker stays closed.
         let times = if id == "resent" { 3 } else { 9 };
-        bench.script.plan(id, vec![Act::Answer(Outcome::InProgress); times]);
+        bench.script.plan(id, vec![Act::Answer(Outcome::InProgress { retry_after: None }); times]);
         bench.pay(provider, id).await;
     }
     bench.until_state("resent", "succeeded").await;
@@ -213,7 +213,7 @@ async fn exhausted_charge_limit_does_not_stop_lookups() {
             other.run();
         }
         bench.script.plan("lost", [Act::ChargeAndLose]);
-        bench.script.plan_lookups("lost", vec![LookupResult::InProgress; 200]);
+        bench.script.plan_lookups("lost", vec![LookupResult::InProgress { retry_after: None }; 200]);
         bench.pay("bolt", "lost").await;
         bench.until_state("lost", "unknown").await;
         bench.pay("bolt", "next").await;

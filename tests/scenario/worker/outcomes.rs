@@ -37,7 +37,7 @@ fn declined() -> Outcome {
 fn cases() -> Vec<Case> {
     let case = |id, provider, acts, state, attempts, charges| Case { id, provider, acts, state, attempts, charges };
     let lost_then = |outcome: Outcome| vec![Act::ChargeAndLose, Act::Answer(outcome)];
-    let progress = || Outcome::InProgress;
+    let progress = || Outcome::InProgress { retry_after: None };
     // The order keeps every lane's breaker closed.
     vec![
         case("lost", "acme", lost_then(accepted()), "succeeded", "unknown accepted", 1),
