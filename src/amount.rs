@@ -8,9 +8,30 @@ use iso_currency::Currency;
 
 /// `12.99` for 1299 EUR cents, `1299` for 1299 JPY. A code without decimals in ISO 4217, or that it does not list, has none.
 pub fn decimal_amount(minor: i64, currency: &str) -> String {
-    let decimals = Currency::from_code(currency).and_then(Currency::exponent).map_or(0, usize::from);
-    let digits = format!("{:0>width$}", minor.unsigned_abs(), width = decimals + 1);
-    let sign = if minor < 0 { "-" } else { "" };
+    decimal_text(minor, iso_decimals(currency))
+}
+
+/// Digits after the point in ISO 4217; 0 for a code without any, or that it does not list.
+pub fn iso_decimals(currency: &str) -> u8 {
+    Currency::from_code(currency).and_then(Currency::exponent).map_or(0, |exponent| exponent.try_into().unwrap_or(0))
+}
+
+/// Whether ISO 4217 lists the code. It is in upper case.
+pub fn is_currency(code: &str) -> bool {
+    Currency::from_code(code).is_some_and(|currency| currency.code() == code)
+}
+
+/// The amount with other digits after the point; `None` if it has a remainder or does not fit.
+pub fn rescale(amount: i64, from: u8, to: u8) -> Option<i64> {
+    let factor = 10_i64.checked_pow(from.abs_diff(to).into())?;
+    if to >= from { amount.checked_mul(factor) } else { (amount % factor == 0).then_some(amount / factor) }
+}
+
+/// Units of which 10^`decimals` are one, as text: `12.99` for 1299 and 2.
+pub fn decimal_text(units: i64, decimals: u8) -> String {
+    let decimals = usize::from(decimals);
+    let digits = format!("{:0>width$}", units.unsigned_abs(), width = decimals + 1);
+    let sign = if units < 0 { "-" } else { "" };
     match digits.split_at(digits.len() - decimals) {
         (units, "") => format!("{sign}{units}"),
         (units, rest) => format!("{sign}{units}.{rest}"),
@@ -19,9 +40,8 @@ pub fn decimal_amount(minor: i64, currency: &str) -> String {
 
 /// The reverse of [`decimal_amount`]. `None` for other text, a negative amount, and more decimals than the currency has.
 pub fn minor_amount(text: &str, currency: &str) -> Option<i64> {
-    let decimals = Currency::from_code(currency).and_then(Currency::exponent).map_or(0, i64::from);
     let amount = Decimal::new(text).filter(|amount| !amount.negative)?;
-    Decimal { exponent: amount.exponent.checked_add(decimals)?, ..amount }.to_i64()
+    amount.units(iso_decimals(currency))
 }
 
 /// An amount for people: `EUR 12.99`.
@@ -56,6 +76,11 @@ impl Decimal {
             return Some(Self { negative: false, digits, exponent: 0 });
         }
         Some(Self { negative, digits, exponent })
+    }
+
+    /// The value in units of which 10^`decimals` are one; `None` if it has a fraction of one or does not fit.
+    pub fn units(self, decimals: u8) -> Option<i64> {
+        Self { exponent: self.exponent.checked_add(decimals.into())?, ..self }.to_i64()
     }
 
     /// The value as a whole number; `None` if it has a fraction or does not fit.

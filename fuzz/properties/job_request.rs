@@ -32,8 +32,9 @@ pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
         return;
     }
     let job = &decoded.job;
-    let (frozen, question) = (at_once(expansion.freeze(job)), expansion.lookup_url(job));
-    if let Err(too_large) = expansion.check_size(job) {
+    let Ok(sum) = provider.amounts.sum_of(job) else { return };
+    let (frozen, question) = (at_once(expansion.freeze(job, sum)), expansion.lookup_url(job));
+    if let Err(too_large) = expansion.check_size(job, sum) {
         let message = too_large.to_string();
         assert!(message.len() < 300 && !message.chars().any(char::is_control), "{message}");
         // The first problem found is named, and it may be another one.
@@ -46,7 +47,7 @@ pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
         let headers = at_once(expansion.header_bytes(&frozen)).unwrap_or_default();
         assert!(headers <= HEADERS_BYTES_MAX, "{headers}");
         // The same bytes each time.
-        assert!(at_once(expansion.freeze(job)).is_ok_and(|again| again == frozen));
+        assert!(at_once(expansion.freeze(job, sum)).is_ok_and(|again| again == frozen));
     }
     if let Some(Ok(url)) = question {
         assert!(url.len() <= URL_BYTES_MAX, "{}", url.len());

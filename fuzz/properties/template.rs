@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::provider::RequestShape;
+use sluicegate::domain::sum::SentSum;
 use sluicegate::provider::http::request::RequestPlan;
 use sluicegate::queue::message::{CardNumbers, decode};
 
 use super::{Bytes, lane};
+
+const SUM: SentSum = SentSum { units: 1_299, decimals: 2 };
 
 type Members<'a> = BTreeMap<String, &'a RawValue>;
 
@@ -27,7 +30,7 @@ pub fn holds(bytes: &[u8]) {
     let decoded = decode(message.as_bytes(), &lane(), CardNumbers::Off).ok();
     let job = decoded.map_or_else(job, |decoded| decoded.job);
     let job = Job { reference: (!reference.is_empty()).then(|| reference.to_owned()), ..job };
-    let body = String::from_utf8(json.body(&job).unwrap()).unwrap();
+    let body = String::from_utf8(json.body(&job, SUM).unwrap()).unwrap();
     let wanted: Members<'_> = serde_json::from_str(template).unwrap();
     let sent: Members<'_> = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"));
     assert!(sent.keys().all(|name| wanted.contains_key(name)), "{body}");
@@ -38,7 +41,7 @@ pub fn holds(bytes: &[u8]) {
             assert_eq!(text(sent[name].get()), text(value.get()));
         }
     }
-    let form = String::from_utf8(form.body(&job).unwrap()).unwrap();
+    let form = String::from_utf8(form.body(&job, SUM).unwrap()).unwrap();
     let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"*-._+%&=".contains(&byte);
     assert!(form.bytes().all(safe), "{form}");
 }

@@ -56,6 +56,16 @@ CREATE TABLE providers (
     require jsonb NOT NULL DEFAULT '[]'
         CONSTRAINT require_is_a_list_of_account_and_reference
             CHECK (jsonb_typeof(require) = 'array' AND require <@ '["account", "reference"]'),
+    -- How the provider counts money. NULL: every currency, as ISO 4217 counts it.
+    currencies jsonb CONSTRAINT currencies_is_a_list_of_iso_4217_codes
+        CHECK (jsonb_typeof(currencies) = 'array' AND currencies <> '[]' AND NOT jsonb_path_exists(
+            currencies, '$[*] ? (!(@.type() == "string" && @ like_regex "^[A-Z]{3}$"))')),
+    decimals jsonb CONSTRAINT decimals_is_an_object_of_digits
+        CHECK (jsonb_typeof(decimals) = 'object'
+               AND NOT jsonb_path_exists(decimals, '$.* ? (!(@.type() == "number" && @ >= 0 && @ <= 6))')),
+    amount_step jsonb CONSTRAINT amount_step_is_an_object_of_steps
+        CHECK (jsonb_typeof(amount_step) = 'object'
+               AND NOT jsonb_path_exists(amount_step, '$.* ? (!(@.type() == "number" && @ >= 1 && @ <= 1000000))')),
     idempotency_retention_s bigint
         CONSTRAINT idempotency_retention_s_is_1_to_315360000_or_null
             CHECK (idempotency_retention_s BETWEEN 1 AND 315360000),

@@ -75,6 +75,9 @@ CREATE TABLE jobs (
     frozen_body bytea,
     frozen_account text COLLATE "C",
     frozen_fingerprint text COLLATE "C",
+    -- The sum that the body has: units of which 10^frozen_decimals are one of the currency.
+    frozen_units bigint CONSTRAINT frozen_units_is_1_or_more CHECK (frozen_units >= 1),
+    frozen_decimals bigint CONSTRAINT frozen_decimals_is_0_to_6 CHECK (frozen_decimals BETWEEN 0 AND 6),
 
     -- Why the job waits, or waited last: the statement that delays it writes this, and later ones keep it. The codes are
     -- those of `WaitReason` in src/domain/wait_reason.rs. Only human readers read the detail.
@@ -133,8 +136,9 @@ CREATE TABLE jobs (
         CHECK (state NOT IN ('sending', 'unknown') OR (frozen_method IS NOT NULL AND first_sent_at IS NOT NULL)),
     CONSTRAINT first_sent_is_whole_or_absent CHECK ((first_sent_at IS NULL) = (first_sent_number IS NULL)),
     CONSTRAINT frozen_request_is_whole_or_absent
-        CHECK (num_nulls(frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_fingerprint)
-               IN (0, 6) AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
+        CHECK (num_nulls(frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_fingerprint,
+                         frozen_units, frozen_decimals)
+               IN (0, 8) AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
     CONSTRAINT wait_limit_is_named_by_its_reason CHECK (
         (wait_limit IS NOT NULL) = coalesce(wait_reason IN ('limit', 'cost_exceeds_limit'), false)),
     CONSTRAINT backlog_has_no_lease_and_no_message CHECK (NOT backlog OR (lease_until IS NULL AND NOT unqueued)),
@@ -228,18 +232,20 @@ CREATE FUNCTION jobs_refuse_change_of_frozen_request() RETURNS trigger LANGUAGE 
 BEGIN
     IF NOT OLD.maybe_charged AND OLD.state = 'waiting' AND NEW.state = 'sending'
        AND (NEW.frozen_method, NEW.frozen_url, NEW.frozen_key, NEW.frozen_content_type, NEW.frozen_body,
-            NEW.frozen_account)
+            NEW.frozen_account, NEW.frozen_units, NEW.frozen_decimals)
            IS NOT DISTINCT FROM
            (OLD.frozen_method, OLD.frozen_url, OLD.frozen_key, OLD.frozen_content_type, OLD.frozen_body,
-            OLD.frozen_account)
+            OLD.frozen_account, OLD.frozen_units, OLD.frozen_decimals)
     THEN
         RETURN NEW;
     END IF;
     IF NEW.state NOT IN ('waiting', 'sending', 'unknown') AND NEW.frozen_url = '' AND NEW.frozen_body = ''
        AND (NEW.frozen_account IS NULL OR NEW.frozen_account IS NOT DISTINCT FROM OLD.frozen_account)
-       AND (NEW.frozen_method, NEW.frozen_key, NEW.frozen_content_type, NEW.frozen_fingerprint)
+       AND (NEW.frozen_method, NEW.frozen_key, NEW.frozen_content_type, NEW.frozen_fingerprint, NEW.frozen_units,
+            NEW.frozen_decimals)
            IS NOT DISTINCT FROM
-           (OLD.frozen_method, OLD.frozen_key, OLD.frozen_content_type, OLD.frozen_fingerprint)
+           (OLD.frozen_method, OLD.frozen_key, OLD.frozen_content_type, OLD.frozen_fingerprint, OLD.frozen_units,
+            OLD.frozen_decimals)
     THEN
         RETURN NEW;
     END IF;
@@ -248,14 +254,14 @@ BEGIN
 END $$;
 CREATE TRIGGER frozen_request_never_changes
     BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,
-                     frozen_fingerprint ON jobs
+                     frozen_fingerprint, frozen_units, frozen_decimals ON jobs
     FOR EACH ROW WHEN (
         OLD.frozen_method IS NOT NULL
         AND ((NEW.frozen_method, NEW.frozen_url, NEW.frozen_key, NEW.frozen_content_type, NEW.frozen_account,
-              NEW.frozen_fingerprint)
+              NEW.frozen_fingerprint, NEW.frozen_units, NEW.frozen_decimals)
              IS DISTINCT FROM
              (OLD.frozen_method, OLD.frozen_url, OLD.frozen_key, OLD.frozen_content_type, OLD.frozen_account,
-              OLD.frozen_fingerprint)
+              OLD.frozen_fingerprint, OLD.frozen_units, OLD.frozen_decimals)
              OR (NEW.frozen_body IS DISTINCT FROM OLD.frozen_body
                  AND NOT (NEW.frozen_body = '' AND NEW.state NOT IN ('waiting', 'sending', 'unknown')))))
     EXECUTE FUNCTION jobs_refuse_change_of_frozen_request();

@@ -59,6 +59,13 @@ CREATE TABLE providers (
             CHECK (json_valid(require) AND json_type(require) = 'array'
                 AND replace(replace(replace(replace(replace(json(require), '"account"', ''), '"reference"', ''), ',', ''),
                     '[', ''), ']', '') = ''),
+    -- How the provider counts money. NULL: every currency, as ISO 4217 counts it.
+    currencies TEXT CONSTRAINT currencies_is_a_list_of_iso_4217_codes
+        CHECK (currencies IS NULL OR (json_valid(currencies) AND json_type(currencies) = 'array')),
+    decimals TEXT CONSTRAINT decimals_is_an_object_of_digits
+        CHECK (decimals IS NULL OR (json_valid(decimals) AND json_type(decimals) = 'object')),
+    amount_step TEXT CONSTRAINT amount_step_is_an_object_of_steps
+        CHECK (amount_step IS NULL OR (json_valid(amount_step) AND json_type(amount_step) = 'object')),
     idempotency_retention_s INTEGER
         CONSTRAINT idempotency_retention_s_is_1_to_315360000_or_null
             CHECK (idempotency_retention_s BETWEEN 1 AND 315360000),
@@ -334,7 +341,8 @@ BEGIN
             'backoff_base_ms', NEW.backoff_base_ms, 'backoff_max_ms', NEW.backoff_max_ms,
             'idempotency_retention_s', NEW.idempotency_retention_s, 'headers', json(NEW.headers),
             'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses),
-            'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at) AS new_row)
+            'currencies', json(NEW.currencies), 'decimals', json(NEW.decimals),
+            'amount_step', json(NEW.amount_step), 'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at) AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
@@ -343,7 +351,8 @@ CREATE TRIGGER providers_update AFTER UPDATE OF
         reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, reuse_connections,
         workers, bucket_capacity,
         leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
-        idempotency_retention_s, headers, request, lookup, statuses, require, "order", resumed_at
+        idempotency_retention_s, headers, request, lookup, statuses, currencies, decimals,
+        amount_step, require, "order", resumed_at
     ON providers
 BEGIN
     UPDATE settings_version SET version = version + 1;
@@ -367,7 +376,8 @@ BEGIN
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
             'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses),
-            'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at) AS old_row,
+            'currencies', json(OLD.currencies), 'decimals', json(OLD.decimals),
+            'amount_step', json(OLD.amount_step), 'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at) AS old_row,
         json_object(
             'name', NEW.name, 'kind', NEW.kind, 'quota', NEW.quota, 'enabled', NEW.enabled,
             'paused', NEW.paused, 'url', NEW.url, 'mode', NEW.mode, 'slot_release', NEW.slot_release,
@@ -381,7 +391,8 @@ BEGIN
             'backoff_base_ms', NEW.backoff_base_ms, 'backoff_max_ms', NEW.backoff_max_ms,
             'idempotency_retention_s', NEW.idempotency_retention_s, 'headers', json(NEW.headers),
             'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses),
-            'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at) AS new_row)
+            'currencies', json(NEW.currencies), 'decimals', json(NEW.decimals),
+            'amount_step', json(NEW.amount_step), 'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at) AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
@@ -405,7 +416,8 @@ BEGIN
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
             'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses),
-            'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at) AS old_row,
+            'currencies', json(OLD.currencies), 'decimals', json(OLD.decimals),
+            'amount_step', json(OLD.amount_step), 'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at) AS old_row,
         NULL AS new_row)
     WHERE old_row IS NOT new_row;
 END;

@@ -62,6 +62,9 @@ CREATE TABLE jobs (
     frozen_body BLOB,
     frozen_account TEXT,
     frozen_fingerprint TEXT,
+    -- The sum that the body has: units of which 10^frozen_decimals are one of the currency.
+    frozen_units INTEGER CONSTRAINT frozen_units_is_1_or_more CHECK (frozen_units >= 1),
+    frozen_decimals INTEGER CONSTRAINT frozen_decimals_is_0_to_6 CHECK (frozen_decimals BETWEEN 0 AND 6),
 
     -- Why the job waits, or waited last: the statement that delays it writes this, and later ones keep it. The codes are
     -- those of `WaitReason` in src/domain/wait_reason.rs. Only human readers read the detail.
@@ -121,7 +124,8 @@ CREATE TABLE jobs (
     CONSTRAINT first_sent_is_whole_or_absent CHECK ((first_sent_at IS NULL) = (first_sent_number IS NULL)),
     CONSTRAINT frozen_request_is_whole_or_absent
         CHECK ((frozen_method IS NULL) + (frozen_url IS NULL) + (frozen_key IS NULL) + (frozen_content_type IS NULL)
-               + (frozen_body IS NULL) + (frozen_fingerprint IS NULL) IN (0, 6)
+               + (frozen_body IS NULL) + (frozen_fingerprint IS NULL) + (frozen_units IS NULL)
+               + (frozen_decimals IS NULL) IN (0, 8)
                AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
     CONSTRAINT wait_limit_is_named_by_its_reason CHECK (
         (wait_limit IS NOT NULL) = coalesce(wait_reason IN ('limit', 'cost_exceeds_limit'), false)),
@@ -251,9 +255,10 @@ END;
 -- payment has ended, its body, URL and account may be emptied: they may hold personal data.
 CREATE TRIGGER frozen_request_never_changes
     BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,
-                     frozen_fingerprint ON jobs
+                     frozen_fingerprint, frozen_units, frozen_decimals ON jobs
     WHEN OLD.frozen_method IS NOT NULL
         AND (NEW.frozen_method IS NOT OLD.frozen_method
+             OR NEW.frozen_units IS NOT OLD.frozen_units OR NEW.frozen_decimals IS NOT OLD.frozen_decimals
              OR NEW.frozen_key IS NOT OLD.frozen_key OR NEW.frozen_content_type IS NOT OLD.frozen_content_type
              OR (NEW.frozen_account IS NOT OLD.frozen_account
                  AND NOT (NEW.frozen_account IS NULL AND NEW.frozen_url = '' AND length(NEW.frozen_body) = 0

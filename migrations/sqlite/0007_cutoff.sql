@@ -30,7 +30,8 @@ BEGIN
             'backoff_base_ms', NEW.backoff_base_ms, 'backoff_max_ms', NEW.backoff_max_ms,
             'idempotency_retention_s', NEW.idempotency_retention_s, 'headers', json(NEW.headers),
             'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses),
-            'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at,
+            'currencies', json(NEW.currencies), 'decimals', json(NEW.decimals),
+            'amount_step', json(NEW.amount_step), 'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at,
             'cutoff', NEW.cutoff) AS new_row)
     WHERE old_row IS NOT new_row;
 END;
@@ -41,7 +42,8 @@ CREATE TRIGGER providers_update AFTER UPDATE OF
         reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, reuse_connections,
         workers, bucket_capacity,
         leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
-        idempotency_retention_s, headers, request, lookup, statuses, require, "order", resumed_at, cutoff
+        idempotency_retention_s, headers, request, lookup, statuses, currencies, decimals,
+        amount_step, require, "order", resumed_at, cutoff
     ON providers
 BEGIN
     UPDATE settings_version SET version = version + 1;
@@ -65,7 +67,8 @@ BEGIN
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
             'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses),
-            'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at,
+            'currencies', json(OLD.currencies), 'decimals', json(OLD.decimals),
+            'amount_step', json(OLD.amount_step), 'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at,
             'cutoff', OLD.cutoff) AS old_row,
         json_object(
             'name', NEW.name, 'kind', NEW.kind, 'quota', NEW.quota, 'enabled', NEW.enabled,
@@ -80,7 +83,8 @@ BEGIN
             'backoff_base_ms', NEW.backoff_base_ms, 'backoff_max_ms', NEW.backoff_max_ms,
             'idempotency_retention_s', NEW.idempotency_retention_s, 'headers', json(NEW.headers),
             'request', json(NEW.request), 'lookup', json(NEW.lookup), 'statuses', json(NEW.statuses),
-            'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at,
+            'currencies', json(NEW.currencies), 'decimals', json(NEW.decimals),
+            'amount_step', json(NEW.amount_step), 'require', json(NEW.require), 'order', NEW."order", 'resumed_at', NEW.resumed_at,
             'cutoff', NEW.cutoff) AS new_row)
     WHERE old_row IS NOT new_row;
 END;
@@ -106,7 +110,8 @@ BEGIN
             'backoff_base_ms', OLD.backoff_base_ms, 'backoff_max_ms', OLD.backoff_max_ms,
             'idempotency_retention_s', OLD.idempotency_retention_s, 'headers', json(OLD.headers),
             'request', json(OLD.request), 'lookup', json(OLD.lookup), 'statuses', json(OLD.statuses),
-            'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at,
+            'currencies', json(OLD.currencies), 'decimals', json(OLD.decimals),
+            'amount_step', json(OLD.amount_step), 'require', json(OLD.require), 'order', OLD."order", 'resumed_at', OLD.resumed_at,
             'cutoff', OLD.cutoff) AS old_row,
         NULL AS new_row)
     WHERE old_row IS NOT new_row;

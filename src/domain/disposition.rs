@@ -13,6 +13,7 @@ use super::backoff::RetryPolicy;
 use super::format::count;
 use super::local_fault::LocalFault;
 use super::outcome::{ACCOUNT_REFUSED, FinalState, Outcome, UnknownCause};
+use super::sum::UnsupportedSum;
 use super::wait_reason::{Wait, WaitReason};
 
 pub mod lookup;
@@ -88,15 +89,17 @@ pub enum SendObstacle {
     Expired,
     /// A rule of its provider refuses its account.
     AccountRefused,
+    /// The provider's row cannot express its sum. An earlier request had another row, and is repeated as it was.
+    Unsupported(UnsupportedSum),
 }
 
 impl SendObstacle {
     /// The obstacle that decides: a refused account is declined, even if its job has expired.
-    pub fn of(account_refused: bool, expired: bool) -> Option<Self> {
+    pub fn of(account_refused: bool, expired: bool, unsupported: Option<UnsupportedSum>) -> Option<Self> {
         match (account_refused, expired) {
             (true, _) => Some(Self::AccountRefused),
             (false, true) => Some(Self::Expired),
-            (false, false) => None,
+            (false, false) => unsupported.map(Self::Unsupported),
         }
     }
 }
@@ -220,7 +223,7 @@ pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, obstacle: 
     if history.unknown {
         let resend_obstacle = match obstacle {
             Some(SendObstacle::AccountRefused) => Some(UNKNOWN_AND_REFUSED.to_owned()),
-            Some(SendObstacle::Expired) | None => resend_obstacle(history, policy),
+            Some(SendObstacle::Expired | SendObstacle::Unsupported(_)) | None => resend_obstacle(history, policy),
         };
         return match resend_obstacle {
             None => PreSend::Charge,
@@ -230,9 +233,14 @@ pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, obstacle: 
     match obstacle {
         Some(SendObstacle::AccountRefused) => PreSend::Transition(end(FinalState::Declined, ACCOUNT_REFUSED)),
         Some(SendObstacle::Expired) => PreSend::Transition(end(FinalState::Expired, "expires_at has passed")),
+        Some(SendObstacle::Unsupported(unsupported)) => PreSend::Transition(give_up(false, &describe(unsupported))),
         None if history.age > policy.max_age => PreSend::Transition(give_up(false, TOO_OLD)),
         None => PreSend::Charge,
     }
+}
+
+fn describe(unsupported: UnsupportedSum) -> String {
+    format!("{}: {}", unsupported.reason().code(), unsupported.describe())
 }
 
 /// Next step of a job of unknown outcome that must not be sent again. `None`: ask the provider.

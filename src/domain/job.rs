@@ -120,6 +120,10 @@ named_enum! {
         /// The provider's row requires the field (`require`).
         MissingAccount = "missing_account",
         MissingReference = "missing_reference",
+        /// The provider's row does not list the currency (`currencies`).
+        UnsupportedCurrency = "unsupported_currency",
+        /// The provider cannot express the amount exactly (`decimals`, `amount_step`).
+        UnsupportedAmount = "unsupported_amount",
         Conflict = "conflict",
         /// The broker reached its delivery limit again and again, and the message never became a job.
         Undeliverable = "undeliverable",

@@ -35,5 +35,6 @@ pub mod quota_limits;
 pub mod quota_spec;
 pub mod response;
 pub mod sensitive;
+pub mod sum;
 pub mod time;
 pub mod wait_reason;

@@ -14,6 +14,7 @@ use super::limit::{AccountRule, AppliesTo, Limit, Rule, Scope};
 use super::names::Identifier;
 pub use super::names::{ProviderName, RESERVED_NAMES};
 use super::response::{Echo, StatusCase, WaitField};
+use super::sum::AmountRules;
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
@@ -121,6 +122,8 @@ pub struct Provider {
     /// Fields that a message must have to be a job of this provider.
     pub require: BTreeSet<JobField>,
     pub order: JobOrder,
+    /// How the provider counts money, and in which currencies.
+    pub amounts: AmountRules,
     /// Until when the payments of a day should be sent. It delays no payment and rejects none.
     pub cutoff: Option<Cutoff>,
     /// When an operator ended the waits that the provider had named, in epoch milliseconds; 0: never.

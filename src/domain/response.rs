@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use super::job::Job;
 use super::names::named_enum;
+use super::sum::SentSum;
 
 /// Place where a response without `Retry-After` names its wait: a throttled one, or, in its body, a busy one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +121,7 @@ pub enum EchoField {
     Id,
     IdempotencyKey,
     Reference,
-    /// In minor units.
+    /// In the provider's minor units.
     Amount,
 }
 
@@ -130,17 +131,20 @@ pub struct PaymentIdentity {
     pub id: String,
     pub idempotency_key: String,
     pub reference: Option<String>,
-    /// Minor units.
-    pub amount: i64,
+    /// As it was sent.
+    pub sum: SentSum,
+    /// ISO 4217 code.
+    pub currency: String,
 }
 
-impl From<&Job> for PaymentIdentity {
-    fn from(job: &Job) -> Self {
+impl PaymentIdentity {
+    pub fn new(job: &Job, sum: SentSum) -> Self {
         Self {
             id: job.id.to_string(),
             idempotency_key: job.effective_key().to_string(),
             reference: job.reference.clone(),
-            amount: job.amount,
+            sum,
+            currency: job.currency.clone(),
         }
     }
 }

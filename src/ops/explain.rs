@@ -269,9 +269,11 @@ fn facts_from_message(found: Option<&FoundMessage>, lane: &ProviderName) -> JobF
     let plain =
         JobFacts { provider: lane.as_str().to_owned(), state: "waiting".to_owned(), cost: 1, ..JobFacts::default() };
     let Some(Ok(decoded)) = found.map(|found| decode_recorded(&found.body, lane)) else { return plain };
-    let Job { account, cost, not_before, expires_at, .. } = decoded.job;
+    let Job { account, amount, currency, cost, not_before, expires_at, .. } = decoded.job;
     JobFacts {
         account: account.map(|account| account.as_str().to_owned()),
+        amount,
+        currency: Some(currency),
         cost: u32::from(cost),
         not_before,
         expires_at,

@@ -14,6 +14,7 @@ use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::{LookupResult, Outcome};
 use crate::domain::provider::Provider;
 use crate::domain::response::PaymentIdentity;
+use crate::domain::sum::SentSum;
 use http::OutboundPolicy;
 
 pub mod http;
@@ -32,6 +33,8 @@ pub struct FrozenRequest {
     pub body: Vec<u8>,
     /// For `${job:account}` in header values.
     pub account: Option<String>,
+    /// The sum that the body has.
+    pub sum: SentSum,
     /// First 16 hex digits of SHA-256 over the resolved header values; differs when a credential changed.
     pub credential_fingerprint: String,
 }
@@ -51,8 +54,6 @@ pub struct LookupRequest {
     /// For `${job:account}` in header values.
     pub account: Option<String>,
     pub payment: PaymentIdentity,
-    /// ISO 4217 code.
-    pub currency: String,
 }
 
 /// Result of one request: its meaning (a charge's [`Outcome`] or a look-up's [`LookupResult`]), status and age.
@@ -102,11 +103,11 @@ impl From<FreezeError> for LocalFault {
 /// One provider row, ready to be called. A new one is built when the row changes.
 #[async_trait]
 pub trait PaymentProvider: Send + Sync {
-    /// Builds the request that this job's first attempt would send. Reads secrets, in bounded time.
+    /// Builds the request that this job's first attempt would send, for this sum. Reads secrets, in bounded time.
     ///
     /// # Errors
     /// [`FreezeError::Job`] if the job is invalid. Any other error comes from the row or the environment.
-    async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError>;
+    async fn freeze(&self, job: &Job, sum: SentSum) -> Result<FrozenRequest, FreezeError>;
 
     /// Fingerprint of the credentials that a request would carry now.
     ///
@@ -124,13 +125,14 @@ pub trait PaymentProvider: Send + Sync {
     ///
     /// # Errors
     /// [`TooLarge`] names the part, and the field that makes it too large.
-    fn check_size(&self, job: &Job) -> Result<(), TooLarge>;
+    fn check_size(&self, job: &Job, sum: SentSum) -> Result<(), TooLarge>;
 
-    /// The request that a look-up of this job's payment would send. Resolves no secret.
+    /// The request that a look-up of this job's payment would send. The response is compared with the sum that was
+    /// sent. Resolves no secret.
     ///
     /// # Errors
     /// The reason why no look-up is possible: the row has none, or the job lacks a field that its address needs.
-    fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String>;
+    fn lookup_request(&self, job: &Job, sum: SentSum) -> Result<LookupRequest, String>;
 
     /// Sends exactly one look-up, within the row's total timeout.
     ///

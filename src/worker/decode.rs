@@ -31,6 +31,8 @@ fn may_be_recorded(reason: InvalidReason) -> bool {
             | InvalidReason::Secret
             | InvalidReason::MissingAccount
             | InvalidReason::MissingReference
+            | InvalidReason::UnsupportedCurrency
+            | InvalidReason::UnsupportedAmount
             | InvalidReason::TooLarge
     )
 }
@@ -63,7 +65,11 @@ fn row_problem(row: &LaneSettings, job: &Job) -> Option<InvalidMessage> {
         let detail = format!("{} is missing: the row of provider `{}` requires it", missing.name(), job.provider);
         return Some(InvalidMessage::new(missing.missing_reason(), detail));
     }
-    let too_large = row.client.check_size(job).err()?;
+    let sum = match row.provider.amounts.sum_of(job) {
+        Ok(sum) => sum,
+        Err(unsupported) => return Some(InvalidMessage::new(unsupported.reason(), unsupported.describe())),
+    };
+    let too_large = row.client.check_size(job, sum).err()?;
     Some(InvalidMessage::new(InvalidReason::TooLarge, too_large.to_string()))
 }
 

@@ -12,6 +12,7 @@ use sluicegate::config;
 use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::sum::SentSum;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::{AttemptEnd, BeginResult, Claim, FencedWrite, JobState};
 use sluicegate::provider::FrozenRequest;
@@ -93,6 +94,7 @@ impl Desk {
             content_type: "application/json".to_owned(),
             body: br#"{"body":"secret"}"#.to_vec(),
             account: None,
+            sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".to_owned(),
         };
         assert_eq!(ledger.begin_attempt(&claimed.lease, &request).await.unwrap(), BeginResult::Attempt(1));

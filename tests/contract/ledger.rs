@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use sluicegate::domain::job::{ContentHash, Identifier, Job};
 use sluicegate::domain::provider::{JobOrder, ProviderName};
+use sluicegate::domain::sum::SentSum;
 use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::operator::{ResolutionError, ResolutionRefusal};
@@ -220,6 +221,7 @@ fn request(id: &str) -> FrozenRequest {
         content_type: "application/json".to_owned(),
         body: format!(r#"{{"id":"{id}"}}"#).into_bytes(),
         account: Some("acct_1".to_owned()),
+        sum: SentSum { units: 1_299, decimals: 2 },
         credential_fingerprint: "0123456789abcdef".to_owned(),
     }
 }

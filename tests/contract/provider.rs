@@ -20,6 +20,7 @@ use sluicegate::domain::provider::{
     JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown,
 };
 use sluicegate::domain::response::{Echo, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit};
+use sluicegate::domain::sum::{AmountRules, SentSum};
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{FreezeError, PaymentProvider, RequestResult};
 use tokio::io::AsyncReadExt as _;
@@ -59,6 +60,7 @@ fn row(url: &str) -> Provider {
         lookup: None,
         require: Default::default(),
         order: JobOrder::None,
+        amounts: AmountRules::default(),
         cutoff: None,
         resumed_at: 0,
         version: 1,
@@ -93,6 +95,9 @@ fn job(id: &str) -> Job {
     }
 }
 
+/// The sum of [`job`].
+const SUM: SentSum = SentSum { units: 1_299, decimals: 2 };
+
 fn policy() -> OutboundPolicy {
     OutboundPolicy::parse(&["loopback".to_owned()]).unwrap()
 }
@@ -103,7 +108,7 @@ fn provider(row: &Provider) -> HttpProvider {
 
 /// Sends a first attempt.
 async fn charge(provider: &HttpProvider, job: &Job) -> RequestResult {
-    provider.send(job, &provider.freeze(job).await.unwrap()).await
+    provider.send(job, &provider.freeze(job, SUM).await.unwrap()).await
 }
 
 async fn send_one(row: &Provider) -> RequestResult {
@@ -122,7 +127,7 @@ async fn url_with_job_fields_is_frozen_and_called() {
     let account = Some(Identifier::new("a_1").unwrap());
     let paid =
         |reference: &str| Job { reference: Some(reference.to_owned()), account: account.clone(), ..job("pay-1") };
-    let frozen = provider.freeze(&paid("a/../b?x=1#é")).await.unwrap();
+    let frozen = provider.freeze(&paid("a/../b?x=1#é"), SUM).await.unwrap();
     let path = "payments/a%2F..%2Fb%3Fx%3D1%23%C3%A9/captures?a=a_1";
     assert_eq!(frozen.url, format!("{}{path}", server.url()));
     assert_eq!(
@@ -137,7 +142,7 @@ async fn url_with_job_fields_is_frozen_and_called() {
         (Job { account: None, ..paid("x") }, "the job has no account, which url needs"),
         (paid(".."), "a field of the job would change the path of url"),
     ] {
-        let error = provider.freeze(&lacking).await.unwrap_err();
+        let error = provider.freeze(&lacking, SUM).await.unwrap_err();
         assert!(matches!(&error, FreezeError::Job(problem_found) if problem_found.to_string() == problem), "{error:?}");
     }
     assert_eq!(server.requests().len(), 1);
@@ -218,7 +223,7 @@ async fn unanswered_request_ends_with_a_reset() {
     let silent = provider(&Provider { timeout, ..row.clone() });
     let patient = provider(&row);
     let job = job("pay-1");
-    let frozen = patient.freeze(&job).await.unwrap();
+    let frozen = patient.freeze(&job, SUM).await.unwrap();
     // First the client's own timeout, then a caller that drops the request earlier, as a worker does.
     for (provider, patience) in [(&silent, Duration::from_secs(60)), (&patient, timeout)] {
         let sending = tokio::time::timeout(patience, provider.send(&job, &frozen));
@@ -264,7 +269,7 @@ async fn closed_pooled_connection_sends_nothing_twice() {
     let provider = provider(&row(&server.url()));
     let (mut accepted, mut unknown) = (0, 0);
     for n in 0..300 {
-        let frozen = provider.freeze(&job(&format!("pay-{n}"))).await.unwrap();
+        let frozen = provider.freeze(&job(&format!("pay-{n}")), SUM).await.unwrap();
         match provider.send(&job("pay-1"), &frozen).await.outcome {
             Outcome::Accepted { .. } => accepted += 1,
             Outcome::Unknown { cause: UnknownCause::ConnectionLost, .. } => unknown += 1,
@@ -298,7 +303,7 @@ async fn the_same_bytes_are_sent_every_time() {
     let server = RawServer::start(vec![Then::Reset, Then::ok(), Then::ok()]).await;
     let provider = provider(&row(&format!("{}v1/charges?expand=1", server.url())));
     let frozen = provider
-        .freeze(&Job { idempotency_key: Some(Identifier::new("key-9").unwrap()), ..job("pay-1") })
+        .freeze(&Job { idempotency_key: Some(Identifier::new("key-9").unwrap()), ..job("pay-1") }, SUM)
         .await
         .unwrap();
     for _ in 0..3 {
@@ -403,7 +408,7 @@ async fn secrets_are_read_late_and_never_printed() {
     let headers = [("authorization".to_owned(), format!("Bearer ${{file:{}}}", path.display()))].into();
     let granted = secrets::granting(&[&format!("file:{}@127.0.0.1", path.display())]);
     let provider = HttpProvider::new(&Provider { headers, ..row(&server.url()) }, &granted).unwrap();
-    let frozen = provider.freeze(&job("pay-1")).await.unwrap();
+    let frozen = provider.freeze(&job("pay-1"), SUM).await.unwrap();
     let answer = provider.send(&job("pay-1"), &frozen).await;
     std::fs::write(&path, "hunter3\n").unwrap();
     let changed = provider.send(&job("pay-1"), &frozen).await;
@@ -419,7 +424,7 @@ async fn secrets_are_read_late_and_never_printed() {
     std::fs::remove_file(&path).unwrap();
     let unresolved = provider.send(&job("pay-1"), &frozen).await;
     assert!(fault(&unresolved).contains("authorization"), "{unresolved:?}");
-    assert!(matches!(provider.freeze(&job("pay-2")).await, Err(FreezeError::Header { .. })));
+    assert!(matches!(provider.freeze(&job("pay-2"), SUM).await, Err(FreezeError::Header { .. })));
     let printed = format!("{provider:?} {frozen:?} {answer:?} {unresolved:?}");
     assert!(printed.contains("authorization") && !printed.contains("hunter"), "{printed}");
     assert_eq!(server.requests().len(), 2);
@@ -428,7 +433,7 @@ async fn secrets_are_read_late_and_never_printed() {
 #[tokio::test]
 async fn frozen_url_survives_row_not_policy_changes() {
     let (old, new) = (RawServer::start(vec![Then::ok()]).await, RawServer::start(vec![Then::ok()]).await);
-    let frozen = provider(&row(&old.url())).freeze(&job("pay-1")).await.unwrap();
+    let frozen = provider(&row(&old.url())).freeze(&job("pay-1"), SUM).await.unwrap();
     let moved = provider(&row(&new.url()));
     assert!(matches!(moved.send(&job("pay-1"), &frozen).await.outcome, Outcome::Accepted { .. }));
     let strict = OutboundPolicy::parse(&[new.url()]).unwrap();

@@ -10,6 +10,7 @@ use sluicegate::domain::disposition::{
 };
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::outcome::{LookupResult, Outcome, Refusal, UnknownCause};
+use sluicegate::domain::sum::UnsupportedSum;
 use sluicegate::worker::sweeper::republish::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
 use crate::page::{Page, plain};
@@ -17,6 +18,7 @@ use crate::page::{Page, plain};
 const PAGE: &str = "docs/decision-tables.md";
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
+const UNSUPPORTED: Option<UnsupportedSum> = Some(UnsupportedSum::Currency);
 
 /// One situation, in the terms of the table's columns.
 struct Situation {
@@ -195,23 +197,26 @@ fn before_request_table_matches_the_code() {
         let usual = AttemptHistory {
             attempts: 1,
             requests: 1,
-            lookups: 0,
-            resend: Resend::Never,
             unknown,
             age: 2 * second,
             first_sent_age: Some(second),
             unknown_age: unknown.then_some(second),
             throttle_generation: 1,
-            lost_holders: 0,
-            probe: false,
+            ..AttemptHistory::default()
         };
         let forgotten = AttemptHistory { first_sent_age: Some(DAY / 2), ..usual };
         let exhausted = AttemptHistory { attempts: 3, ..usual };
         let lost = AttemptHistory { lost_holders: LOST_HOLDERS_MAX, ..usual };
         let situations = [
-            ("5 workers in a row lost the job before a request began", lost, Some(DAY), SendObstacle::of(true, true)),
-            ("a rule `refuse` is set for its account", usual, Some(DAY), SendObstacle::of(true, true)),
-            ("`expires_at` has passed", usual, Some(DAY), SendObstacle::of(false, true)),
+            (
+                "5 workers in a row lost the job before a request began",
+                lost,
+                Some(DAY),
+                SendObstacle::of(true, true, UNSUPPORTED),
+            ),
+            ("a rule `refuse` is set for its account", usual, Some(DAY), SendObstacle::of(true, true, UNSUPPORTED)),
+            ("`expires_at` has passed", usual, Some(DAY), SendObstacle::of(false, true, UNSUPPORTED)),
+            ("its row cannot express its sum any more", usual, Some(DAY), SendObstacle::of(false, false, UNSUPPORTED)),
             ("older than `max_age_s`", AttemptHistory { age: HOUR + second, ..usual }, Some(DAY), None),
             ("`max_attempts` made", exhausted, Some(DAY), None),
             (

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
+use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::provider::Provider;
 use sluicegate::domain::response::{Echo, EchoField, EchoedField};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::parse_provider_file;
+use sluicegate::provider::http::request::RequestPlan;
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::secret_grants::SecretGrants;
 
@@ -115,6 +117,126 @@ fn every_row_decides_successes() {
     for name in PROVIDERS {
         let statuses = meant(name).statuses;
         assert!([200, 202].iter().all(|status| statuses.contains_key(status)), "{name}: {statuses:?}");
+    }
+}
+
+/// A payment of these ISO 4217 minor units, and the amount on the wire; `None`: it is invalid.
+type Wire = (&'static str, i64, Option<&'static str>);
+
+/// Each provider's published table, as each recipe names its source.
+const WIRE: [(&str, &[Wire]); 6] = [
+    (
+        "adyen",
+        &[
+            ("EUR", 1_299, Some("1299")),
+            ("JPY", 500, Some("500")),
+            ("KWD", 5_124, Some("5124")),
+            ("ISK", 500, Some("50000")),
+            ("CLP", 500, Some("50000")),
+            ("CVE", 1_200, Some("12")),
+            ("CVE", 1_250, None),
+            ("IDR", 1_000_000, Some("10000")),
+            ("IDR", 1, None),
+            ("UGX", 5, Some("5")),
+            ("MRU", 100, Some("100")),
+            ("XAU", 1, None),
+        ],
+    ),
+    (
+        "checkout",
+        &[
+            ("EUR", 1_299, Some("1299")),
+            ("ISK", 500, Some("500")),
+            ("JPY", 100, Some("100")),
+            ("UGX", 5, Some("5")),
+            ("BHD", 100_000, Some("100000")),
+            ("BHD", 1_001, None),
+            ("IQD", 1_310, Some("1310")),
+            ("TND", 1_312, None),
+            ("HUF", 1_299, Some("1299")),
+            ("CLP", 500, None),
+        ],
+    ),
+    (
+        "paypal",
+        &[
+            ("EUR", 1_299, Some("\"12.99\"")),
+            ("USD", 5, Some("\"0.05\"")),
+            ("JPY", 500, Some("\"500\"")),
+            ("HUF", 120_000, Some("\"1200\"")),
+            ("HUF", 120_050, None),
+            ("TWD", 80_000, Some("\"800\"")),
+            ("TWD", 80_045, None),
+            ("ISK", 500, None),
+        ],
+    ),
+    ("razorpay", &[("INR", 1_000_000, Some("1000000")), ("USD", 1_299, None)]),
+    (
+        "stripe",
+        &[
+            ("USD", 1_000, Some("1000")),
+            ("JPY", 500, Some("500")),
+            ("ISK", 5, Some("500")),
+            ("UGX", 5, Some("500")),
+            ("MGA", 500, Some("5")),
+            ("MGA", 501, None),
+            ("HUF", 1_045, Some("1045")),
+            ("TWD", 80_045, Some("80045")),
+            ("KWD", 5_120, Some("5120")),
+            ("KWD", 5_124, None),
+            ("CLP", 500, Some("500")),
+            ("XAF", 500, Some("500")),
+            ("GHS", 100, None),
+        ],
+    ),
+    (
+        "vipps",
+        &[("NOK", 49_900, Some("49900")), ("DKK", 100, Some("100")), ("EUR", 100, Some("100")), ("USD", 100, None)],
+    ),
+];
+
+/// The amount in a body: a form's field, or the only JSON value that a recipe's template fills with it.
+fn amount_on_the_wire(provider: &Provider, body: &str) -> String {
+    if provider.request.form_encoded {
+        let field = body.split('&').find_map(|pair| pair.strip_prefix("amount="));
+        return field.unwrap().to_owned();
+    }
+    let body: serde_json::Value = serde_json::from_str(body).unwrap();
+    let places = ["/purchase_units/0/amount/value", "/amount/value", "/amount"];
+    places.into_iter().find_map(|place| body.pointer(place)).unwrap().to_string()
+}
+
+fn payment(provider: &Provider, currency: &str, amount: i64) -> Job {
+    Job {
+        id: Identifier::new("pay-1").unwrap(),
+        provider: provider.name.clone(),
+        amount,
+        currency: currency.to_owned(),
+        account: None,
+        reference: Some("invoice-1".to_owned()),
+        idempotency_key: None,
+        cost: 1,
+        priority: 0,
+        not_before: None,
+        expires_at: None,
+        payload: None,
+    }
+}
+
+#[test]
+fn recipes_send_what_the_provider_counts() {
+    assert_eq!(WIRE.map(|(name, _)| name), PROVIDERS);
+    for (name, table) in WIRE {
+        let provider = meant(name);
+        assert!(provider.amounts.currencies.is_some(), "{name} lists no currencies");
+        let plan = RequestPlan::parse(&provider.request, None).unwrap();
+        for (currency, amount, expected) in table {
+            let job = payment(&provider, currency, *amount);
+            let sum = provider.amounts.sum_of(&job).ok();
+            let body = sum.map(|sum| String::from_utf8(plan.body(&job, sum).unwrap()).unwrap());
+            let sent = body.map(|body| amount_on_the_wire(&provider, &body));
+            assert_eq!(sent.as_deref(), *expected, "{name}: {amount} {currency}");
+        }
     }
 }
 

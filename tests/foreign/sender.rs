@@ -11,6 +11,7 @@ use sluicegate::domain::outcome::Outcome;
 use sluicegate::domain::permit_protocol::{CallKind, CostByKind, PastUse};
 use sluicegate::domain::provider::{Provider, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec};
+use sluicegate::domain::sum::AmountRules;
 use sluicegate::ledger::provider_row::parse_provider_file;
 use sluicegate::limiter::RecentAttempts;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
@@ -127,7 +128,7 @@ fn job(provider: &ProviderName, number: u32) -> Job {
 
 /// One request under one permit, as the worker sends it.
 async fn pay(provider: &HttpProvider, gate: &Gate, job: &Job) -> Outcome {
-    let request = provider.freeze(job).await.unwrap();
+    let request = provider.freeze(job, AmountRules::default().sum_of(job).unwrap()).await.unwrap();
     loop {
         let wait_until = Instant::now() + Duration::from_secs(60);
         let ask = AcquireRequest::new(1, CallKind::Charge, wait_until);

@@ -6,6 +6,7 @@
 
 mod account_faults;
 mod acknowledgements;
+mod amounts;
 mod backlog;
 mod backlog_of_events;
 mod bench;

@@ -7,6 +7,7 @@ use secrecy::SecretString;
 use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::sum::SentSum;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::limiter::Limiter as _;
@@ -57,7 +58,7 @@ async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Attempt {
     let row = ProviderRow { name: "acme".to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
     let provider = HttpProvider::new(&row.validate(1).unwrap(), &policy).unwrap();
     let job = job();
-    let answer = provider.send(&job, &provider.freeze(&job).await.unwrap()).await;
+    let answer = provider.send(&job, &provider.freeze(&job, SentSum { units: 1, decimals: 2 }).await.unwrap()).await;
     match answer.outcome {
         Outcome::Accepted { .. } => Ok(()),
         Outcome::NotSent { cause } => Err(cause),

@@ -336,7 +336,11 @@ fn refused_account_is_declined_or_looked_up() {
     let lost = AttemptHistory { lost_holders: LOST_HOLDERS_MAX, ..history(1, false) };
     let PreSend::Transition(next) = before_request(&lost, &policy(day), refused) else { panic!() };
     assert_eq!(final_state(&next), Some(FinalState::Review));
-    assert_eq!(SendObstacle::of(true, true), refused, "it is declined, though it has expired");
+    assert_eq!(
+        SendObstacle::of(true, true, Some(UnsupportedSum::Currency)),
+        refused,
+        "it is declined, though it has expired"
+    );
 }
 
 /// Even if it may be sent: one more claim may crash the next worker.

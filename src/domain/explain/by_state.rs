@@ -195,8 +195,11 @@ fn next_step(facts: &Facts, job: &JobFacts) -> Option<PreSend> {
         ..AttemptHistory::default()
     };
     let expired = job.expires_at.is_some_and(|expires_at| facts.until(expires_at) <= wait);
-    let refused = facts.row.provider.as_ref().is_some_and(|row| row.refuses_account(job.account.as_deref()));
-    Some(before_request(&history, &policy, SendObstacle::of(refused, expired)))
+    let provider = facts.row.provider.as_ref()?;
+    let refused = provider.refuses_account(job.account.as_deref());
+    let currency = job.currency.as_deref();
+    let unsupported = currency.and_then(|currency| provider.amounts.convert(job.amount, currency).err());
+    Some(before_request(&history, &policy, SendObstacle::of(refused, expired, unsupported)))
 }
 
 fn provider(facts: &Facts, job: &JobFacts) -> CheckResult {

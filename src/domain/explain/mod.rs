@@ -160,6 +160,10 @@ pub struct JobFacts {
     pub first_sent_at: Option<EpochMs>,
     pub unknown_since: Option<EpochMs>,
     pub cost: u32,
+    /// Minor units of ISO 4217.
+    pub amount: i64,
+    /// `None`: the message cannot be read.
+    pub currency: Option<String>,
     pub account: Option<String>,
     /// Attempts that count.
     pub attempts: u32,

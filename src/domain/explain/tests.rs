@@ -10,6 +10,7 @@ use crate::domain::provider::{
     JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown, WhenNotFound,
 };
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::domain::sum::AmountRules;
 
 mod backlog;
 mod positions;
@@ -78,6 +79,7 @@ fn provider() -> Provider {
         lookup: None,
         require: Default::default(),
         order: JobOrder::None,
+        amounts: AmountRules::default(),
         cutoff: None,
         resumed_at: 0,
         version: 1,

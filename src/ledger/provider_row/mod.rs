@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use crate::domain::limit::Rate;
 
 mod accounts;
+mod amounts;
 mod describe;
 mod file;
 mod file_text;
@@ -80,6 +81,14 @@ pub struct ProviderRow {
     pub lookup: Option<Object>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statuses: Option<Object>,
+    /// Codes of ISO 4217; `None`: all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub currencies: Option<Vec<Value>>,
+    /// Digits after the point by currency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decimals: Option<Object>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub amount_step: Option<Object>,
     /// Fields that every message must have: `account`, `reference`.
     pub require: Vec<Value>,
     pub order: String,
@@ -129,6 +138,9 @@ impl Default for ProviderRow {
             request: None,
             lookup: None,
             statuses: None,
+            currencies: None,
+            decimals: None,
+            amount_step: None,
             require: Vec::new(),
             order: "none".to_owned(),
             cutoff: None,

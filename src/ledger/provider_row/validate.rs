@@ -31,6 +31,8 @@ impl ProviderRow {
     /// Validates the row and everything below it. `version` is the settings version that stamped it.
     pub fn validate(&self, version: i64) -> Result<Provider, InvalidRow> {
         let mut check = RowValidator::default();
+        check.check_secrets(self);
+        check.no_nul(self);
         let provider = self.validate_with(version, &mut check);
         if let Some(provider) = &provider {
             check.reserve(provider);
@@ -54,8 +56,6 @@ impl ProviderRow {
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.charge_url(&self.url);
-        check.check_secrets(self);
-        check.no_nul(self);
         let mode = check.one_of("mode", &self.mode, &[("blocking", Mode::Blocking), ("requeue", Mode::Requeue)]);
         let transit_jitter = check.ms("transit_jitter_ms", self.transit_jitter_ms, 10..=60_000);
         let releases = [("response", SlotRelease::Response), ("grant", SlotRelease::Grant { transit_jitter })];
@@ -83,6 +83,7 @@ impl ProviderRow {
         let limits = check.limits(&self.limits);
         let account_rules = check.accounts(&self.accounts, &self.limits);
         let require = check.require(&self.require);
+        let amounts = check.amounts(self);
         let order = check.one_of("order", &self.order, &[("none", JobOrder::None), ("account", JobOrder::Account)]);
         Some(Provider {
             name: name?,
@@ -113,6 +114,7 @@ impl ProviderRow {
             lookup,
             require,
             order: order?,
+            amounts,
             cutoff: self.cutoff.as_ref().and_then(|cutoff| check.cutoff(cutoff)),
             resumed_at: self.resumed_at.and_then(|ms| u64::try_from(ms).ok()).unwrap_or(0),
             version,
@@ -124,8 +126,14 @@ impl ProviderRow {
 
 impl ProviderRow {
     /// The optional columns that hold an object.
-    pub(super) fn json_columns(&self) -> [(&'static str, &Option<Object>); 3] {
-        [("request", &self.request), ("lookup", &self.lookup), ("statuses", &self.statuses)]
+    pub(in crate::ledger) fn json_columns(&self) -> [(&'static str, &Option<Object>); 5] {
+        [
+            ("request", &self.request),
+            ("lookup", &self.lookup),
+            ("statuses", &self.statuses),
+            ("decimals", &self.decimals),
+            ("amount_step", &self.amount_step),
+        ]
     }
 }
 

@@ -13,7 +13,8 @@ use crate::ledger::database::Database;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::SettingsChange;
 
-const JSON_COLUMNS: [&str; 5] = ["headers", "request", "lookup", "statuses", "require"];
+const JSON_COLUMNS: [&str; 8] =
+    ["headers", "request", "lookup", "statuses", "currencies", "decimals", "amount_step", "require"];
 
 /// Statements of one apply, in an order that foreign keys allow, with the changes' descriptions.
 #[derive(Default)]
@@ -244,8 +245,9 @@ fn provider_columns(row: &ProviderRow) -> Vec<(&'static str, Value)> {
         idempotency_retention_s, cutoff,
     };
     columns.push(("headers", json(&row.headers).into()));
-    let optional = [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)];
-    columns.extend(optional.map(|(column, object)| (column, object.as_ref().map(json).into())));
+    columns.extend(row.json_columns().map(|(column, object)| (column, object.as_ref().map(json).into())));
+    let currencies = row.currencies.clone().map(|listed| Json::Array(listed).to_string());
+    columns.push(("currencies", currencies.into()));
     columns.push(("require", Json::Array(row.require.clone()).to_string().into()));
     columns.push(("\"order\"", (&row.order).into()));
     columns

@@ -103,13 +103,15 @@ static BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
          first_sent_at = COALESCE(first_sent_at, {now}), \
          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
-         frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, updated_at = {now} {from} \
+         frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, frozen_units = $10, \
+         frozen_decimals = $11, updated_at = {now} {from} \
      WHERE id = $1 AND fence = $2 AND lease_until > {now} \
          AND jobs.state || '' IN ('waiting', 'unknown') \
          AND (frozen_method IS NULL \
               OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
                   AND frozen_content_type = $6 AND frozen_body = $7 \
                   AND frozen_account IS NOT DISTINCT FROM $8 \
+                  AND frozen_units = $10 AND frozen_decimals = $11 \
                   AND (frozen_fingerprint = $9 OR NOT maybe_charged)))"
         .into(),
     written_columns: WRITTEN_COLUMNS.into(),
@@ -211,11 +213,13 @@ impl Database {
     }
 }
 
-/// `$3` to `$9` of a statement that freezes a request.
-pub fn request_args(request: &FrozenRequest) -> [Value; 7] {
-    let FrozenRequest { method, url, idempotency_key, content_type, body, account, credential_fingerprint } = request;
+/// `$3` to `$11` of a statement that freezes a request.
+pub fn request_args(request: &FrozenRequest) -> [Value; 9] {
+    let FrozenRequest { method, url, idempotency_key, content_type, body, account, sum, credential_fingerprint } =
+        request;
     let (body, account) = (body.as_slice(), account.as_deref());
-    args![method, url, idempotency_key, content_type, body, account, credential_fingerprint]
+    let decimals = u32::from(sum.decimals);
+    args![method, url, idempotency_key, content_type, body, account, credential_fingerprint, sum.units, decimals]
 }
 
 /// Logs an error for the operator when two payments have the same charge.

@@ -16,6 +16,7 @@ use super::engine::{Args, Value, args};
 use super::fenced_write;
 use super::result::{FromRow, SqlRow, from_row, read};
 use crate::domain::job::{ContentHash, InvalidMessage, InvalidReason, Job};
+use crate::domain::sum::SentSum;
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::copies::{Claimant, DeliveredCopy};
 use crate::ledger::database::Database;
@@ -41,7 +42,8 @@ pub const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged,
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
          ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
      {until:expires_at} AS expires_in_ms, last_attempt, lookups, resend, \
-     frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, copy, \
+     frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
+     frozen_units, frozen_decimals, copy, \
      {since:first_sent_at} AS sent_age_ms";
 
 /// Releases a job whose row cannot be read. Nothing else of the row changes: an operator repairs it by SQL.
@@ -312,6 +314,7 @@ from_row!(row => FrozenRequest {
     content_type: row.get("frozen_content_type")?,
     body: row.get("frozen_body")?,
     account: row.get("frozen_account")?,
+    sum: SentSum { units: row.get("frozen_units")?, decimals: row.get("frozen_decimals")? },
     credential_fingerprint: row.get("frozen_fingerprint")?,
 });
 
@@ -319,10 +322,11 @@ static RECORD_AND_BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
          reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
          lease_until, created_at, updated_at, last_attempt, first_sent_at, first_sent_number, frozen_method, \
-         frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint) \
+         frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
+         frozen_units, frozen_decimals) \
      SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'sending', \
          CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, $17, $15, {after:$16}, {now}, \
-         {now}, 1, {now}, 1, $18, $19, $20, $21, $22, $23, $24 {from} \
+         {now}, 1, {now}, 1, $18, $19, $20, $21, $22, $23, $24, $25, $26 {from} \
      WHERE true ON CONFLICT DO NOTHING"
         .into(),
     written_columns: WRITTEN_COLUMNS.into(),

@@ -56,6 +56,7 @@ static PROVIDERS: Template = Template::new(
          leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms, \
          idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
          {text:lookup} AS lookup, {text:statuses} AS statuses, {text:require} AS require, \
+         {text:currencies} AS currencies, {text:decimals} AS decimals, {text:amount_step} AS amount_step, \
          \"order\", cutoff, \
          {ms:resumed_at} AS resumed_at_ms, version \
      FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
@@ -333,7 +334,7 @@ fn provider_row(row: &SqlRow, limits: &[&SqlRow], accounts: &[&SqlRow]) -> Resul
         name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, reserve_percent,
         store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, reuse_connections, workers,
         bucket_capacity, leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
-        idempotency_retention_s, request, lookup, statuses, require, order, cutoff;
+        idempotency_retention_s, request, lookup, statuses, currencies, decimals, amount_step, require, order, cutoff;
         pause_unmentioned: false,
         headers: row.get::<Option<Object>>("headers")?.unwrap_or_default(),
         resumed_at: row.get::<Option<EpochMs>>("resumed_at")?.map(|at| at.0),

@@ -11,6 +11,7 @@ use crate::domain::job::tests::job;
 use crate::domain::job::{Identifier, Job};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
+use crate::domain::sum::SentSum;
 use crate::ledger::database::Database;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::ledger::{AttemptEnd, BeginResult, Claim, FencedWrite, JobState, LeaseToken};
@@ -112,6 +113,7 @@ impl TestApi {
             content_type: "application/json".to_owned(),
             body: b"{}".to_vec(),
             account: None,
+            sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".to_owned(),
         };
         match self.database.begin_attempt(hold, &request).await.unwrap() {

@@ -350,6 +350,8 @@ fn job_facts(details: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
         wait_reason: details.line.wait_reason.and_then(|code| WaitReason::from_columns(&code, details.line.wait_limit)),
         reason: details.line.reason,
         reference: details.line.provider_reference,
+        amount: details.line.amount,
+        currency: Some(details.line.currency),
         account: details.line.account,
     }
 }

@@ -20,6 +20,7 @@ use crate::domain::job::Job;
 use crate::domain::outcome::{LookupResult, UnknownCause};
 use crate::domain::provider::{LookupConfig, LookupMethod, Provider};
 use crate::domain::response::{PaymentIdentity, StatusMeaning};
+use crate::domain::sum::SentSum;
 use crate::provider::{FreezeError, LookupRequest, RequestResult};
 
 /// Look-up client of one provider row. It has its own connections, because look-ups may go to another host.
@@ -54,7 +55,7 @@ impl LookupClient {
         })
     }
 
-    pub fn request_for(&self, job: &Job) -> Result<LookupRequest, String> {
+    pub fn request_for(&self, job: &Job, sum: SentSum) -> Result<LookupRequest, String> {
         Ok(LookupRequest {
             method: match self.lookup.method {
                 LookupMethod::Get => "GET",
@@ -62,8 +63,7 @@ impl LookupClient {
             },
             url: lookup_url(&self.policy, &self.lookup.url, job).map_err(|error| error.to_string())?,
             account: job.account.as_ref().map(|account| account.as_str().to_owned()),
-            payment: PaymentIdentity::from(job),
-            currency: job.currency.clone(),
+            payment: PaymentIdentity::new(job, sum),
         })
     }
 
@@ -210,7 +210,7 @@ fn compare_amount(
     if currency == Some(None) {
         return Ok(AmountComparison::Unreadable("currency"));
     }
-    let ours = (request.payment.amount, request.currency.clone());
+    let ours = (request.payment.sum.units, request.payment.currency.clone());
     let theirs = (amount.flatten().unwrap_or(ours.0), currency.flatten().unwrap_or_else(|| ours.1.clone()));
     if theirs == ours {
         return Ok(AmountComparison::Same);
@@ -254,8 +254,8 @@ mod tests {
 
     fn lookup_request() -> LookupRequest {
         let job = job("pay-1");
-        let payment = PaymentIdentity::from(&job);
-        LookupRequest { method: "GET", url: String::new(), account: None, payment, currency: job.currency }
+        let payment = PaymentIdentity::new(&job, SentSum { units: 1_299, decimals: 2 });
+        LookupRequest { method: "GET", url: String::new(), account: None, payment }
     }
 
     fn read(status: u16, headers: HeaderMap, body: &str, lookup: &LookupConfig) -> LookupResult {

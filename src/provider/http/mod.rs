@@ -34,6 +34,7 @@ use crate::domain::outcome::{LookupResult, Outcome};
 use crate::domain::printable::redact_url;
 use crate::domain::provider::{LookupUrl, Provider};
 use crate::domain::response::{Echo, PaymentIdentity};
+use crate::domain::sum::SentSum;
 
 pub mod classify;
 mod client;
@@ -128,17 +129,17 @@ impl HttpProvider {
     }
 
     /// Result of a request, as far as it is certain that the response answers this job's request.
-    fn interpret(&self, job: &Job, answered: ReceivedResponse, client: &HttpClient) -> RequestResult {
-        let (reading, payment) = (&answered.response, PaymentIdentity::from(job));
+    fn interpret(&self, payment: &PaymentIdentity, answered: ReceivedResponse, client: &HttpClient) -> RequestResult {
+        let reading = &answered.response;
         let (status, read_at) = (reading.status, answered.read_at);
         let mut outcome = classify(reading, &self.response_rules, SystemTime::now());
         let is_final = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
-        let doubt = check_echo(reading, &self.echo, &payment, is_final);
+        let doubt = check_echo(reading, &self.echo, payment, is_final);
         if let Some(cause) = doubt {
             outcome = Outcome::Unknown { cause, retry_after: None };
         }
         if let Some(refusal) = outcome.refusal()
-            && !is_confirmed(reading, &self.echo, &payment)
+            && !is_confirmed(reading, &self.echo, payment)
         {
             if answered.on_used_connection {
                 outcome = Outcome::Unconfirmed { refusal, status };
@@ -154,8 +155,8 @@ impl HttpProvider {
 
 #[async_trait]
 impl PaymentProvider for HttpProvider {
-    async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
-        self.request_builder.freeze(job).await
+    async fn freeze(&self, job: &Job, sum: SentSum) -> Result<FrozenRequest, FreezeError> {
+        self.request_builder.freeze(job, sum).await
     }
 
     async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
@@ -170,17 +171,17 @@ impl PaymentProvider for HttpProvider {
             Err(error) => return without_response(Outcome::LocalFault(error.into())),
         };
         match client.exchange(outgoing).await {
-            Ok(answered) => self.interpret(job, *answered, &client),
+            Ok(answered) => self.interpret(&PaymentIdentity::new(job, request.sum), *answered, &client),
             Err(failure) => without_response(failure.into_outcome()),
         }
     }
 
-    fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
-        self.request_builder.check_size(job)
+    fn check_size(&self, job: &Job, sum: SentSum) -> Result<(), TooLarge> {
+        self.request_builder.check_size(job, sum)
     }
 
-    fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String> {
-        self.lookup_client.as_ref().ok_or("the provider's row no longer has a look-up")?.request_for(job)
+    fn lookup_request(&self, job: &Job, sum: SentSum) -> Result<LookupRequest, String> {
+        self.lookup_client.as_ref().ok_or("the provider's row no longer has a look-up")?.request_for(job, sum)
     }
 
     async fn look_up(&self, request: &LookupRequest) -> RequestResult<LookupResult> {
@@ -238,18 +239,19 @@ impl RequestBuilder {
         Ok(Self { policy: outbound.clone(), target, url, lookup_url, plan, headers })
     }
 
-    /// The request that this job's first attempt would send. Reads secrets, in bounded time.
+    /// The request that this job's first attempt would send, for this sum. Reads secrets, in bounded time.
     ///
     /// # Errors
     /// [`FreezeError::Job`] if the job is invalid. Any other error comes from the row or the environment.
-    pub async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
+    pub async fn freeze(&self, job: &Job, sum: SentSum) -> Result<FrozenRequest, FreezeError> {
         let account = job.account.as_ref().map(|account| account.as_str().to_owned());
         Ok(FrozenRequest {
             method: self.plan.method.to_string(),
             url: self.url(job)?,
             idempotency_key: job.effective_key().to_string(),
             content_type: self.plan.content_type.clone(),
-            body: self.plan.body(job)?,
+            body: self.plan.body(job, sum)?,
+            sum,
             credential_fingerprint: self.credential_fingerprint(account.as_deref()).await?,
             account,
         })
@@ -320,8 +322,8 @@ impl RequestBuilder {
     ///
     /// # Errors
     /// [`TooLarge`] names the first part that is not.
-    pub fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
-        let parts = [self.plan.body(job).err(), self.url(job).err(), self.lookup_url(job).and_then(Result::err)];
+    pub fn check_size(&self, job: &Job, sum: SentSum) -> Result<(), TooLarge> {
+        let parts = [self.plan.body(job, sum).err(), self.url(job).err(), self.lookup_url(job).and_then(Result::err)];
         let too_large = |error| match error {
             FreezeError::Job(RequestBuildError::TooLarge(too_large)) => Some(too_large),
             _ => None,

@@ -18,6 +18,7 @@ use super::template::Template;
 use crate::domain::expansion::{BoundedBuffer, REQUEST_BODY_BYTES_MAX, RequestBuildError, RequestPart, TooLarge};
 use crate::domain::job::Job;
 use crate::domain::provider::RequestShape;
+use crate::domain::sum::SentSum;
 use crate::provider::FreezeError;
 
 /// Longest content type, and longest name of the idempotency key's header, in characters.
@@ -74,13 +75,13 @@ impl RequestPlan {
         })
     }
 
-    /// The body for this job.
+    /// The body for this job and its sum.
     ///
     /// # Errors
     /// [`FreezeError::Job`] when it would be too large; [`FreezeError::Template`] when the job's payload is not valid
     /// JSON.
-    pub fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
-        let body = match self.json(job) {
+    pub fn body(&self, job: &Job, sum: SentSum) -> Result<Vec<u8>, FreezeError> {
+        let body = match self.json(job, sum) {
             Ok(json) if self.form_encoded => encode_form(&json),
             json => json,
         };
@@ -90,11 +91,11 @@ impl RequestPlan {
         })
     }
 
-    fn json(&self, job: &Job) -> Result<Vec<u8>, BodyError> {
+    fn json(&self, job: &Job, sum: SentSum) -> Result<Vec<u8>, BodyError> {
         let mut json = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
         match &self.template {
-            Some(template) => template.render(job, &mut json)?,
-            None => write_default_body(job, &mut json)?,
+            Some(template) => template.render(job, sum, &mut json)?,
+            None => write_default_body(job, sum, &mut json)?,
         }
         Ok(json.into_bytes())
     }
@@ -134,10 +135,10 @@ struct DefaultBody<'a> {
     payload: Option<&'a RawValue>,
 }
 
-fn write_default_body(job: &Job, out: &mut BoundedBuffer) -> Result<(), BodyError> {
+fn write_default_body(job: &Job, sum: SentSum, out: &mut BoundedBuffer) -> Result<(), BodyError> {
     let body = DefaultBody {
         id: job.id.as_str(),
-        amount: job.amount,
+        amount: sum.units,
         currency: &job.currency,
         account: job.account.as_ref().map(|account| account.as_str()),
         reference: job.reference.as_deref(),
@@ -212,9 +213,11 @@ mod tests {
     use super::*;
     use crate::domain::job::Identifier;
     use crate::domain::job::tests::job;
+    use crate::domain::sum::AmountRules;
 
     fn body(shape: &RequestShape, job: &Job) -> String {
-        String::from_utf8(RequestPlan::parse(shape, None).unwrap().body(job).unwrap()).unwrap()
+        let sum = AmountRules::default().sum_of(job).unwrap();
+        String::from_utf8(RequestPlan::parse(shape, None).unwrap().body(job, sum).unwrap()).unwrap()
     }
 
     #[test]
@@ -231,7 +234,10 @@ mod tests {
                       \"reference\":\"r\\\"1\",\"payload\":{ \"b\":1.50,\n \"a\" : 1e3 }}";
         assert_eq!(body(&default, &full), wanted);
         let broken = Job { payload: Some("{".to_owned()), ..job("pay-1") };
-        assert!(RequestPlan::parse(&default, None).unwrap().body(&broken).is_err());
+        let sum = SentSum { units: 50_000, decimals: 2 };
+        let plan = RequestPlan::parse(&default, None).unwrap();
+        assert!(plan.body(&broken, sum).is_err());
+        assert_eq!(plan.body(&job("pay-1"), sum).unwrap(), br#"{"id":"pay-1","amount":50000,"currency":"EUR"}"#);
     }
 
     #[test]

@@ -92,7 +92,7 @@ fn matches_payment(value: &FieldValue, field: EchoField, payment: &PaymentIdenti
             Some(reference) => reference,
             None => return false,
         },
-        EchoField::Amount => return minor_units(value) == Some(payment.amount),
+        EchoField::Amount => return minor_units(value) == Some(payment.sum.units),
     };
     // A number is compared by its digits: `1e3` is not the id 1000.
     matches!(value, FieldValue::Text(text) | FieldValue::Number(text) if text == expected)
@@ -116,6 +116,9 @@ mod tests {
     use super::*;
     use crate::domain::job::Job;
     use crate::domain::job::tests::job;
+    use crate::domain::sum::SentSum;
+
+    const SUM: SentSum = SentSum { units: 1_299, decimals: 2 };
 
     fn echo(fields: &[(EchoField, &[&str])]) -> Echo {
         let place = |place: &&str| match place.starts_with('/') {
@@ -139,7 +142,7 @@ mod tests {
 
     fn compare_with(echo: &Echo, headers: &[(&'static str, &str)], body: &str) -> EchoComparison {
         let job = Job { reference: Some("no. 7".to_owned()), ..job("pay-1") };
-        compare(&reading(200, headers, body), echo, &PaymentIdentity::from(&job)).unwrap()
+        compare(&reading(200, headers, body), echo, &PaymentIdentity::new(&job, SUM)).unwrap()
     }
 
     #[test]
@@ -192,7 +195,7 @@ mod tests {
 
     #[test]
     fn missing_field_blocks_only_final_outcomes() {
-        let (echo, payment) = (echo(&[(EchoField::Id, &["/id"])]), PaymentIdentity::from(&job("pay-1")));
+        let (echo, payment) = (echo(&[(EchoField::Id, &["/id"])]), PaymentIdentity::new(&job("pay-1"), SUM));
         let doubt = |status, body: &str, is_final| check_echo(&reading(status, &[], body), &echo, &payment, is_final);
         let not_echoed = |status| Some(UnknownCause::NotEchoed(status));
         assert_eq!(doubt(200, r#"{"id":"pay-1"}"#, true), None);
@@ -209,7 +212,7 @@ mod tests {
     /// A row that compares references should require them.
     #[test]
     fn missing_reference_never_matches() {
-        let (echo, payment) = (echo(&[(EchoField::Reference, &["/r"])]), PaymentIdentity::from(&job("pay-1")));
+        let (echo, payment) = (echo(&[(EchoField::Reference, &["/r"])]), PaymentIdentity::new(&job("pay-1"), SUM));
         for body in ["{}", r#"{"r":null}"#, r#"{"r":""}"#, r#"{"r":"no. 7"}"#] {
             assert!(check_echo(&reading(200, &[], body), &echo, &payment, true).is_some(), "{body}");
         }

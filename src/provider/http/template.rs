@@ -11,9 +11,10 @@ use std::io;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::amount::{Decimal, decimal_amount};
+use crate::amount::Decimal;
 use crate::domain::expansion::{BoundedBuffer, REQUEST_BODY_BYTES_MAX};
 use crate::domain::job::Job;
+use crate::domain::sum::SentSum;
 
 /// Decimal digits that a number with fraction or exponent keeps in a row, whose numbers are read as binary floats.
 const EXACT_DIGITS: usize = 15;
@@ -22,8 +23,9 @@ const EXACT_DIGITS: usize = 15;
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TemplateField {
     Id,
+    /// The sum in the provider's minor units.
     Amount,
-    /// The amount in units of the currency, as text with all of its decimals.
+    /// The sum in units of the currency, as text with all decimals of the provider.
     AmountDecimal,
     Currency,
     Account,
@@ -68,9 +70,9 @@ impl Template {
         compile(value).map(Self)
     }
 
-    /// Writes the body for this job, as JSON text.
-    pub fn render(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
-        render(&self.0, job, out)
+    /// Writes the body for this job and its sum, as JSON text.
+    pub fn render(&self, job: &Job, sum: SentSum, out: &mut BoundedBuffer) -> io::Result<()> {
+        render(&self.0, Payment { job, sum }, out)
     }
 }
 
@@ -132,6 +134,13 @@ fn parse_piece(part: TemplatePart) -> Result<TextPiece, String> {
     }))
 }
 
+/// Source of a request's values.
+#[derive(Clone, Copy)]
+struct Payment<'a> {
+    job: &'a Job,
+    sum: SentSum,
+}
+
 /// Value that replaces a placeholder.
 enum JobValue<'a> {
     Text(Cow<'a, str>),
@@ -160,10 +169,10 @@ impl<'a> JobValue<'a> {
     }
 }
 
-fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
+fn render(node: &TemplateNode, payment: Payment<'_>, out: &mut BoundedBuffer) -> io::Result<()> {
     match node {
         TemplateNode::Fixed(text) => out.push(text),
-        TemplateNode::Field(field) => job_value(field, job).map_or(Ok(()), |value| value.write(out)),
+        TemplateNode::Field(field) => job_value(field, payment).map_or(Ok(()), |value| value.write(out)),
         TemplateNode::Text(pieces) => {
             // Bounded like the body, which it is a part of.
             let mut text = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
@@ -172,7 +181,7 @@ fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result
                     TextPiece::Text(piece) => text.push(piece)?,
                     // An absent value is empty.
                     TextPiece::Field(field) => {
-                        text.push(&job_value(field, job).map_or(Cow::Borrowed(""), JobValue::into_text))?;
+                        text.push(&job_value(field, payment).map_or(Cow::Borrowed(""), JobValue::into_text))?;
                     }
                 }
             }
@@ -180,12 +189,12 @@ fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result
         }
         TemplateNode::List(items) => {
             out.push("[")?;
-            render_all(items.iter().map(|item| (None, item)), job, out)?;
+            render_all(items.iter().map(|item| (None, item)), payment, out)?;
             out.push("]")
         }
         TemplateNode::Object(members) => {
             out.push("{")?;
-            render_all(members.iter().map(|(name, node)| (Some(name.as_str()), node)), job, out)?;
+            render_all(members.iter().map(|(name, node)| (Some(name.as_str()), node)), payment, out)?;
             out.push("}")
         }
     }
@@ -195,13 +204,13 @@ fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result
 /// this job is left out.
 fn render_all<'a>(
     nodes: impl Iterator<Item = (Option<&'a str>, &'a TemplateNode)>,
-    job: &Job,
+    payment: Payment<'_>,
     out: &mut BoundedBuffer,
 ) -> io::Result<()> {
     let mut separator = "";
     for (name, node) in nodes {
         let lone = match node {
-            TemplateNode::Field(field) => match job_value(field, job) {
+            TemplateNode::Field(field) => match job_value(field, payment) {
                 None => continue,
                 value => value,
             },
@@ -215,18 +224,18 @@ fn render_all<'a>(
         }
         match lone {
             Some(value) => value.write(out)?,
-            None => render(node, job, out)?,
+            None => render(node, payment, out)?,
         }
     }
     Ok(())
 }
 
 /// Value of a field; `None` when this job has none.
-fn job_value<'a>(field: &TemplateField, job: &'a Job) -> Option<JobValue<'a>> {
+fn job_value<'a>(field: &TemplateField, Payment { job, sum }: Payment<'a>) -> Option<JobValue<'a>> {
     Some(match field {
         TemplateField::Id => JobValue::text(job.id.as_str()),
-        TemplateField::Amount => JobValue::Json(job.amount.to_string().into()),
-        TemplateField::AmountDecimal => JobValue::Text(decimal_amount(job.amount, &job.currency).into()),
+        TemplateField::Amount => JobValue::Json(sum.units.to_string().into()),
+        TemplateField::AmountDecimal => JobValue::Text(sum.decimal().into()),
         TemplateField::Currency => JobValue::text(&job.currency),
         TemplateField::Account => JobValue::text(job.account.as_ref()?.as_str()),
         TemplateField::Reference => JobValue::text(job.reference.as_deref()?),
@@ -287,10 +296,12 @@ pub fn split_placeholders(text: &str) -> Result<Vec<TemplatePart>, String> {
 mod tests {
     use super::*;
     use crate::domain::job::tests::job;
+    use crate::domain::sum::AmountRules;
 
     fn render(template: &str, job: &Job) -> String {
         let mut out = BoundedBuffer::new(4_096);
-        Template::parse(template).unwrap().render(job, &mut out).unwrap();
+        let sum = AmountRules::default().sum_of(job).unwrap();
+        Template::parse(template).unwrap().render(job, sum, &mut out).unwrap();
         String::from_utf8(out.into_bytes()).unwrap()
     }
 
@@ -346,6 +357,16 @@ mod tests {
             let job = Job { amount, currency: currency.to_owned(), ..job("pay-1") };
             assert_eq!(render(r#"{"x":"${amount_decimal}"}"#, &job), format!(r#"{{"x":"{units}"}}"#));
         }
+    }
+
+    #[test]
+    fn amounts_are_the_sum_as_sent() {
+        let job = Job { amount: 500, currency: "ISK".to_owned(), ..job("pay-1") };
+        let sum = SentSum { units: 50_000, decimals: 2 };
+        let mut out = BoundedBuffer::new(4_096);
+        let template = Template::parse(r#"{"a":"${amount}","b":"${amount_decimal}","c":"${amount} ISK"}"#).unwrap();
+        template.render(&job, sum, &mut out).unwrap();
+        assert_eq!(String::from_utf8(out.into_bytes()).unwrap(), r#"{"a":50000,"b":"500.00","c":"50000 ISK"}"#);
     }
 
     #[test]

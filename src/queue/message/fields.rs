@@ -7,12 +7,11 @@
 //! number notation and defaults written out make no difference. The form never changes, because the ledger keeps hashes
 //! longer than any version runs.
 
-use iso_currency::Currency;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use sha2::{Digest, Sha256};
 
 use super::{Json, Member, named};
-use crate::amount::Decimal;
+use crate::amount::{Decimal, is_currency};
 use crate::domain::job::{
     COST_MAX, ContentHash, Identifier, InvalidMessage, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX,
 };
@@ -132,8 +131,7 @@ impl<'a> MessageFields<'a> {
     fn currency(&self) -> Result<String, InvalidMessage> {
         let bad = || InvalidMessage::new(InvalidReason::BadCurrency, "currency: must be an ISO 4217 code like EUR");
         let Some(Json::Text(code)) = self.value("currency") else { return Err(bad()) };
-        let known = Currency::from_code(code).is_some_and(|currency| currency.code() == code);
-        if known { Ok(code.clone()) } else { Err(bad()) }
+        if is_currency(code) { Ok(code.clone()) } else { Err(bad()) }
     }
 
     fn reference(&self) -> Result<Option<String>, InvalidMessage> {

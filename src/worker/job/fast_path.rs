@@ -75,7 +75,10 @@ pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivere
         return FirstTry::MustBeClaimed(decoded, None);
     }
     // A request that cannot be built is reported where the payment is claimed.
-    let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job)).await;
+    let Ok(sum) = settings.provider.amounts.sum_of(&decoded.job) else {
+        return FirstTry::MustBeClaimed(decoded, None);
+    };
+    let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job, sum)).await;
     let Ok(Ok(request)) = frozen else { return FirstTry::MustBeClaimed(decoded, None) };
     let egress = egress_request(lane, EgressRule::Paced, delivered_at);
     let acquire = acquire_request(&decoded.job, CallKind::Charge, false, &settings.provider, egress);

@@ -13,6 +13,7 @@ use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::Provider;
+use crate::domain::sum::{SentSum, UnsupportedSum};
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 use crate::limiter::gate::EgressRule;
@@ -69,11 +70,25 @@ impl JobRun<'_> {
     fn pre_send(&self, provider: &Provider) -> PreSend {
         let expired = self.claimed.expires_in.is_some_and(|left| left <= self.claimed_at.elapsed());
         let refused = provider.refuses_account(self.job.account_name());
-        before_request(&self.attempt_history(), &provider.retry_policy(), SendObstacle::of(refused, expired))
+        let unsupported = provider.amounts.sum_of(&self.job).err();
+        let obstacle = SendObstacle::of(refused, expired, unsupported);
+        before_request(&self.attempt_history(), &provider.retry_policy(), obstacle)
+    }
+
+    /// The sum of the next request. An earlier one that may have charged is repeated as it was.
+    fn sum(&self) -> Result<SentSum, UnsupportedSum> {
+        match &self.claimed.frozen_request {
+            Some((frozen, _)) if self.claimed.maybe_charged => Ok(frozen.sum),
+            _ => self.settings.provider.amounts.sum_of(&self.job),
+        }
     }
 
     async fn charge(&self) -> Prepared {
-        let fresh = match self.settings.client.freeze(&self.job).await {
+        let sum = match self.sum() {
+            Ok(sum) => sum,
+            Err(unsupported) => return self.on_request_mismatch(unsupported.describe()),
+        };
+        let fresh = match self.settings.client.freeze(&self.job, sum).await {
             Ok(fresh) => fresh,
             Err(FreezeError::Job(unfit)) => return self.on_request_mismatch(&unfit.to_string()),
             Err(error) => return Prepared::Unbuildable(error),
@@ -101,7 +116,8 @@ impl JobRun<'_> {
     }
 
     fn look_up(&self) -> Prepared {
-        match self.settings.client.lookup_request(&self.job) {
+        let sum = self.sum().map_err(|unsupported| unsupported.describe().to_owned());
+        match sum.and_then(|sum| self.settings.client.lookup_request(&self.job, sum)) {
             Ok(request) => Prepared::Call(ProviderCall::Lookup(request)),
             Err(problem) => {
                 let reason = format!("the outcome is unknown and the provider cannot be asked: {problem}");
@@ -164,6 +180,9 @@ fn request_mismatch(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool
     }
     if (&frozen.method, &frozen.url) != (&fresh.method, &fresh.url) {
         return Some("the request is frozen for an address that the row no longer has (url or method changed)");
+    }
+    if frozen.sum != fresh.sum {
+        return Some("the request is frozen with another sum than the row sends (decimals changed)");
     }
     (unknown && frozen.credential_fingerprint != fresh.credential_fingerprint)
         .then_some("the credential has changed since")

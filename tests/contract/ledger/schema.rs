@@ -141,7 +141,7 @@ async fn schema_state_is_reported(kind: Kind) {
 }
 
 /// Column assignments that each break one rule of `providers`.
-const BAD_PROVIDERS: [(&str, &str); 73] = [
+const BAD_PROVIDERS: [(&str, &str); 77] = [
     ("name", "''"),
     ("name", "'Stripe'"),
     ("name", "'-stripe'"),
@@ -202,6 +202,10 @@ const BAD_PROVIDERS: [(&str, &str); 73] = [
     ("request", "'\"POST\"'"),
     ("lookup", "'1'"),
     ("statuses", "'null'"),
+    ("currencies", "'{}'"),
+    ("decimals", "'[]'"),
+    ("decimals", "'{'"),
+    ("amount_step", "'[10]'"),
     ("require", "NULL"),
     ("require", "'{}'"),
     ("require", "'[\"amount\"]'"),

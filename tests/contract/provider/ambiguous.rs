@@ -9,7 +9,7 @@ use sluicegate::domain::response::{CodeCondition, Echo, HeaderCondition, StatusC
 use sluicegate::provider::PaymentProvider as _;
 
 use super::raw::{RawServer, Then};
-use super::{job, provider, row, send_one, unknown};
+use super::{SUM, job, provider, row, send_one, unknown};
 
 fn unreadable(status: u16) -> Outcome {
     unknown(UnknownCause::UnreadableResponse(status))
@@ -109,7 +109,7 @@ async fn conflicting_lengths_are_unknown_and_close_connection() {
             let server = RawServer::start(vec![Then::Answer(bytes)]).await;
             let provider = provider(&row(&server.url()));
             for connections in 1..=2 {
-                let frozen = provider.freeze(&job("pay-1")).await.unwrap();
+                let frozen = provider.freeze(&job("pay-1"), SUM).await.unwrap();
                 let answer = provider.send(&job("pay-1"), &frozen).await;
                 assert_eq!((answer.outcome, answer.status), (unreadable(read), Some(read)), "{head}");
                 assert_eq!((server.requests().len(), server.connections()), (connections, connections), "{head}");
@@ -161,7 +161,7 @@ async fn ambiguous_lookup_response_is_unknown() {
             give_up_after: Duration::from_secs(60),
         };
         let provider = provider(&Provider { lookup: Some(lookup), ..row(&server.url()) });
-        provider.look_up(&provider.lookup_request(&job("pay-1")).unwrap()).await.outcome
+        provider.look_up(&provider.lookup_request(&job("pay-1"), SUM).unwrap()).await.outcome
     };
     let unreadable =
         |status| LookupResult::Unknown { cause: UnknownCause::UnreadableResponse(status), retry_after: None };

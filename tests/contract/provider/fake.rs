@@ -6,6 +6,7 @@ use sluicegate::domain::limit::Rate;
 use sluicegate::domain::outcome::{LookupResult, Outcome, Refusal, UnknownCause};
 use sluicegate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, Provider, WhenNotFound};
 use sluicegate::domain::response::{CodeCondition, Echo, PaymentIdentity, StatusCase, StatusMeaning};
+use sluicegate::domain::sum::SentSum;
 use sluicegate::provider::http::HttpProvider;
 use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
 use sluicegate::provider::{LookupRequest, PaymentProvider};
@@ -14,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::raw::{RawServer, Then};
-use super::{charge, job, policy, provider, row};
+use super::{SUM, charge, job, policy, provider, row};
 
 struct Fake {
     url: String,
@@ -76,7 +77,7 @@ async fn its_report_agrees_with_an_independent_recount() {
             lanes.spawn(async move {
                 let mut outcomes = Vec::new();
                 for n in 0..50 {
-                    let frozen = provider.freeze(&job(&format!("pay-{lane}-{n}"))).await.unwrap();
+                    let frozen = provider.freeze(&job(&format!("pay-{lane}-{n}")), SUM).await.unwrap();
                     outcomes.push(provider.send(&job("pay-1"), &frozen).await.outcome);
                 }
                 outcomes
@@ -119,7 +120,7 @@ async fn deduplication_can_be_disabled() {
     for (deduplicate, charges) in [(true, 1), (false, 3)] {
         let fake = Fake::start(FakeOptions { deduplicate, ..FakeOptions::default() }).await;
         let provider = provider(&row(&fake.url));
-        let frozen = provider.freeze(&job("pay-1")).await.unwrap();
+        let frozen = provider.freeze(&job("pay-1"), SUM).await.unwrap();
         let mut references = Vec::new();
         for _ in 0..3 {
             let Outcome::Accepted { reference } = provider.send(&job("pay-1"), &frozen).await.outcome else { panic!() };
@@ -142,7 +143,7 @@ async fn lost_response_still_charges() {
     install_tls_provider();
     let fake = Fake::start(FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() }).await;
     let provider = provider(&row(&fake.url));
-    let frozen = provider.freeze(&job("pay-1")).await.unwrap();
+    let frozen = provider.freeze(&job("pay-1"), SUM).await.unwrap();
     for _ in 0..2 {
         let answer = provider.send(&job("pay-1"), &frozen).await;
         let lost = Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
@@ -247,7 +248,7 @@ async fn charge_can_be_looked_up() {
     let fake = Fake::start(FakeOptions::default()).await;
     let row = Provider { lookup: Some(lookup(&fake.url)), ..row(&fake.url) };
     let provider = provider(&row);
-    let question = provider.lookup_request(&job("pay-1")).unwrap();
+    let question = provider.lookup_request(&job("pay-1"), SUM).unwrap();
     assert_eq!(provider.look_up(&question).await.outcome, LookupResult::NotFound);
     let Outcome::Accepted { reference } = charge(&provider, &job("pay-1")).await.outcome else {
         panic!("not accepted")
@@ -255,7 +256,10 @@ async fn charge_can_be_looked_up() {
     assert!(reference.is_some());
     let answer = provider.look_up(&question).await;
     assert_eq!((answer.outcome, answer.status), (LookupResult::Accepted { reference }, Some(200)));
-    let other = LookupRequest { payment: PaymentIdentity { amount: 1, ..question.payment.clone() }, ..question };
+    let other = LookupRequest {
+        payment: PaymentIdentity { sum: SentSum { units: 1, decimals: 2 }, ..question.payment.clone() },
+        ..question
+    };
     assert!(matches!(provider.look_up(&other).await.outcome, LookupResult::Differs { .. }));
     let report: FakeProviderReport = fake.get("_report").await;
     assert_eq!((report.requests, report.lookups, report.charges), (4, 3, 1));
@@ -272,7 +276,7 @@ async fn lookup_is_one_request_without_key() {
         let lookup = LookupConfig { method, ..lookup(&server.url()) };
         let headers = [("X-Of".to_owned(), "me".to_owned())].into();
         let provider = provider(&Provider { lookup: Some(lookup), headers, ..row(&server.url()) });
-        let question = provider.lookup_request(&job("pay-1")).unwrap();
+        let question = provider.lookup_request(&job("pay-1"), SUM).unwrap();
         let accepted = LookupResult::Accepted { reference: Some("ch_1".to_owned()) };
         assert_eq!(provider.look_up(&question).await.outcome, accepted);
         let lost = LookupResult::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
@@ -291,11 +295,11 @@ async fn unsupported_lookup_is_reported() {
     install_tls_provider();
     let fake = Fake::start(FakeOptions { lookup: false, ..FakeOptions::default() }).await;
     let asked = provider(&Provider { lookup: Some(lookup(&fake.url)), ..row(&fake.url) });
-    assert_eq!(asked.look_up(&asked.lookup_request(&job("pay-1")).unwrap()).await.outcome, LookupResult::NotFound);
+    assert_eq!(asked.look_up(&asked.lookup_request(&job("pay-1"), SUM).unwrap()).await.outcome, LookupResult::NotFound);
     assert_eq!(fake.handle.report().lookups, 0);
     fake.stop().await;
     let without = provider(&row("http://127.0.0.1:1/"));
-    assert!(without.lookup_request(&job("pay-1")).unwrap_err().contains("no longer has a look-up"));
+    assert!(without.lookup_request(&job("pay-1"), SUM).unwrap_err().contains("no longer has a look-up"));
     let elsewhere = lookup("https://10.0.0.1/");
     let refused = HttpProvider::new(&Provider { lookup: Some(elsewhere), ..row("http://127.0.0.1:1/") }, &policy());
     assert!(refused.is_err_and(|error| error.to_string().contains("not on the public internet")));

@@ -9,7 +9,7 @@ use sluicegate::provider::secret_grants::SecretGrants;
 use sluicegate::provider::{FreezeError, PaymentProvider as _};
 
 use super::raw::{RawServer, Then};
-use super::{charge, job, policy, row};
+use super::{SUM, charge, job, policy, row};
 
 /// A policy for loopback with these secrets granted.
 pub fn granting(entries: &[&str]) -> OutboundPolicy {
@@ -69,7 +69,7 @@ async fn lookup_on_another_host_needs_own_grant() {
         "{message}"
     );
     let both = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1", "env:PATH@LOCALHOST"])).unwrap();
-    let mut question = both.lookup_request(&job("pay-1")).unwrap();
+    let mut question = both.lookup_request(&job("pay-1"), SUM).unwrap();
     assert_eq!(both.look_up(&question).await.outcome, LookupResult::NotFound);
     // The host that is called decides, not the host of the row.
     question.url = server.url().replace("127.0.0.1", "127.0.0.2");
@@ -86,7 +86,7 @@ async fn lookup_on_another_host_needs_own_grant() {
 async fn frozen_request_to_ungranted_host_is_refused() {
     let server = RawServer::start(vec![Then::ok()]).await;
     let there = HttpProvider::new(&with_key(&server.url()), &granting(&["env:PATH@127.0.0.1"])).unwrap();
-    let frozen = there.freeze(&job("pay-1")).await.unwrap();
+    let frozen = there.freeze(&job("pay-1"), SUM).await.unwrap();
     let moved = with_key(&server.url().replace("127.0.0.1", "localhost"));
     let moved = HttpProvider::new(&moved, &granting(&["env:PATH@localhost"])).unwrap();
     match moved.send(&job("pay-1"), &frozen).await.outcome {
@@ -110,7 +110,7 @@ async fn own_configuration_files_are_refused_as_secrets() {
     let grants = SecretGrants::parse(&[format!("{reference}@127.0.0.1")]).unwrap();
     let own: [PathBuf; 1] = [token];
     let provider = HttpProvider::new(&row, &policy().with_secret_grants(&grants, &own)).unwrap();
-    let error = provider.freeze(&job("pay-1")).await.unwrap_err().to_string();
+    let error = provider.freeze(&job("pay-1"), SUM).await.unwrap_err().to_string();
     assert!(error.contains("holds a key of this program's own configuration") && !error.contains("hunter2"), "{error}");
     let named: Vec<String> = provider.unreadable_secrets().await.iter().map(ToString::to_string).collect();
     assert_eq!(named, [error]);

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::raw::{RawServer, Then};
-use super::{charge, fake, job, provider, row, unknown};
+use super::{SUM, charge, fake, job, provider, row, unknown};
 use crate::support::doubling::{DoublingServer, Stray, answer_to, is_accepted};
 
 const PAYMENTS: usize = 400;
@@ -196,7 +196,7 @@ async fn echo_distinguishes_lookups() {
     let accepted = LookupResult::Accepted { reference: Some("ch_1".to_owned()) };
     let unknown = LookupResult::Unknown { cause: UnknownCause::NotEchoed(200), retry_after: None };
     for (id, finding) in [("pay-1", accepted.clone()), ("pay-2", unknown), ("pay-2", accepted)] {
-        assert_eq!(provider.look_up(&provider.lookup_request(&job(id)).unwrap()).await.outcome, finding, "{id}");
+        assert_eq!(provider.look_up(&provider.lookup_request(&job(id), SUM).unwrap()).await.outcome, finding, "{id}");
     }
     assert_eq!(server.connections(), 2);
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sluicegate::domain::job::{Identifier, Job, JobId};
 use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::sum::SentSum;
 use sluicegate::ledger::decision_batches::{BatchDecision, BatchRate, BatchSummary, TurnAt, TurnResult};
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::{AttemptEnd, BeginResult, Claim, FencedWrite, JobState};
@@ -43,6 +44,7 @@ async fn in_review(bench: &Bench, ids: &[String]) {
             content_type: "application/json".to_owned(),
             body: id.clone().into_bytes(),
             account: None,
+            sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".to_owned(),
         };
         let begun = ledger.begin_attempt(&claimed.lease, &request).await.unwrap();

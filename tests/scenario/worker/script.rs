@@ -11,6 +11,7 @@ use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::outcome::{LookupResult, Outcome, UnknownCause};
 use sluicegate::domain::provider::Provider;
 use sluicegate::domain::response::PaymentIdentity;
+use sluicegate::domain::sum::SentSum;
 use sluicegate::provider::{
     FreezeError, FrozenRequest, LookupRequest, PaymentProvider, ProviderFactory, RequestResult,
 };
@@ -215,8 +216,8 @@ impl ProviderFactory for Factory {
 #[async_trait]
 impl PaymentProvider for Scripted {
     /// The body is the job's id, so that the script can identify the job.
-    async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
-        self.check_size(job).map_err(|too_large| FreezeError::Job(RequestBuildError::TooLarge(too_large)))?;
+    async fn freeze(&self, job: &Job, sum: SentSum) -> Result<FrozenRequest, FreezeError> {
+        self.check_size(job, sum).map_err(|too_large| FreezeError::Job(RequestBuildError::TooLarge(too_large)))?;
         Ok(FrozenRequest {
             method: "POST".to_owned(),
             url: UrlTemplate::parse(&self.row.url).unwrap().for_job(job, RequestPart::Url).map_err(FreezeError::Job)?,
@@ -225,6 +226,7 @@ impl PaymentProvider for Scripted {
             content_type: format!("text/plain; workers={}", self.row.workers),
             body: job.id.as_str().as_bytes().to_vec(),
             account: None,
+            sum,
             credential_fingerprint: self.credential_fingerprint(None).await?,
         })
     }
@@ -238,7 +240,7 @@ impl PaymentProvider for Scripted {
     }
 
     /// A header `narrow` in the row leaves no room for payloads.
-    fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
+    fn check_size(&self, job: &Job, _: SentSum) -> Result<(), TooLarge> {
         let is_too_large = self.row.headers.contains_key("narrow") && job.payload.is_some();
         if is_too_large { Err(TooLarge::new(RequestPart::Body, job)) } else { Ok(()) }
     }
@@ -270,7 +272,7 @@ impl PaymentProvider for Scripted {
     }
 
     /// The account is the job's id, so that the script can identify the job.
-    fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String> {
+    fn lookup_request(&self, job: &Job, sum: SentSum) -> Result<LookupRequest, String> {
         if self.row.lookup.is_none() || job.reference.as_deref() == Some("unaskable") {
             return Err("the script says so".to_owned());
         }
@@ -278,8 +280,7 @@ impl PaymentProvider for Scripted {
             method: "GET",
             url: self.row.url.clone(),
             account: Some(job.id.as_str().to_owned()),
-            payment: PaymentIdentity::from(job),
-            currency: job.currency.clone(),
+            payment: PaymentIdentity::new(job, sum),
         })
     }
 

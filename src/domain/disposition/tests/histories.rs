@@ -82,7 +82,7 @@ proptest! {
         // Every wait is followed by a random delay; a job ends within all of them.
         for (delay_s, probe) in delays_s.into_iter().zip(probes) {
             job.probe = probe;
-            let next = match before_request(&job, &policy, SendObstacle::of(refused, expired)) {
+            let next = match before_request(&job, &policy, SendObstacle::of(refused, expired, None)) {
                 PreSend::Transition(next) => next,
                 PreSend::Charge => {
                     prop_assert!(!refused, "a refused account is charged");

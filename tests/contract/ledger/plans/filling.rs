@@ -60,12 +60,12 @@ impl Dialect {
             "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, cost, \
                  priority, expires_at, payload, state, wake_at, attempts, last_attempt, maybe_charged, fence, \
                  first_sent_at, first_sent_number, frozen_method, frozen_url, frozen_key, frozen_content_type, \
-                 frozen_body, frozen_fingerprint, created_at, updated_at) \
+                 frozen_body, frozen_fingerprint, frozen_units, frozen_decimals, created_at, updated_at) \
              WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {JOBS}) \
              SELECT 'f-' || n, 'lane-' || ((n / 20) % {LANES}), 'f-' || n, n < 0, {hash}, 100, 'EUR', 'acct_' || (n % 500), \
                  1, 0, CASE WHEN n % 40 = 0 THEN {expiry} END, '{{}}', {STATE}, {wake}, \
                  CASE WHEN {sent} THEN 1 ELSE 0 END, CASE WHEN {sent} THEN 1 ELSE 0 END, n % 20 = 3, 1, {sent_at}, \
-                 {one}, {method}, {url}, {id}, {kind}, {body}, {print}, {made}, {made} \
+                 {one}, {method}, {url}, {id}, {kind}, {body}, {print}, {one}, {one}, {made}, {made} \
              FROM numbers"
         )
     }

@@ -10,7 +10,7 @@ import { needs } from "../person.js";
 import { Pages } from "./job_table.js";
 
 const PAGE = 50;
-const REASONS = ["malformed", "too_large", "unknown_field", "bad_id", "bad_amount", "bad_currency", "bad_field", "wrong_provider", "card_number", "secret", "missing_account", "missing_reference", "conflict", "undeliverable", "newer_version"];
+const REASONS = ["malformed", "too_large", "unknown_field", "bad_id", "bad_amount", "bad_currency", "bad_field", "wrong_provider", "card_number", "secret", "missing_account", "missing_reference", "unsupported_currency", "unsupported_amount", "conflict", "undeliverable", "newer_version"];
 const FIELDS = ["provider", "reason", "decided"];
 
 export function rejected(context, fields) {
