@@ -56,6 +56,8 @@ CREATE TABLE jobs (
     -- Some attempt's outcome was unknown. Only an operator's decision clears this.
     maybe_charged boolean NOT NULL DEFAULT false,
     provider_reference text COLLATE "C",
+    -- ISO 4217 minor units, where another sum than `amount` was charged.
+    charged_amount bigint CONSTRAINT charged_amount_is_1_or_more CHECK (charged_amount >= 1),
 
     -- The lease.
     fence bigint NOT NULL CONSTRAINT fence_is_0_or_more CHECK (fence >= 0),
@@ -323,6 +325,7 @@ CREATE TABLE outcome_events (
         CONSTRAINT event_state_is_final
             CHECK (state IN ('succeeded', 'declined', 'dead', 'expired', 'review', 'cancelled')),
     provider_reference text COLLATE "C",
+    charged_amount bigint,
     reason text COLLATE "C",
     attempts bigint NOT NULL,
     at timestamptz NOT NULL,

@@ -19,6 +19,8 @@ CREATE TABLE job_audit (
     new_state text COLLATE "C",
     -- The operator confirmed that the payment was not charged.
     cleared_maybe_charged boolean NOT NULL,
+    -- The amount that the operator gave, or that a statement set, in minor units.
+    charged_amount bigint,
     -- The personal data was erased.
     erased boolean NOT NULL DEFAULT false,
     CONSTRAINT instants_are_finite CHECK (
@@ -31,17 +33,20 @@ CREATE TRIGGER never_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON job_audit
 CREATE FUNCTION jobs_record_decision() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    INSERT INTO job_audit (job_id, who, os_user, program, old_state, new_state, cleared_maybe_charged, because)
+    INSERT INTO job_audit (job_id, who, os_user, program, old_state, new_state, cleared_maybe_charged, charged_amount,
+                           because)
     VALUES (OLD.id, session_user, nullif(current_setting('sluicegate.os_user', true), ''),
             nullif(current_setting('application_name'), ''), OLD.state,
             CASE TG_OP WHEN 'UPDATE' THEN NEW.state END,
             CASE TG_OP WHEN 'UPDATE' THEN OLD.maybe_charged AND NOT NEW.maybe_charged ELSE false END,
+            CASE TG_OP WHEN 'UPDATE' THEN NEW.charged_amount END,
             nullif(current_setting('sluicegate.because', true), ''));
     -- The program changes fence or updated_at and writes its own events; plain SQL does neither.
     IF TG_OP = 'UPDATE' AND NEW.fence = OLD.fence AND NEW.updated_at = OLD.updated_at AND NEW.state <> OLD.state
         AND NEW.state NOT IN ('waiting', 'sending', 'unknown') THEN
-        INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
-        VALUES (NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.reason, NEW.attempts, clock_timestamp());
+        INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at)
+        VALUES (NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.charged_amount, NEW.reason, NEW.attempts,
+                clock_timestamp());
     END IF;
     RETURN NULL;
 END $$;
@@ -104,7 +109,7 @@ CREATE TRIGGER final_states_are_for_good BEFORE UPDATE OF state, maybe_charged O
 -- Applies an operator's decision to a payment. Returns nothing when the payment is not in `old_state` any more, or
 -- cannot be sent again.
 CREATE FUNCTION jobs_decide(job text, old_state text, new_state text, because text, reference text DEFAULT NULL,
-                            seen_fence bigint DEFAULT NULL)
+                            seen_fence bigint DEFAULT NULL, charged bigint DEFAULT NULL)
     RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF (old_state, new_state) NOT IN (('waiting', 'cancelled'), ('dead', 'cancelled'), ('dead', 'waiting'),
@@ -120,6 +125,7 @@ BEGIN
         -- cleared: the next response brings its own, and the former one may belong to another payment.
         RETURN QUERY UPDATE jobs SET state = new_state, fence = fence + 1, reason = because, maybe_charged = false,
                 attempts = 0, lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL,
+                charged_amount = NULL,
                 wake_at = statement_timestamp(), wait_reason = NULL, wait_limit = NULL, wait_detail = NULL,
                 revived_at = statement_timestamp(), copy = copy + 1, delayed_copy = NULL, delayed_until = NULL,
                 updated_at = statement_timestamp()
@@ -133,12 +139,13 @@ BEGIN
     RETURN QUERY WITH decided AS (
             UPDATE jobs SET state = new_state, fence = fence + 1, lease_owner = NULL, lease_until = NULL,
                 reason = because, provider_reference = coalesce(jobs_decide.reference, provider_reference),
-                scrubbed_at = NULL, updated_at = statement_timestamp()
+                charged_amount = charged, scrubbed_at = NULL, updated_at = statement_timestamp()
             WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence)
             RETURNING jobs.*),
         events AS (
-            INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
-            SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM decided RETURNING job_id)
+            INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at)
+            SELECT id, provider, state, provider_reference, charged_amount, reason, attempts, updated_at
+            FROM decided RETURNING job_id)
         SELECT job_id FROM events;
 END $$;
 
@@ -211,6 +218,6 @@ END $$;
 
 REVOKE ALL ON FUNCTION
     jobs_record_decision(), jobs_record_erasure(), jobs_refuse_reopening(),
-    jobs_decide(text, text, text, text, text, bigint), jobs_cancel_ahead(text, text, text),
+    jobs_decide(text, text, text, text, text, bigint, bigint), jobs_cancel_ahead(text, text, text),
     jobs_erase(text, bigint, text)
 FROM PUBLIC;

@@ -43,6 +43,8 @@ CREATE TABLE jobs (
     -- Some attempt's outcome was unknown. Only an operator's decision clears this.
     maybe_charged INTEGER NOT NULL DEFAULT 0 CONSTRAINT maybe_charged_is_0_or_1 CHECK (maybe_charged IN (0, 1)),
     provider_reference TEXT,
+    -- ISO 4217 minor units, where another sum than `amount` was charged.
+    charged_amount INTEGER CONSTRAINT charged_amount_is_1_or_more CHECK (charged_amount >= 1),
 
     -- The lease.
     fence INTEGER NOT NULL CONSTRAINT fence_is_0_or_more CHECK (fence >= 0),
@@ -350,6 +352,7 @@ CREATE TABLE outcome_events (
         CONSTRAINT event_state_is_final
             CHECK (state IN ('succeeded', 'declined', 'dead', 'expired', 'review', 'cancelled')),
     provider_reference TEXT,
+    charged_amount INTEGER,
     reason TEXT,
     attempts INTEGER NOT NULL,
     at INTEGER NOT NULL,

@@ -18,6 +18,8 @@ CREATE TABLE job_audit (
     -- The operator confirmed that the payment was not charged.
     cleared_maybe_charged INTEGER NOT NULL
         CONSTRAINT cleared_maybe_charged_is_0_or_1 CHECK (cleared_maybe_charged IN (0, 1)),
+    -- The amount that the operator gave, or that a statement set, in minor units.
+    charged_amount INTEGER,
     -- The personal data was erased.
     erased INTEGER NOT NULL DEFAULT 0 CONSTRAINT erased_is_0_or_1 CHECK (erased IN (0, 1))
 ) STRICT;
@@ -39,6 +41,7 @@ CREATE TRIGGER job_audit_never_changes BEFORE UPDATE ON job_audit
     WHEN OLD.os_user IS NOT NULL OR NEW.id <> OLD.id OR NEW.at <> OLD.at OR NEW.job_id <> OLD.job_id OR NEW.who <> OLD.who
         OR NEW.old_state <> OLD.old_state OR NEW.new_state IS NOT OLD.new_state
         OR NEW.cleared_maybe_charged <> OLD.cleared_maybe_charged OR NEW.erased <> OLD.erased
+        OR NEW.charged_amount IS NOT OLD.charged_amount
 BEGIN
     SELECT raise(ABORT, 'rows of job_audit are never changed or deleted');
 END;
@@ -61,12 +64,13 @@ CREATE TRIGGER jobs_record_decision AFTER UPDATE OF state, maybe_charged ON jobs
                                    OR OLD.updated_at
                                        > CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) - 1000)))))
 BEGIN
-    INSERT INTO job_audit (at, job_id, who, old_state, new_state, cleared_maybe_charged)
+    INSERT INTO job_audit (at, job_id, who, old_state, new_state, cleared_maybe_charged, charged_amount)
     VALUES (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
-        OLD.id, 'database file', OLD.state, NEW.state, OLD.maybe_charged AND NOT NEW.maybe_charged);
+        OLD.id, 'database file', OLD.state, NEW.state, OLD.maybe_charged AND NOT NEW.maybe_charged,
+        NEW.charged_amount);
     -- The program changes fence or updated_at and writes its own events; plain SQL does neither.
-    INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
-    SELECT NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.reason, NEW.attempts,
+    INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at)
+    SELECT NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.charged_amount, NEW.reason, NEW.attempts,
         CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     WHERE NEW.fence = OLD.fence AND NEW.updated_at = OLD.updated_at AND NEW.state <> OLD.state
         AND NEW.state NOT IN ('waiting', 'sending', 'unknown');

@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn arguments_become_options() {
         let line = "x --limit 100/1s --limit 600/1m --concurrency 5 --latency 5ms..1s --error-rate 0.25 \
-                    --busy-rate 0.5 --account-status acct_7=403 --no-dedupe --no-lookup --retention 1h --seed 9 --on-limit count";
+                    --busy-rate 0.5 --partial-rate 0.125 --account-status acct_7=403 --no-dedupe --no-lookup --retention 1h --seed 9 --on-limit count";
         let options = parse(line).unwrap().options;
         let wanted = FakeOptions {
             limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],
@@ -115,6 +115,7 @@ mod tests {
             latency: (Duration::from_millis(5), Duration::from_secs(1)),
             error_rate: 0.25,
             busy_rate: 0.5,
+            partial_rate: 0.125,
             deduplicate: false,
             retention: Some(Duration::from_secs(3_600)),
             lookup: false,

@@ -112,6 +112,7 @@ mod tests {
         "numbers",
         "on_limit",
         "out",
+        "partial_rate",
         "payload",
         "priority",
         "processes",

@@ -43,14 +43,17 @@ impl SetupSign {
     /// `None`: the outcome says nothing about the set-up.
     pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         match outcome {
-            Outcome::Accepted { .. } | Outcome::Declined { .. } | Outcome::Busy { .. } | Outcome::InProgress { .. } => {
-                Some(Self::Passed)
-            }
+            Outcome::Accepted { .. }
+            | Outcome::PartlyAccepted(_)
+            | Outcome::Declined { .. }
+            | Outcome::Busy { .. }
+            | Outcome::InProgress { .. } => Some(Self::Passed),
             // Most likely it answers this request. If not, an account waits in vain, and the lane goes on.
             Outcome::Misconfigured { .. } | Outcome::Unconfirmed { refusal: Refusal::Misconfigured { .. }, .. } => {
                 Some(Self::Misconfigured)
             }
-            Outcome::Rejected { .. } => Some(Self::Rejected),
+            // Several sums in a row that differ are a fault of the row: each of them charges a wrong one.
+            Outcome::Rejected { .. } | Outcome::Differs { .. } => Some(Self::Rejected),
             // A provider may throttle before it looks at the credential.
             Outcome::Throttled { .. }
             | Outcome::NotSent { .. }

@@ -38,6 +38,8 @@ impl HealthSample {
     pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         Some(match outcome {
             Outcome::Accepted { .. }
+            | Outcome::PartlyAccepted(_)
+            | Outcome::Differs { .. }
             | Outcome::Declined { .. }
             | Outcome::Rejected { .. }
             | Outcome::Throttled { .. }

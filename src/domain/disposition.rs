@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::backoff::RetryPolicy;
 use super::format::count;
 use super::local_fault::LocalFault;
-use super::outcome::{ACCOUNT_REFUSED, FinalState, Outcome, UnknownCause};
+use super::outcome::{ACCOUNT_REFUSED, FinalState, Outcome, PartialCharge, UnknownCause};
 use super::sum::UnsupportedSum;
 use super::wait_reason::{Wait, WaitReason};
 
@@ -123,12 +123,25 @@ pub enum Transition {
         reason: String,
         reference: Option<String>,
     },
+    /// Succeeded with a smaller sum.
+    SucceedInPart(PartialCharge),
     /// Try again after the wait. `unknown` keeps the job's state `unknown` instead of `waiting`.
     Retry {
         after: Duration,
         unknown: bool,
         reason: Wait,
     },
+}
+
+impl Transition {
+    /// The state that ends the job; `None`: it is tried again.
+    pub fn final_state(&self) -> Option<FinalState> {
+        match self {
+            Self::Finalize { state, .. } => Some(*state),
+            Self::SucceedInPart(_) => Some(FinalState::Succeeded),
+            Self::Retry { .. } => None,
+        }
+    }
 }
 
 /// A pause that affects other jobs.
@@ -158,6 +171,12 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
     let step = || policy.backoff.delay(history.requests.saturating_add(1), fraction);
     match outcome {
         Outcome::Accepted { reference } => finalize(FinalState::Succeeded, "accepted", reference.clone()),
+        Outcome::PartlyAccepted(charge) => {
+            let transition = Transition::SucceedInPart(charge.clone());
+            Disposition { transition, counts_attempt: true, pause: None }
+        }
+        // Never sent again: the provider may have charged the other sum.
+        Outcome::Differs { reason, reference } => finalize(FinalState::Review, reason, reference.clone()),
         Outcome::Declined { reason } => finalize(FinalState::Declined, reason, None),
         Outcome::Rejected { reason } => finalize(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {

@@ -14,6 +14,10 @@ use super::sensitive::{CardNumbers, REDACTED, Sensitive, TextContext, find_sensi
 pub enum Outcome {
     /// Charged, with the provider's reference if it named one.
     Accepted { reference: Option<String> },
+    /// Charged with a smaller sum than the one that was sent, where the row accepts that.
+    PartlyAccepted(PartialCharge),
+    /// The provider has this payment with another sum than the one that was sent.
+    Differs { reason: String, reference: Option<String> },
     /// Declined finally by the provider; nothing was charged.
     Declined { reason: String },
     /// The provider refused with 429. Nothing was charged, and no attempt counts.
@@ -35,6 +39,14 @@ pub enum Outcome {
     /// A refusal that may answer an earlier request of the same connection: its wait is kept, but this request may have
     /// charged.
     Unconfirmed { refusal: Refusal, status: u16 },
+}
+
+/// A charge with a smaller sum than the one that was sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialCharge {
+    pub reference: Option<String>,
+    /// ISO 4217 minor units.
+    pub amount: i64,
 }
 
 /// A response that says that the provider did nothing.
@@ -68,6 +80,15 @@ pub enum Transmission {
 /// Reason of a job that rule `refuse` declined without a request: a public, stable code.
 pub const ACCOUNT_REFUSED: &str = "account_refused";
 
+/// Code of a request whose response has another sum.
+const DIFFERS: &str = "differs";
+
+/// Begins the reason of a payment that the provider has with another sum: a public, stable code.
+pub const AMOUNT_DIFFERS: &str = "amount_differs";
+
+/// Reason of a success with a smaller sum.
+pub const PARTLY_ACCEPTED: &str = "accepted in part";
+
 /// Code of a request that was never sent, charge or look-up.
 pub const NOT_SENT: &str = "not_sent";
 
@@ -75,7 +96,8 @@ impl Outcome {
     /// Stable code for the `outcome` column of `attempts`.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Accepted { .. } => "accepted",
+            Self::Accepted { .. } | Self::PartlyAccepted(_) => "accepted",
+            Self::Differs { .. } => DIFFERS,
             Self::Declined { .. } => "declined",
             Self::Throttled { .. } => "throttled",
             Self::Busy { .. } => "busy",
@@ -90,7 +112,8 @@ impl Outcome {
     /// Text for the `detail` column; empty if the code says everything.
     pub fn detail(&self) -> String {
         match self {
-            Self::Declined { reason } | Self::Rejected { reason } => reason.clone(),
+            Self::Declined { reason } | Self::Rejected { reason } | Self::Differs { reason, .. } => reason.clone(),
+            Self::PartlyAccepted(_) => PARTLY_ACCEPTED.to_owned(),
             Self::Unknown { cause, .. } => cause.describe(),
             Self::NotSent { cause } => cause.clone(),
             Self::LocalFault(fault) => fault.to_string(),
@@ -114,13 +137,15 @@ impl Outcome {
 
     /// Whether the job may be charged after this outcome alone.
     pub fn may_have_charged(&self) -> bool {
-        matches!(self, Self::Unknown { .. } | Self::InProgress { .. } | Self::Unconfirmed { .. })
+        matches!(self, Self::Unknown { .. } | Self::InProgress { .. } | Self::Unconfirmed { .. } | Self::Differs { .. })
     }
 
     /// Removes sensitive text that must not be stored, and returns what it was. The outcome itself stays.
     pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
         match self {
             Self::Accepted { reference } => redact_reference(reference, cards),
+            Self::PartlyAccepted(charge) => redact_reference(&mut charge.reference, cards),
+            Self::Differs { reason, reference } => redact_reference(reference, cards).or(redact_text(reason, cards)),
             Self::Declined { reason } | Self::Rejected { reason } | Self::NotSent { cause: reason } => {
                 redact_text(reason, cards)
             }
@@ -133,7 +158,7 @@ impl Outcome {
     pub fn passed_rate_limit(&self) -> bool {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Rejected { .. } | Self::Busy { .. } => true,
-            Self::InProgress { .. } => true,
+            Self::PartlyAccepted(_) | Self::Differs { .. } | Self::InProgress { .. } => true,
             Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
             Self::NotSent { .. } | Self::LocalFault(_) | Self::Unconfirmed { .. } => false,
         }
@@ -207,13 +232,15 @@ impl UnknownCause {
 pub enum LookupResult {
     /// Charged.
     Accepted { reference: Option<String> },
+    /// Charged with a smaller sum than the one that was sent, where the row accepts that.
+    PartlyAccepted(PartialCharge),
     /// Declined finally; nothing was charged.
     Declined { reason: String },
     /// The provider is still working on it.
     InProgress { retry_after: Option<Duration> },
     /// The provider knows no such payment, so far.
     NotFound,
-    /// The provider has the payment with another amount or currency.
+    /// The provider has the payment with another sum than the one that was sent.
     Differs { reason: String },
     /// The response decides nothing.
     Unclear { reason: String },
@@ -236,11 +263,11 @@ impl LookupResult {
     /// Stable code for the `outcome` column of `attempts`.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Accepted { .. } => "accepted",
+            Self::Accepted { .. } | Self::PartlyAccepted(_) => "accepted",
             Self::Declined { .. } => "declined",
             Self::InProgress { .. } => "in_progress",
             Self::NotFound => "not_found",
-            Self::Differs { .. } => "differs",
+            Self::Differs { .. } => DIFFERS,
             Self::Unclear { .. } => "unclear",
             Self::Unknown { .. } => "unknown",
             Self::Throttled { .. } => "throttled",
@@ -254,6 +281,7 @@ impl LookupResult {
     pub fn detail(&self) -> String {
         match self {
             Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => reason.clone(),
+            Self::PartlyAccepted(_) => PARTLY_ACCEPTED.to_owned(),
             Self::Unknown { cause, .. } => cause.describe(),
             Self::NotSent { cause } => cause.clone(),
             Self::LocalFault(fault) => fault.to_string(),
@@ -265,6 +293,7 @@ impl LookupResult {
     pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
         match self {
             Self::Accepted { reference } => redact_reference(reference, cards),
+            Self::PartlyAccepted(charge) => redact_reference(&mut charge.reference, cards),
             Self::Declined { reason }
             | Self::Differs { reason }
             | Self::Unclear { reason }
@@ -278,7 +307,7 @@ impl LookupResult {
     pub fn passed_rate_limit(&self) -> bool {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress { .. } => true,
-            Self::NotFound | Self::Unclear { .. } | Self::Busy { .. } => true,
+            Self::PartlyAccepted(_) | Self::NotFound | Self::Unclear { .. } | Self::Busy { .. } => true,
             Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
             Self::NotSent { .. } | Self::LocalFault(_) => false,
         }

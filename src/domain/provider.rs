@@ -13,7 +13,7 @@ use super::job::{Job, JobField};
 use super::limit::{AccountRule, AppliesTo, Limit, Rule, Scope};
 use super::names::Identifier;
 pub use super::names::{ProviderName, RESERVED_NAMES};
-use super::response::{Echo, StatusCase, WaitField};
+use super::response::{Echo, StatusCase, SumFields, WaitField};
 use super::sum::AmountRules;
 
 /// Longest time that a permit may be booked ahead of its start.
@@ -76,6 +76,8 @@ pub struct RequestShape {
     /// `None`: only `Retry-After` names a wait.
     pub wait: Option<WaitField>,
     pub echo: Echo,
+    /// Where an accepted response has the sum.
+    pub sum: SumFields,
 }
 
 /// One provider with its limits: everything that a lane needs.
@@ -229,10 +231,7 @@ pub struct LookupConfig {
     pub in_progress: Vec<String>,
     /// JSON pointer to the provider's reference.
     pub reference: String,
-    /// JSON pointer to the amount in minor units; `None`: not compared.
-    pub amount: Option<String>,
-    /// JSON pointer to the currency's ISO 4217 code, in any case of letters; `None`: not compared.
-    pub currency: Option<String>,
+    pub sum: SumFields,
     pub echo: Echo,
     pub not_found: WhenNotFound,
     /// Time since the start of the last charge of unknown outcome; a payment that is still undecided then goes to

@@ -125,6 +125,32 @@ pub enum EchoField {
     Amount,
 }
 
+named_enum! {
+    /// Unit of an amount in a response.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum AmountUnit {
+        /// The provider's minor units.
+        #[default]
+        Minor = "minor",
+        /// Units of the currency, as a number or as text: `12.99`.
+        Decimal = "decimal",
+    }
+    /// The name in the columns `request` and `lookup`.
+    pub fn name(self);
+}
+
+/// Where a response has the sum that was charged. The default compares nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SumFields {
+    /// JSON pointer. <https://www.rfc-editor.org/rfc/rfc6901>
+    pub amount: Option<String>,
+    /// JSON pointer to the ISO 4217 code, in any case of letters.
+    pub currency: Option<String>,
+    pub unit: AmountUnit,
+    /// A smaller sum than the one that was sent is a success, too.
+    pub accepts_partial: bool,
+}
+
 /// Values of one payment that responses are compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaymentIdentity {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
-use super::operator::{Actor, CurrencyTotal, DatabaseTime, JobResolution, ResolutionRefusal};
+use super::operator::{Actor, Charge, CurrencyTotal, DatabaseTime, JobResolution, ResolutionRefusal};
 use crate::domain::job::JobId;
 use crate::domain::limit::{InvalidRate, Rate};
 use crate::domain::provider::ProviderName;
@@ -58,7 +58,7 @@ impl BatchDecision {
     /// The decision about each payment. Payments of a batch get no reference of their provider.
     pub fn resolution(self) -> JobResolution {
         match self {
-            Self::Succeeded => JobResolution::Succeeded { reference: None },
+            Self::Succeeded => JobResolution::Succeeded(Charge::default()),
             Self::Declined => JobResolution::Declined,
             Self::Resend => JobResolution::Resend,
             Self::Cancel => JobResolution::Cancel,

@@ -2,7 +2,7 @@
 //!
 //! The ledger stores both unchanged. So input that it would cut or drop is rejected, with how to fix it.
 
-use super::operator::JobResolution;
+use super::operator::{Charge, JobResolution};
 use crate::domain::sensitive::{CardNumbers, TextContext, find_sensitive};
 
 /// Longest reason, in characters: it is stored in the audit, the job's reason and its outcome event.
@@ -29,19 +29,29 @@ fn reject_sensitive(text: &str, cards: CardNumbers) -> Result<(), String> {
     found.map_or(Ok(()), |what| Err(format!("holds {}, which is not kept: leave it out", what.describe())))
 }
 
-/// The resolution with the given reference.
+/// The resolution with the given charge.
 ///
 /// # Errors
-/// When the reference cannot be stored, or the resolution takes none.
-pub fn with_provider_reference(
-    resolution: JobResolution,
-    reference: Option<String>,
-    cards: CardNumbers,
-) -> Result<JobResolution, String> {
-    let Some(text) = reference else { return Ok(resolution) };
-    if !matches!(resolution, JobResolution::Succeeded { .. }) {
-        return Err("only a payment that `succeeded` has one: leave it out".to_owned());
+/// When the charge cannot be stored, or the resolution takes none.
+pub fn with_charge(resolution: JobResolution, charge: Charge, cards: CardNumbers) -> Result<JobResolution, String> {
+    if !matches!(resolution, JobResolution::Succeeded(_)) {
+        let none = |field: &str| Err(format!("{field}: only a payment that `succeeded` has one: leave it out"));
+        return match charge {
+            Charge { reference: Some(_), .. } => none("reference"),
+            Charge { amount: Some(_), .. } => none("amount"),
+            Charge { reference: None, amount: None } => Ok(resolution),
+        };
     }
+    if charge.amount.is_some_and(|amount| amount < 1) {
+        return Err("amount: must be a whole number above 0, in minor units (12.99 EUR is 1299)".to_owned());
+    }
+    if let Some(text) = &charge.reference {
+        check_reference(text, cards).map_err(|problem| format!("reference: {problem}"))?;
+    }
+    Ok(JobResolution::Succeeded(charge))
+}
+
+fn check_reference(text: &str, cards: CardNumbers) -> Result<(), String> {
     if text.trim().is_empty() {
         return Err("is empty: leave it out, or write what the provider calls the charge".to_owned());
     }
@@ -51,8 +61,7 @@ pub fn with_provider_reference(
     if text.chars().count() > REFERENCE_CHARS_MAX {
         return Err(format!("write at most {REFERENCE_CHARS_MAX} characters"));
     }
-    reject_sensitive(&text, cards)?;
-    Ok(JobResolution::Succeeded { reference: Some(text) })
+    reject_sensitive(text, cards)
 }
 
 #[cfg(test)]
@@ -63,11 +72,14 @@ mod tests {
     fn decision_input_is_stored_whole_or_rejected() {
         assert_eq!(validate_reason(&"ä".repeat(500)), Ok("ä".repeat(500)));
         assert_eq!(validate_reason(&"a".repeat(501)).unwrap_err(), "has 501 characters: write at most 500");
-        let with_reference =
-            |resolution, reference| super::with_provider_reference(resolution, reference, CardNumbers::Refuse);
-        let succeeded =
-            |text: &str| with_reference(JobResolution::Succeeded { reference: None }, Some(text.to_owned()));
-        assert_eq!(succeeded(&"ä".repeat(255)), Ok(JobResolution::Succeeded { reference: Some("ä".repeat(255)) }));
+        let with = |resolution, charge| with_charge(resolution, charge, CardNumbers::Refuse);
+        let charge = |reference: &str| Charge { reference: Some(reference.to_owned()), amount: None };
+        let succeeded = |text: &str| with(JobResolution::Succeeded(Charge::default()), charge(text));
+        assert_eq!(succeeded(&"ä".repeat(255)), Ok(JobResolution::Succeeded(charge(&"ä".repeat(255)))));
+        let paid = |amount| Charge { reference: None, amount: Some(amount) };
+        let resolved = |amount| with(JobResolution::Succeeded(Charge::default()), paid(amount));
+        assert_eq!(resolved(500), Ok(JobResolution::Succeeded(paid(500))));
+        assert!(resolved(0).unwrap_err().starts_with("amount: must be a whole number above 0"));
         for (text, words) in [(" ", "is empty"), ("ch\n1", "control characters"), (&"x".repeat(256), "at most 255")] {
             assert!(succeeded(text).unwrap_err().contains(words), "{text:?}");
         }
@@ -76,8 +88,10 @@ mod tests {
             assert!(refused.iter().all(|why| why.contains("leave it out") && !why.contains(text)), "{refused:?}");
         }
         for resolution in [JobResolution::Declined, JobResolution::Resend] {
-            assert_eq!(with_reference(resolution.clone(), None), Ok(resolution.clone()));
-            assert!(with_reference(resolution, Some("ch_1".to_owned())).unwrap_err().contains("`succeeded`"));
+            assert_eq!(with(resolution.clone(), Charge::default()), Ok(resolution.clone()));
+            for charge in [charge("ch_1"), paid(1)] {
+                assert!(with(resolution.clone(), charge).unwrap_err().contains("`succeeded`"));
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::domain::disposition::Resend;
 use crate::domain::format::{count, is_or_are};
 use crate::domain::job::{ContentHash, InvalidMessage, Job, JobId};
-use crate::domain::outcome::FinalState;
+use crate::domain::outcome::{FinalState, PartialCharge};
 use crate::domain::permit_protocol::CostByKind;
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::Wait;
@@ -207,6 +207,8 @@ pub enum JobState {
         reason: String,
         reference: Option<String>,
     },
+    /// Succeeded with a smaller sum.
+    SucceededInPart(PartialCharge),
 }
 
 impl JobState {
@@ -214,7 +216,7 @@ impl JobState {
     pub fn wait(&self) -> Option<Duration> {
         match self {
             Self::Waiting { wait, .. } | Self::Unknown { wait, .. } => Some(*wait),
-            Self::Final { .. } => None,
+            Self::Final { .. } | Self::SucceededInPart(_) => None,
         }
     }
 }
@@ -227,6 +229,8 @@ pub struct OutcomeEvent {
     pub provider: ProviderName,
     pub state: FinalState,
     pub provider_reference: Option<String>,
+    /// ISO 4217 minor units, where another sum than the payment's was charged.
+    pub charged_amount: Option<i64>,
     pub reason: Option<String>,
     pub attempts: u32,
     /// Milliseconds since the Unix epoch, the database's clock.

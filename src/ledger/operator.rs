@@ -18,8 +18,8 @@ pub const LIST_MAX: u32 = 1_000;
 /// An operator's decision on one payment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobResolution {
-    /// `review` → `succeeded`: it was charged, with this reference of the provider.
-    Succeeded { reference: Option<String> },
+    /// `review` → `succeeded`: it was charged.
+    Succeeded(Charge),
     /// `review` → `declined`: it was not charged; do not retry.
     Declined,
     /// `review` → `waiting`: confirmed not charged; charge again. Same key, same frozen request.
@@ -32,11 +32,20 @@ pub enum JobResolution {
     Discard,
 }
 
+/// The charge of a payment that an operator resolves as succeeded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Charge {
+    /// The provider's reference.
+    pub reference: Option<String>,
+    /// ISO 4217 minor units; `None`: the payment's amount.
+    pub amount: Option<i64>,
+}
+
 impl JobResolution {
     /// The state in which a job must be for this decision.
     pub fn required_state(&self) -> &'static str {
         match self {
-            Self::Succeeded { .. } | Self::Declined | Self::Resend => "review",
+            Self::Succeeded(_) | Self::Declined | Self::Resend => "review",
             Self::Cancel => "waiting",
             Self::Replay | Self::Discard => "dead",
         }
@@ -45,7 +54,7 @@ impl JobResolution {
     /// The job's state afterwards.
     pub fn resulting_state(&self) -> &'static str {
         match self {
-            Self::Succeeded { .. } => "succeeded",
+            Self::Succeeded(_) => "succeeded",
             Self::Declined => "declined",
             Self::Resend | Self::Replay => "waiting",
             Self::Cancel | Self::Discard => "cancelled",
@@ -60,7 +69,7 @@ impl JobResolution {
     /// The action as a past participle, for the job's reason and for refusals.
     pub fn past_participle(&self) -> &'static str {
         match self {
-            Self::Succeeded { .. } | Self::Declined => "resolved",
+            Self::Succeeded(_) | Self::Declined => "resolved",
             Self::Resend => "sent again",
             Self::Cancel => "cancelled",
             Self::Replay => "replayed",
@@ -219,6 +228,8 @@ pub struct JobSummary {
     /// The limit that the code names.
     pub wait_limit: Option<String>,
     pub provider_reference: Option<String>,
+    /// Minor units, where another sum than `amount` was charged.
+    pub charged_amount: Option<i64>,
     pub created_at: DatabaseTime,
     pub updated_at: DatabaseTime,
 }
@@ -323,6 +334,8 @@ pub struct AuditEntry {
     pub old_state: String,
     pub new_state: Option<String>,
     pub cleared_maybe_charged: bool,
+    /// The amount that the operator gave, in minor units.
+    pub charged_amount: Option<i64>,
     /// The state stays; account, references, payload, request and texts were erased.
     pub erased: bool,
     pub because: Option<String>,

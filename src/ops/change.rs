@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::database::Database;
-use crate::ledger::operator::{Actor, JobResolution};
+use crate::ledger::operator::{Actor, Charge, JobResolution};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::RawRate;
 use crate::ledger::{LedgerError, decision_input};
@@ -34,17 +34,17 @@ pub enum ResolutionKind {
 }
 
 impl ResolutionKind {
-    /// The resolution of a payment in `review`, with the provider's reference of the charge.
+    /// The resolution of a payment in `review`, with its charge.
     ///
     /// # Errors
-    /// What is wrong with the reference.
-    pub fn resolution(self, reference: Option<String>, card_numbers: CardNumbers) -> Result<JobResolution, String> {
+    /// What is wrong with the charge, beginning with its field.
+    pub fn resolution(self, charge: Charge, card_numbers: CardNumbers) -> Result<JobResolution, String> {
         let resolution = match self {
-            Self::Succeeded => JobResolution::Succeeded { reference: None },
+            Self::Succeeded => JobResolution::Succeeded(Charge::default()),
             Self::Declined => JobResolution::Declined,
             Self::Resend => JobResolution::Resend,
         };
-        decision_input::with_provider_reference(resolution, reference, card_numbers)
+        decision_input::with_charge(resolution, charge, card_numbers)
     }
 }
 

@@ -43,7 +43,7 @@ impl ExportFormat {
     }
 }
 
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 17] = [
     "id",
     "provider",
     "state",
@@ -52,6 +52,7 @@ const COLUMNS: [&str; 16] = [
     "account",
     "reference",
     "provider_reference",
+    "charged_amount",
     "attempts",
     "reason",
     "wait_reason",
@@ -146,6 +147,7 @@ fn cells(job: &JobSummary) -> [Cow<'_, str>; COLUMNS.len()] {
         text(&job.account),
         text(&job.reference),
         text(&job.provider_reference),
+        job.charged_amount.map(|charged| decimal_amount(charged, &job.currency)).unwrap_or_default().into(),
         job.attempts.to_string().into(),
         text(&job.reason),
         text(&job.wait_reason),

@@ -9,7 +9,7 @@ use sluicegate::domain::disposition::{
     after_outcome, before_request,
 };
 use sluicegate::domain::local_fault::LocalFault;
-use sluicegate::domain::outcome::{LookupResult, Outcome, Refusal, UnknownCause};
+use sluicegate::domain::outcome::{LookupResult, Outcome, PartialCharge, Refusal, UnknownCause};
 use sluicegate::domain::sum::UnsupportedSum;
 use sluicegate::worker::sweeper::republish::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
@@ -30,8 +30,10 @@ struct Situation {
     too_old: bool,
 }
 
-const OUTCOMES: [&str; 14] = [
+const OUTCOMES: [&str; 16] = [
     "accepted",
+    "accepted in part",
+    "differs",
     "declined",
     "rejected",
     "throttled",
@@ -77,6 +79,8 @@ impl Situation {
         let second = Duration::from_secs(1);
         let outcome = match self.outcome {
             "accepted" => Outcome::Accepted { reference: None },
+            "accepted in part" => Outcome::PartlyAccepted(PartialCharge { reference: None, amount: 1 }),
+            "differs" => Outcome::Differs { reason: String::new(), reference: None },
             "declined" => Outcome::Declined { reason: String::new() },
             "rejected" => Outcome::Rejected { reason: String::new() },
             "throttled" => Outcome::Throttled { retry_after: Some(second) },
@@ -132,6 +136,7 @@ fn words(decided: &Disposition) -> [&'static str; 3] {
 fn becomes(next: &Transition) -> &'static str {
     match next {
         Transition::Finalize { state, .. } => state.name(),
+        Transition::SucceedInPart(_) => "succeeded",
         Transition::Retry { unknown: true, .. } => "unknown",
         Transition::Retry { unknown: false, .. } => "waiting",
     }
@@ -269,9 +274,11 @@ fn lookup_table_matches_the_code() {
     let table = Page::read(PAGE).table("## After a look-up", "finding");
     let second = Some(Duration::from_secs(1));
     let text = String::new;
+    let part = PartialCharge { reference: None, amount: 1 };
     let unknown = |retry_after| LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after };
     let findings = [
         ("accepted", LookupResult::Accepted { reference: None }, Resend::Never, false),
+        ("accepted in part", LookupResult::PartlyAccepted(part), Resend::Never, false),
         ("declined", LookupResult::Declined { reason: text() }, Resend::Never, false),
         ("differs", LookupResult::Differs { reason: text() }, Resend::Never, false),
         ("in progress", LookupResult::InProgress { retry_after: None }, Resend::Never, false),

@@ -91,6 +91,7 @@ fn message_examples_match_the_code() {
         provider: acme(),
         state: FinalState::Succeeded,
         provider_reference: Some("ch_2".to_owned()),
+        charged_amount: None,
         reason: Some("accepted".to_owned()),
         attempts: 1,
         at_ms: 1_795_262_320_259,

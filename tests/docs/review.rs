@@ -1,6 +1,6 @@
 //! The table of resolutions in docs/review.md: commands and states are those of the code.
 
-use sluicegate::ledger::operator::JobResolution;
+use sluicegate::ledger::operator::{Charge, JobResolution};
 
 use crate::page::{Page, plain};
 
@@ -10,7 +10,7 @@ fn every_resolution_is_documented_with_states() {
     let documented: Vec<[String; 3]> =
         rows.iter().map(|row| [&row[0], &row[1], &row[2]].map(|cell| plain(cell).to_owned())).collect();
     let commands = [
-        ("jobs resolve ID --as succeeded", JobResolution::Succeeded { reference: None }),
+        ("jobs resolve ID --as succeeded", JobResolution::Succeeded(Charge::default())),
         ("jobs resolve ID --as declined", JobResolution::Declined),
         ("jobs resolve ID --as resend", JobResolution::Resend),
         ("jobs cancel ID", JobResolution::Cancel),

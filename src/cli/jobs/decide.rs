@@ -28,7 +28,7 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::decision_batches::BatchDecision;
 use crate::ledger::decision_input;
 use crate::ledger::job_filter_input::RawJobFilter;
-use crate::ledger::operator::{Actor, JobResolution, ResolutionError, ResolutionRefusal};
+use crate::ledger::operator::{Actor, Charge, JobResolution, ResolutionError, ResolutionRefusal};
 use crate::ops::batch::{JobList, Selection, distinct};
 use crate::ops::change::{JobDecision, ResolutionKind};
 use crate::worker::resend::{ResendError, Resender, provider_names};
@@ -49,6 +49,9 @@ pub struct ResolveArgs {
     /// With `--as succeeded`: the provider's reference for the charge.
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["file", "filter"], allow_hyphen_values = true)]
     reference: Option<String>,
+    /// With `--as succeeded`: the amount that the provider charged, in minor units. Default: the payment's amount.
+    #[arg(long, value_name = "MINOR_UNITS", conflicts_with_all = ["file", "filter"], allow_hyphen_values = true)]
+    amount: Option<i64>,
     /// Why, for the audit; also in the job's reason and its outcome event.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
@@ -66,8 +69,8 @@ pub struct ResolveArgs {
 pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let resolution = args
         .kind
-        .resolution(args.reference.clone(), cx.config.worker.card_numbers)
-        .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
+        .resolution(Charge { reference: args.reference.clone(), amount: args.amount }, cx.config.worker.card_numbers)
+        .map_err(|why| CommandError::Usage(format!("--{why}")))?;
     let Some(id) = &args.ids.id else {
         let decision = match args.kind {
             ResolutionKind::Succeeded => BatchDecision::Succeeded,

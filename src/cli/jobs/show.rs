@@ -136,7 +136,7 @@ fn job_cells(job: &JobSummary, now: DatabaseTime, shape: TableShape) -> Vec<Stri
         job.id.clone(),
         job.provider.clone(),
         job.state.clone(),
-        display_amount(job.amount, &job.currency),
+        amount_text(job),
         job.attempts.to_string(),
         if is_delayed { wake_at } else { String::new() },
         job.reason.clone().unwrap_or_default(),
@@ -208,6 +208,12 @@ fn print_section(
     Ok(console.table(header, &rows)?)
 }
 
+/// `EUR 12.99`, or `EUR 12.99, charged EUR 5.00`.
+fn amount_text(job: &JobSummary) -> String {
+    let charged = job.charged_amount.map(|charged| format!(", charged {}", display_amount(charged, &job.currency)));
+    format!("{}{}", display_amount(job.amount, &job.currency), charged.unwrap_or_default())
+}
+
 fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
     let line = &details.line;
     let lease = details.lease_owner.as_ref().map(|owner| format!("{owner}, until {}", time_text(details.lease_until)));
@@ -218,7 +224,7 @@ fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
     let open = ["waiting", "sending", "unknown"].contains(&line.state.as_str());
     // A final state tells the outcome.
     let undecided = open || line.state == "review";
-    let all: [(&str, Option<String>); 23] = [
+    let all: [(&str, Option<String>); 24] = [
         ("id", Some(line.id.clone())),
         ("provider", Some(line.provider.clone())),
         ("state", Some(line.state.clone())),
@@ -226,6 +232,7 @@ fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
         ("provider reference", line.provider_reference.clone()),
         ("outcome unknown", (details.maybe_charged && undecided).then(|| "yes: it may have been charged".to_owned())),
         ("amount", Some(display_amount(line.amount, &line.currency))),
+        ("charged amount", line.charged_amount.map(|charged| display_amount(charged, &line.currency))),
         ("account", line.account.clone()),
         ("reference", line.reference.clone()),
         ("idempotency key", Some(details.idempotency_key.clone())),
@@ -324,6 +331,7 @@ mod tests {
             wait_reason: None,
             wait_limit: None,
             provider_reference: None,
+            charged_amount: None,
             created_at: at,
             updated_at: at,
         };

@@ -40,6 +40,10 @@ pub fn after_lookup(
         LookupResult::Accepted { reference } => {
             finalize(FinalState::Succeeded, "accepted, as the look-up reports", reference.clone())
         }
+        LookupResult::PartlyAccepted(charge) => {
+            let transition = Transition::SucceedInPart(charge.clone());
+            LookupDisposition { transition, pause: None, grants_resend: false }
+        }
         LookupResult::Declined { reason } => finalize(FinalState::Declined, reason, None),
         LookupResult::Differs { reason } => finalize(FinalState::Review, reason, None),
         LookupResult::InProgress { retry_after } => {
@@ -162,6 +166,7 @@ mod tests {
     use super::*;
     use crate::domain::backoff::BackoffPolicy;
     use crate::domain::local_fault::LocalFault;
+    use crate::domain::outcome::PartialCharge;
     use crate::domain::outcome::UnknownCause;
 
     fn secs(seconds: u64) -> Duration {
@@ -197,6 +202,7 @@ mod tests {
     fn outcome(disposition: &LookupDisposition) -> Result<FinalState, u64> {
         match &disposition.transition {
             Transition::Finalize { state, .. } => Ok(*state),
+            Transition::SucceedInPart(_) => Ok(FinalState::Succeeded),
             Transition::Retry { after, unknown, .. } => {
                 assert!(unknown, "a job that is asked about stays unknown");
                 Err(after.as_secs())
@@ -208,9 +214,11 @@ mod tests {
     fn undecided_lookups_are_repeated() {
         let unclear = LookupResult::Unclear { reason: "no state at /state".to_owned() };
         let declined = LookupResult::Declined { reason: "declined".to_owned() };
+        let part = LookupResult::PartlyAccepted(PartialCharge { reference: None, amount: 1 });
         let differs = LookupResult::Differs { reason: "1 EUR, not 2 EUR".to_owned() };
         let table = [
             (LookupResult::Accepted { reference: None }, Ok(FinalState::Succeeded), Ok(FinalState::Succeeded)),
+            (part, Ok(FinalState::Succeeded), Ok(FinalState::Succeeded)),
             (declined, Ok(FinalState::Declined), Ok(FinalState::Declined)),
             (differs, Ok(FinalState::Review), Ok(FinalState::Review)),
             (LookupResult::InProgress { retry_after: None }, Err(4), Ok(FinalState::Review)),

@@ -36,13 +36,6 @@ fn history(attempts: u32, unknown: bool) -> AttemptHistory {
     }
 }
 
-fn final_state(next: &Transition) -> Option<FinalState> {
-    match next {
-        Transition::Finalize { state, .. } => Some(*state),
-        Transition::Retry { .. } => None,
-    }
-}
-
 #[test]
 fn outcomes_follow_the_disposition_table() {
     let day = Some(Duration::from_secs(86_400));
@@ -81,7 +74,7 @@ fn outcomes_follow_the_disposition_table() {
     ];
     for (outcome, retention, attempts, unknown, state, counts, pauses) in table {
         let got = after_outcome(outcome, &history(attempts, unknown), &policy(retention), 0.5);
-        assert_eq!(final_state(&got.transition), state, "{outcome:?} after {attempts}");
+        assert_eq!(got.transition.final_state(), state, "{outcome:?} after {attempts}");
         assert_eq!((got.counts_attempt, got.pause.is_some()), (counts, pauses), "{outcome:?}");
     }
 }
@@ -109,7 +102,7 @@ fn an_unknown_job_is_never_dead_or_expired() {
                 };
                 let nexts = outcomes.iter().map(|outcome| after_outcome(outcome, &history, &policy, 0.0).transition);
                 for next in nexts.chain(step) {
-                    assert!(!matches!(final_state(&next), Some(FinalState::Dead | FinalState::Expired)), "{next:?}");
+                    assert!(!matches!(next.final_state(), Some(FinalState::Dead | FinalState::Expired)), "{next:?}");
                 }
             }
         }
@@ -125,16 +118,16 @@ fn a_failed_probe_counts_no_attempt() {
     for outcome in [&not_sent, &unknown] {
         let probe = AttemptHistory { probe: true, ..history(2, false) };
         let got = after_outcome(outcome, &probe, &policy(day), 0.5);
-        assert_eq!((final_state(&got.transition), got.counts_attempt), (None, false), "{outcome:?}");
+        assert_eq!((got.transition.final_state(), got.counts_attempt), (None, false), "{outcome:?}");
     }
     let got =
         after_outcome(&Outcome::InProgress { retry_after: None }, &AttemptHistory { probe: true, ..history(0, true) }, &policy(day), 0.5);
     assert!(got.counts_attempt, "that is an answer");
     let probe = AttemptHistory { probe: true, ..history(0, false) };
     let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
-    assert_eq!(final_state(&got.transition), Some(FinalState::Review), "a resend may charge twice");
+    assert_eq!(got.transition.final_state(), Some(FinalState::Review), "a resend may charge twice");
     let got = after_outcome(&unknown, &probe, &with_lookup(None), 0.5);
-    assert_eq!((final_state(&got.transition), got.counts_attempt), (None, false), "unless there is a look-up");
+    assert_eq!((got.transition.final_state(), got.counts_attempt), (None, false), "unless there is a look-up");
 }
 
 /// Order of what is done with a job of unknown outcome: same key, look-up, review.
@@ -167,7 +160,7 @@ fn unknown_job_follows_the_retry_order() {
             let got = match before_request(&history, &policy, Some(SendObstacle::Expired)) {
                 PreSend::Charge => CHARGE,
                 PreSend::LookUp => LOOK_UP,
-                PreSend::Transition(next) => final_state(&next).map_or("again", FinalState::name),
+                PreSend::Transition(next) => next.final_state().map_or("again", FinalState::name),
             };
             assert_eq!(got, wanted, "{history:?} {policy:?}");
         }
@@ -184,7 +177,7 @@ fn unknown_job_follows_the_retry_order() {
         ..history(3, true)
     };
     let step = before_request(&endless, &with_lookup(None), None);
-    assert!(matches!(step, PreSend::Transition(next) if final_state(&next).is_some()));
+    assert!(matches!(step, PreSend::Transition(next) if next.final_state().is_some()));
 }
 
 /// If nothing may be sent again, a provider with a look-up is asked soon.
@@ -210,11 +203,11 @@ fn exhausted_unknown_jobs_are_looked_up() {
             other => panic!("{outcome:?}: {other:?}"),
         }
         let without = after_outcome(outcome, &history, &policy(retention), 1.0);
-        assert_eq!(final_state(&without.transition), Some(FinalState::Review), "{outcome:?}");
+        assert_eq!(without.transition.final_state(), Some(FinalState::Review), "{outcome:?}");
     }
     // There is no look-up for a request that was certainly never sent.
     let dead = after_outcome(&not_sent, &history(2, false), &with_lookup(day), 1.0);
-    assert_eq!(final_state(&dead.transition), Some(FinalState::Dead));
+    assert_eq!(dead.transition.final_state(), Some(FinalState::Dead));
 }
 
 #[test]
@@ -335,7 +328,7 @@ fn refused_account_is_declined_or_looked_up() {
     }
     let lost = AttemptHistory { lost_holders: LOST_HOLDERS_MAX, ..history(1, false) };
     let PreSend::Transition(next) = before_request(&lost, &policy(day), refused) else { panic!() };
-    assert_eq!(final_state(&next), Some(FinalState::Review));
+    assert_eq!(next.final_state(), Some(FinalState::Review));
     assert_eq!(
         SendObstacle::of(true, true, Some(UnsupportedSum::Currency)),
         refused,
@@ -355,7 +348,7 @@ fn job_that_kills_workers_goes_to_review() {
                 review.then_some(SendObstacle::Expired),
             );
             match step {
-                PreSend::Transition(next) => assert_eq!((final_state(&next), review), (Some(FinalState::Review), true)),
+                PreSend::Transition(next) => assert_eq!((next.final_state(), review), (Some(FinalState::Review), true)),
                 other => assert_eq!((other, review), (PreSend::Charge, false)),
             }
         }

@@ -170,7 +170,9 @@ fn unknown_summary(job: &JobFacts, next: Option<&PreSend>, text: &str) -> String
         Some(PreSend::LookUp) => "next, the provider is asked for the outcome (look-up)".to_owned(),
         Some(PreSend::Transition(Transition::Finalize { reason, .. })) => format!("next, manual review ({reason})"),
         Some(PreSend::Transition(Transition::Retry { reason, .. })) => format!("next, it waits again ({reason})"),
-        None => "the next step depends on its provider's row".to_owned(),
+        Some(PreSend::Transition(Transition::SucceedInPart(_))) | None => {
+            "the next step depends on its provider's row".to_owned()
+        }
     };
     format!("outcome unknown: the payment may have been charged ({reason}); {next}; {text}")
 }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Object;
+use super::request::SumRow;
 use super::validate::RowValidator;
 use crate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, WhenNotFound};
 use crate::domain::response::{CodeCondition, HeaderCondition, StatusCase, StatusMeaning};
@@ -30,6 +31,8 @@ struct LookupRow {
     reference: Option<String>,
     amount: Option<String>,
     currency: Option<String>,
+    amount_unit: Option<String>,
+    partial: Option<String>,
     echo: Option<Object>,
     not_found: Option<String>,
     give_up_after_s: Option<i64>,
@@ -55,15 +58,11 @@ impl RowValidator {
         }
         let [accepted, declined, in_progress] = words;
         let url = self.lookup_url(row.url.as_deref());
-        let pointers = [
-            ("state", &row.state),
-            ("reference", &row.reference),
-            ("amount", &row.amount),
-            ("currency", &row.currency),
-        ];
-        for (key, pointer) in pointers {
+        for (key, pointer) in [("state", &row.state), ("reference", &row.reference)] {
             self.pointer(&format!("lookup.{key}"), pointer.as_ref(), &format!("/{key} or /data/{key}"));
         }
+        let sum = SumRow { amount: row.amount, currency: row.currency, unit: row.amount_unit, partial: row.partial };
+        let sum = self.sum_fields("lookup", sum);
         let echo = self.echo("lookup.echo", row.echo.as_ref());
         let give_up_after: Duration =
             self.seconds("lookup.give_up_after_s", row.give_up_after_s.unwrap_or(GIVE_UP_AFTER_S));
@@ -78,8 +77,7 @@ impl RowValidator {
             declined,
             in_progress,
             reference: row.reference.unwrap_or_else(|| "/id".to_owned()),
-            amount: row.amount,
-            currency: row.currency,
+            sum,
             echo,
             not_found: not_found?,
             give_up_after,
@@ -233,7 +231,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::tests::with;
-    use crate::domain::response::Echo;
+    use crate::domain::response::{AmountUnit, Echo, SumFields};
 
     use super::*;
 
@@ -255,8 +253,7 @@ mod tests {
             declined: words("declined"),
             in_progress: words("processing"),
             reference: "/id".to_owned(),
-            amount: None,
-            currency: None,
+            sum: SumFields::default(),
             echo: Echo::default(),
             not_found: WhenNotFound::Review,
             give_up_after: Duration::from_secs(3_600),
@@ -270,15 +267,18 @@ mod tests {
         let row = with(json!({"idempotency_retention_s": 121, "lookup": {
             "url": URL, "method": "POST", "state": "/data/0/status", "accepted": ["paid", "captured"], "declined": [],
             "in_progress": ["pending"], "reference": "/data/0/id", "amount": "/data/0/amount",
-            "currency": "/data/0/currency", "not_found": "resend", "give_up_after_s": 60,
+            "currency": "/data/0/currency", "amount_unit": "decimal", "partial": "accept", "not_found": "resend", "give_up_after_s": 60,
         }}));
         let lookup = row.validate(1).unwrap().lookup.unwrap();
         assert_eq!((lookup.method, lookup.not_found), (LookupMethod::Post, WhenNotFound::Resend));
         assert_eq!((lookup.accepted.len(), lookup.declined.len()), (2, 0));
-        assert_eq!(
-            (lookup.amount.as_deref(), lookup.currency.as_deref()),
-            (Some("/data/0/amount"), Some("/data/0/currency"))
-        );
+        let sum = SumFields {
+            amount: Some("/data/0/amount".to_owned()),
+            currency: Some("/data/0/currency".to_owned()),
+            unit: AmountUnit::Decimal,
+            accepts_partial: true,
+        };
+        assert_eq!(lookup.sum, sum);
         assert_eq!(lookup.give_up_after, Duration::from_secs(60));
     }
 
@@ -305,6 +305,13 @@ mod tests {
             (with_url(json!({"reference": ""})), "lookup.reference is not a JSON pointer"),
             (with_url(json!({"amount": "amount"})), "lookup.amount is not a JSON pointer"),
             (with_url(json!({"currency": "x"})), "lookup.currency is not a JSON pointer"),
+            (
+                with_url(json!({"amount": "/a", "amount_unit": "cents"})),
+                "lookup.amount_unit is `cents`: must be minor or",
+            ),
+            (with_url(json!({"amount": "/a", "partial": "yes"})), "lookup.partial is `yes`: must be review or accept"),
+            (with_url(json!({"partial": "accept"})), "lookup.partial is about lookup.amount, which is missing"),
+            (with_url(json!({"amount_unit": "minor"})), "lookup.amount_unit is about lookup.amount"),
             (with_url(json!({"accepted": []})), "lookup.accepted is empty"),
             (with_url(json!({"declined": [" "]})), "lookup.declined has an empty word"),
             (with_url(json!({"declined": ["succeeded"]})), "lookup.declined: `succeeded` is in accepted too"),

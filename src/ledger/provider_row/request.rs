@@ -15,7 +15,9 @@ use super::validate::RowValidator;
 use crate::domain::expansion::TEMPLATE_BYTES_MAX;
 use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, RequestShape};
-use crate::domain::response::{Echo, EchoField, EchoedField, ResponseLocation, WaitField, WaitUnit};
+use crate::domain::response::{
+    AmountUnit, Echo, EchoField, EchoedField, ResponseLocation, SumFields, WaitField, WaitUnit,
+};
 
 /// The column's content; an absent key has the contract's default.
 #[derive(Deserialize)]
@@ -28,6 +30,18 @@ struct RequestRow {
     reference: Option<String>,
     wait: Option<Object>,
     echo: Option<Object>,
+    amount: Option<String>,
+    currency: Option<String>,
+    amount_unit: Option<String>,
+    partial: Option<String>,
+}
+
+/// Keys of the columns `request` and `lookup` about the sum in a response.
+pub(super) struct SumRow {
+    pub amount: Option<String>,
+    pub currency: Option<String>,
+    pub unit: Option<String>,
+    pub partial: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -61,6 +75,32 @@ impl RowValidator {
             reference_pointer: row.reference,
             wait: row.wait.and_then(|wait| self.wait(&wait)),
             echo: self.echo("request.echo", row.echo.as_ref()),
+            sum: self.sum_fields(
+                "request",
+                SumRow { amount: row.amount, currency: row.currency, unit: row.amount_unit, partial: row.partial },
+            ),
+        }
+    }
+
+    /// Where a response has the sum. `column` is `request` or `lookup`.
+    pub(super) fn sum_fields(&mut self, column: &str, row: SumRow) -> SumFields {
+        for (key, pointer) in [("amount", &row.amount), ("currency", &row.currency)] {
+            self.pointer(&format!("{column}.{key}"), pointer.as_ref(), &format!("/{key} or /data/{key}"));
+        }
+        let units = AmountUnit::ALL.map(|unit| (unit.name(), unit));
+        let unit = row.unit.as_ref().map(|unit| self.one_of(&format!("{column}.amount_unit"), unit, &units));
+        let endings = [("review", false), ("accept", true)];
+        let partial = row.partial.as_ref().map(|partial| self.one_of(&format!("{column}.partial"), partial, &endings));
+        for (key, is_given) in [("amount_unit", unit.is_some()), ("partial", partial.is_some())] {
+            if is_given && row.amount.is_none() {
+                self.problem(format!("{column}.{key} is about {column}.amount, which is missing: name its place"));
+            }
+        }
+        SumFields {
+            amount: row.amount,
+            currency: row.currency,
+            unit: unit.flatten().unwrap_or_default(),
+            accepts_partial: partial.flatten().unwrap_or_default(),
         }
     }
 

@@ -24,14 +24,16 @@ use crate::ledger::{
 use crate::provider::FrozenRequest;
 
 /// One event for each final state, in the statement that makes it final.
-pub const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
-     SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at FROM {job}";
+pub const WRITE_EVENT: &str = "INSERT INTO outcome_events \
+         (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at) \
+     SELECT job.id, job.provider, job.state, job.provider_reference, job.charged_amount, job.reason, job.attempts, \
+         job.updated_at FROM {job}";
 
 /// Writes the event and leases it at once for the worker that writes it, which publishes it.
 const WRITE_AND_TAKE_EVENT: &str = "INSERT INTO outcome_events \
-         (job_id, provider, state, provider_reference, reason, attempts, at, taken_until) \
-     SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at, \
-         {after:$12} FROM {job}";
+         (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at, taken_until) \
+     SELECT job.id, job.provider, job.state, job.provider_reference, job.charged_amount, job.reason, job.attempts, \
+         job.updated_at, {after:$13} FROM {job}";
 
 /// Another payment of this provider that succeeded by the same charge, if there is one. The charge is the one that $10
 /// names, or the row's own. By the index there is at most one such payment. The condition fits that index alone:
@@ -56,8 +58,8 @@ pub fn conflict_checked_reason(state: &str, reason: &str) -> String {
 }
 
 /// Columns of the job that the statements for its side effects need.
-pub const WRITTEN_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
-     jobs.last_attempt, jobs.updated_at, jobs.account, jobs.reference";
+pub const WRITTEN_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.charged_amount, \
+     jobs.reason, jobs.attempts, jobs.last_attempt, jobs.updated_at, jobs.account, jobs.reference";
 
 pub const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at, account, reference) \
      SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference FROM {job}";
@@ -92,8 +94,8 @@ const END_ATTEMPT: &str = "attempts = attempts + CASE WHEN $7 THEN 1 ELSE 0 END,
      resend = CASE WHEN resend = 'granted' AND $4 IN ('unknown', 'in_progress') THEN 'used' ELSE resend END, \
      lease_owner = NULL, lease_until = NULL, updated_at = {now}";
 
-/// Sticky: true when this attempt's outcome, or an earlier one's, is or was unknown.
-const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress')";
+/// Sticky: true when this attempt's outcome, or an earlier one's, is or was unknown, or another sum was charged.
+const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress', 'differs')";
 
 const HELD_AND_SENDING: &str =
     "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'sending' AND last_attempt = $3";
@@ -142,7 +144,8 @@ static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET state = {}, maybe_charged = ({MAYBE_CHARGED}), \
-             provider_reference = COALESCE($10, provider_reference), reason = {}, {END_ATTEMPT} {{from}} \
+             provider_reference = COALESCE($10, provider_reference), charged_amount = $12, reason = {}, \
+             {END_ATTEMPT} {{from}} \
          WHERE {HELD_AND_SENDING}",
         conflict_checked_state("$9"),
         conflict_checked_reason("$9", "$11")
@@ -224,7 +227,7 @@ pub fn request_args(request: &FrozenRequest) -> [Value; 9] {
 
 /// Logs an error for the operator when two payments have the same charge.
 pub fn log_shared_charge(lease: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
-    let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. });
+    let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. } | JobState::SucceededInPart(_));
     let Some(row) = row.filter(|_| wanted) else { return Ok(()) };
     if row.get::<String>("state")? == FinalState::Review.name() {
         tracing::error!(
@@ -272,7 +275,7 @@ static WAIT_AFTER_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 static FINALIZE_BY_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET state = {}, provider_reference = COALESCE($10, provider_reference), reason = {}, \
-             resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
+             charged_amount = $12, resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
              lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
          WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND {ON_WIRE}",
         conflict_checked_state("$9"),

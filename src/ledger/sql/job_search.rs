@@ -53,7 +53,7 @@ const fn totals_max(dialect: Dialect) -> u32 {
 /// The columns of a source: those of a page, and those of conditions.
 const COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, jobs.reference, \
      jobs.attempts, jobs.wake_at, jobs.reason, jobs.wait_reason, jobs.wait_limit, jobs.wait_detail, \
-     jobs.provider_reference, jobs.created_at, jobs.updated_at";
+     jobs.provider_reference, jobs.charged_amount, jobs.created_at, jobs.updated_at";
 
 /// The position of a job in the order, exactly as stored. SQLite numbers rows in the order of recording.
 static POSITION: Template = Template::by_dialect(

@@ -26,7 +26,7 @@ use crate::ledger::operator::{
 /// The columns of a [`JobSummary`].
 pub const SUMMARY_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
      jobs.reference, jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.wait_reason, jobs.wait_limit, \
-     jobs.wait_detail, jobs.provider_reference, \
+     jobs.wait_detail, jobs.provider_reference, jobs.charged_amount, \
      {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
 
 /// The jobs after this one in the order of providers and keys, as many as a list holds, by the index of both. They may
@@ -40,8 +40,8 @@ fn cursor_args(provider: &str, key: &str) -> String {
 }
 
 from_row!(row => JobSummary {
-    id, provider, state, amount, currency, account, reference, attempts, wake_at, provider_reference, created_at,
-    updated_at;
+    id, provider, state, amount, currency, account, reference, attempts, wake_at, provider_reference, charged_amount,
+    created_at, updated_at;
     reason: reason(row)?,
     wait_reason: StoredWait::present(row)?.and_then(|wait| wait.wait_reason),
     wait_limit: StoredWait::present(row)?.and_then(|wait| wait.wait_limit),
@@ -94,7 +94,8 @@ static EVENTS: Template = Template::new(
 );
 
 static AUDIT: Template = Template::new(
-    "SELECT {ms:at} AS at_ms, who, os_user, program, old_state, new_state, cleared_maybe_charged, erased, because \
+    "SELECT {ms:at} AS at_ms, who, os_user, program, old_state, new_state, cleared_maybe_charged, charged_amount, \
+         erased, because \
      FROM job_audit WHERE job_id = $1 ORDER BY id",
 );
 
@@ -153,7 +154,7 @@ from_row!(row => AttemptSummary {
 });
 from_row!(row => EventSummary { state, at, published_at });
 from_row!(row => AuditEntry {
-    at, who, os_user, program, old_state, new_state, cleared_maybe_charged, erased, because,
+    at, who, os_user, program, old_state, new_state, cleared_maybe_charged, charged_amount, erased, because,
 });
 
 /// The last of the provider's jobs on a page is always returned: the next page begins after it.

@@ -18,6 +18,7 @@ use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
 use super::engine::{Args, Value, args};
 use super::result::{FromRow, SqlRow, from_row};
 use super::{fenced_write, storable};
+use crate::domain::outcome::{FinalState, PARTLY_ACCEPTED, PartialCharge};
 use crate::domain::time::copy_step;
 use crate::domain::wait_reason::{Wait, WaitReason, past_sentence, sentence};
 use crate::ledger::copies::ReturnPlan;
@@ -56,7 +57,7 @@ static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 
 static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
-             lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
+             charged_amount = $6, lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
          WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         .into(),
     written_columns: WRITTEN_COLUMNS.into(),
@@ -208,7 +209,11 @@ pub fn next_args(next: &JobState) -> Vec<Value> {
             vec![unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]
         }
         JobState::Final { state, reason, reference } => {
-            args![state.name(), reference.as_deref().map(storable), storable(reason)].into()
+            args![state.name(), reference.as_deref().map(storable), storable(reason), None::<i64>].into()
+        }
+        JobState::SucceededInPart(PartialCharge { reference, amount }) => {
+            let state = FinalState::Succeeded.name();
+            args![state, reference.as_deref().map(storable), PARTLY_ACCEPTED, Some(*amount)].into()
         }
     }
 }

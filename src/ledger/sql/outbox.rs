@@ -13,7 +13,7 @@ use crate::ledger::{EventSelection, LedgerError, OutcomeEvent, UnpublishedEvents
 
 /// An event's columns, as [`OutcomeEvent`] is read.
 pub const EVENT_COLUMNS: &str =
-    "sequence, job_id AS id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms";
+    "sequence, job_id AS id, provider, state, provider_reference, charged_amount, reason, attempts, {ms:at} AS at_ms";
 
 /// In milliseconds: doubles with each time that a queue rejected the event, up to ten minutes.
 const RETRY_DELAYS_MS: [u32; 7] = [10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 600_000];
@@ -126,7 +126,7 @@ impl Database {
 }
 
 from_row!(row => OutcomeEvent {
-    sequence, id, provider, state, provider_reference, reason, attempts;
+    sequence, id, provider, state, provider_reference, charged_amount, reason, attempts;
     at_ms: row.get::<EpochMs>("at")?.0,
 });
 

@@ -25,7 +25,8 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{
-    Actor, DatabaseTime, ErasureCounts, ErasureResult, JobResolution, ReloadedJob, ResolutionError, ResolutionRefusal,
+    Actor, Charge, DatabaseTime, ErasureCounts, ErasureResult, JobResolution, ReloadedJob, ResolutionError,
+    ResolutionRefusal,
 };
 use crate::ledger::upkeep::JobToRepublish;
 
@@ -33,25 +34,26 @@ use crate::ledger::upkeep::JobToRepublish;
 pub(super) const LOOKS_MAX: u32 = 4;
 
 /// By a function of the owner's: its caller needs no right to the tables. PostgreSQL alone.
-static DECIDE: Template = Template::new("SELECT jobs_decide($1, $2, $4, $5, $6, $3) AS id");
+static DECIDE: Template = Template::new("SELECT jobs_decide($1, $2, $4, $5, $6, $3, $7) AS id");
 
 /// For SQLite, like the next two: a database file has no roles.
 static FINALIZE: Template = Template::new(
     "UPDATE jobs SET state = $4, fence = fence + 1, lease_owner = NULL, lease_until = NULL, reason = $5, \
-         provider_reference = COALESCE($6, provider_reference), scrubbed_at = NULL, updated_at = {now} \
+         provider_reference = COALESCE($6, provider_reference), charged_amount = $7, scrubbed_at = NULL, \
+         updated_at = {now} \
      WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
 );
 
 static WRITE_EVENT: Template = Template::new(
-    "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
-     SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM jobs WHERE id = $1",
+    "INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at) \
+     SELECT id, provider, state, provider_reference, charged_amount, reason, attempts, updated_at FROM jobs WHERE id = $1",
 );
 
 /// The time of the first request stays: the provider may have remembered the key since then. The reference is cleared:
 /// the next response brings its own, and the former one may belong to another payment.
 static REVIVE: Template = Template::new(
     "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = 0, attempts = 0, \
-         lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, wake_at = {now}, \
+         lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, charged_amount = NULL, wake_at = {now}, \
          wait_reason = NULL, wait_limit = NULL, wait_detail = NULL, \
          revived_at = {now}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, \
          updated_at = {now} \
@@ -95,8 +97,8 @@ impl Database {
         if let Some(refusal) = refusal_of(&row, resolution)? {
             return Err(refusal.into());
         }
-        if let JobResolution::Succeeded { reference } = resolution {
-            let args = args![id, reference.as_deref().map(storable)];
+        if let JobResolution::Succeeded(charge) = resolution {
+            let args = args![id, charge.reference.as_deref().map(storable)];
             if let Some(row) = self.query_one(&SAME_CHARGE, args).await? {
                 return Err(ResolutionRefusal::ReferenceTaken { by: row.get("id")? }.into());
             }
@@ -112,15 +114,19 @@ impl Database {
         by: &Actor,
         reason: &str,
     ) -> Vec<Step> {
-        let reference = match resolution {
-            JobResolution::Succeeded { reference } => reference.as_deref().map(storable),
-            _ => None,
+        let charge = match resolution {
+            JobResolution::Succeeded(charge) => charge.clone(),
+            _ => Charge::default(),
         };
+        let reference = charge.reference.as_deref().map(storable);
         let (from, to) = (resolution.required_state(), resolution.resulting_state());
-        let change: Args = args![id, from, fence, to, storable(reason), reference].into();
+        let change: Args = args![id, from, fence, to, storable(reason), reference, charge.amount].into();
         let change = match self.dialect() {
             Dialect::Postgres => vec![self.must_affect(&DECIDE, change)],
-            Dialect::Sqlite if resolution.needs_resend() => vec![self.must_affect(&REVIVE, change)],
+            Dialect::Sqlite if resolution.needs_resend() => {
+                let change: Args = args![id, from, fence, to, storable(reason)].into();
+                vec![self.must_affect(&REVIVE, change)]
+            }
             Dialect::Sqlite => {
                 vec![self.must_affect(&FINALIZE, change), self.must_affect(&WRITE_EVENT, args![id])]
             }

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::{OperatorContext, PROGRAM, parse_job_id};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{Actor, JobResolution};
+use crate::ledger::operator::{Actor, Charge, JobResolution};
 use crate::ledger::provider_row::{LimitReturn, LimitSummary};
 use crate::ledger::settings::InvalidRow;
 use crate::ops::OpsState;
@@ -41,6 +41,8 @@ pub struct Resolution {
     kind: ResolutionKind,
     /// With `succeeded`: the provider's reference of the charge.
     reference: Option<String>,
+    /// With `succeeded`: the amount that the provider charged, in minor units; default: the payment's amount.
+    amount: Option<i64>,
     /// For the audit; also in the job's reason and its outcome event. At most 500 characters.
     because: Option<String>,
     /// The payment's id once more; required with `resend`, because the payment may be charged again.
@@ -83,13 +85,13 @@ pub async fn resolve(
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<Resolution>,
 ) -> Result<Response, ApiError> {
-    let Resolution { kind, reference, because: why, confirm_id } = asked;
+    let Resolution { kind, reference, amount, because: why, confirm_id } = asked;
     if confirm_id.map_or(kind == ResolutionKind::Resend, |typed| typed != id) {
         return Err(ApiError::bad_request("`confirm_id` must be the payment's id: repeat it to confirm the decision"));
     }
     let resolution = kind
-        .resolution(reference, ops.operator_context.card_numbers)
-        .map_err(|why| ApiError::bad_request(format!("`reference`: {why}")))?;
+        .resolution(Charge { reference, amount }, ops.operator_context.card_numbers)
+        .map_err(ApiError::bad_request)?;
     apply_resolution(&ops.operator_context, id, resolution, actor(&caller, why)?).await
 }
 

@@ -12,12 +12,13 @@ use reqwest::Method;
 use super::classify::{ProviderResponse, ResponseBody, ResponseRules, is_token, reference, row_meaning};
 use super::client::{self, ClientSettings, ConnectionReuse, HttpClient, PreparedRequest};
 use super::outbound::OutboundPolicy;
-use super::response_fields::{check_echo, minor_units};
-use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
+use super::response_fields::{check_echo, has_other_amount};
+use super::response_json::AmbiguousValue;
 use super::secrets::HeaderTemplates;
+use super::sums::{SumComparison, compare_sum, other_echo};
 use super::{lookup_url, without_response};
 use crate::domain::job::Job;
-use crate::domain::outcome::{LookupResult, UnknownCause};
+use crate::domain::outcome::{LookupResult, PartialCharge, UnknownCause};
 use crate::domain::provider::{LookupConfig, LookupMethod, Provider};
 use crate::domain::response::{PaymentIdentity, StatusMeaning};
 use crate::domain::sum::SentSum;
@@ -84,11 +85,17 @@ impl LookupClient {
                 let mut result = classify_lookup(reading, request, &self.lookup, &self.charge_rules, now());
                 let is_final = matches!(
                     result,
-                    LookupResult::Accepted { .. } | LookupResult::Declined { .. } | LookupResult::Differs { .. }
+                    LookupResult::Accepted { .. }
+                        | LookupResult::PartlyAccepted(_)
+                        | LookupResult::Declined { .. }
+                        | LookupResult::Differs { .. }
                 );
                 let doubt = check_echo(reading, &self.lookup.echo, &request.payment, is_final);
                 if let Some(cause) = doubt {
-                    result = LookupResult::Unknown { cause, retry_after: None };
+                    result = match has_other_amount(reading, &self.lookup.echo, &request.payment) {
+                        true => LookupResult::Differs { reason: other_echo() },
+                        false => LookupResult::Unknown { cause, retry_after: None },
+                    };
                 }
                 let (status, read_at) = (reading.status, answered.read_at);
                 self.client.release_connection(*answered, doubt);
@@ -173,52 +180,21 @@ fn classify_payment_state(
             reason: format!("the look-up response has {state} that no list in lookup contains"),
         });
     }
-    Ok(match compare_amount(&body, request, lookup)? {
-        AmountComparison::Differs(reason) => LookupResult::Differs { reason },
-        AmountComparison::Unreadable(what) if accepted => {
+    let reference = || reference(&body, &lookup.reference);
+    Ok(match compare_sum(Some(&body), &lookup.sum, &request.payment)? {
+        SumComparison::Differs(reason) => LookupResult::Differs { reason },
+        SumComparison::Unreadable(what) if accepted => {
             LookupResult::Unclear { reason: format!("the look-up response has no {what} to compare with the job's") }
         }
-        AmountComparison::Same | AmountComparison::Unreadable(_) if accepted => {
-            LookupResult::Accepted { reference: reference(&body, &lookup.reference)? }
+        SumComparison::Part(amount) if accepted => {
+            LookupResult::PartlyAccepted(PartialCharge { reference: reference()?, amount })
+        }
+        SumComparison::Same | SumComparison::Unreadable(_) if accepted => {
+            LookupResult::Accepted { reference: reference()? }
         }
         _ if declined => LookupResult::Declined { reason: format!("{text}, as the provider says when asked") },
         _ => LookupResult::InProgress { retry_after: None },
     })
-}
-
-enum AmountComparison {
-    Same,
-    Differs(String),
-    /// The field that could not be read.
-    Unreadable(&'static str),
-}
-
-fn compare_amount(
-    body: &ResponseJson,
-    request: &LookupRequest,
-    lookup: &LookupConfig,
-) -> Result<AmountComparison, AmbiguousValue> {
-    let field = |pointer: &Option<String>| pointer.as_ref().map(|pointer| body.field(pointer)).transpose();
-    let amount = field(&lookup.amount)?.map(|field| minor_units(&field?));
-    let currency = field(&lookup.currency)?.map(|field| match field? {
-        FieldValue::Text(code) if code.len() == 3 && is_token(&code) => Some(code.to_uppercase()),
-        _ => None,
-    });
-    if amount == Some(None) {
-        return Ok(AmountComparison::Unreadable("amount in minor units"));
-    }
-    if currency == Some(None) {
-        return Ok(AmountComparison::Unreadable("currency"));
-    }
-    let ours = (request.payment.sum.units, request.payment.currency.clone());
-    let theirs = (amount.flatten().unwrap_or(ours.0), currency.flatten().unwrap_or_else(|| ours.1.clone()));
-    if theirs == ours {
-        return Ok(AmountComparison::Same);
-    }
-    Ok(AmountComparison::Differs(format!(
-        "the provider has {} {} for this payment, the job has {} {}: check the payment at the provider",
-        theirs.0, theirs.1, ours.0, ours.1
-    )))
 }
 
 #[cfg(test)]
@@ -233,7 +209,7 @@ mod tests {
     use crate::domain::job::tests::job;
     use crate::domain::provider::{LookupUrl, WhenNotFound};
     use crate::domain::response::Echo;
-    use crate::domain::response::{ResponseLocation, StatusCase, WaitField, WaitUnit};
+    use crate::domain::response::{ResponseLocation, StatusCase, SumFields, WaitField, WaitUnit};
 
     fn lookup() -> LookupConfig {
         LookupConfig {
@@ -244,12 +220,16 @@ mod tests {
             declined: vec!["declined".to_owned()],
             in_progress: vec!["processing".to_owned()],
             reference: "/id".to_owned(),
-            amount: None,
-            currency: None,
+            sum: SumFields::default(),
             echo: Echo::default(),
             not_found: WhenNotFound::Review,
             give_up_after: Duration::from_secs(60),
         }
+    }
+
+    fn sum_fields(with_currency: bool) -> SumFields {
+        let currency = with_currency.then(|| "/currency".to_owned());
+        SumFields { amount: Some("/amount".to_owned()), currency, ..SumFields::default() }
     }
 
     fn lookup_request() -> LookupRequest {
@@ -326,7 +306,7 @@ mod tests {
 
     #[test]
     fn lookup_numbers_are_compared_exactly() {
-        let comparing = LookupConfig { amount: Some("/amount".to_owned()), accepted: vec!["7".to_owned()], ..lookup() };
+        let comparing = LookupConfig { sum: sum_fields(false), accepted: vec!["7".to_owned()], ..lookup() };
         let finding_of = |body: &str| read(200, HeaderMap::new(), body, &comparing);
         let long = "20250416112233445566778801";
         let accepted = LookupResult::Accepted { reference: Some(long.to_owned()) };
@@ -341,7 +321,10 @@ mod tests {
             );
         }
         let finding = finding_of(r#"{"state":7,"amount":1.3e3}"#);
-        assert!(matches!(&finding, LookupResult::Differs { reason } if reason.contains("has 1300 EUR")), "{finding:?}");
+        assert!(
+            matches!(&finding, LookupResult::Differs { reason } if reason.contains("has 13.00 EUR")),
+            "{finding:?}"
+        );
     }
 
     #[test]
@@ -372,16 +355,12 @@ mod tests {
 
     #[test]
     fn different_amount_is_reported_missing_one_is_unclear() {
-        let comparing = LookupConfig {
-            amount: Some("/amount".to_owned()),
-            currency: Some("/currency".to_owned()),
-            accepted: vec!["succeeded".to_owned()],
-            ..lookup()
-        };
+        let comparing = LookupConfig { sum: sum_fields(true), accepted: vec!["succeeded".to_owned()], ..lookup() };
         let finding_of = |body: Value| read(200, HeaderMap::new(), &body.to_string(), &comparing);
         let differs = |theirs: &str| LookupResult::Differs {
             reason: format!(
-                "the provider has {theirs} for this payment, the job has 1299 EUR: check the payment at the provider"
+                "amount_differs: the provider has {theirs} for this payment, and 12.99 EUR were sent: check the payment at \
+                 the provider"
             ),
         };
         let no = |what: &str| LookupResult::Unclear {
@@ -392,10 +371,10 @@ mod tests {
         let table = [
             (json!({"state": paid, "amount": 1299, "currency": "EUR"}), accepted.clone()),
             (json!({"state": paid, "amount": "1299", "currency": "eur"}), accepted),
-            (json!({"state": paid, "amount": 1300, "currency": "EUR"}), differs("1300 EUR")),
-            (json!({"state": paid, "amount": 1299, "currency": "USD"}), differs("1299 USD")),
-            (json!({"state": "declined", "amount": 1, "currency": "usd"}), differs("1 USD")),
-            (json!({"state": open, "amount": 1, "currency": "EUR"}), differs("1 EUR")),
+            (json!({"state": paid, "amount": 1300, "currency": "EUR"}), differs("13.00 EUR")),
+            (json!({"state": paid, "amount": 1299, "currency": "USD"}), differs("12.99 USD")),
+            (json!({"state": "declined", "amount": 1, "currency": "usd"}), differs("0.01 USD")),
+            (json!({"state": open, "amount": 1, "currency": "EUR"}), differs("0.01 EUR")),
             (json!({"state": paid, "amount": 12.99, "currency": "EUR"}), no("amount in minor units")),
             (json!({"state": paid, "amount": "12,99", "currency": "EUR"}), no("amount in minor units")),
             (json!({"state": paid, "currency": "EUR"}), no("amount in minor units")),

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use reqwest::Method;
 use reqwest::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 
-use self::classify::{ResponseRules, classify};
+use self::classify::{ProviderResponse, ResponseRules, classify};
 use self::client::{ClientSettings, ConnectionReuse, HttpClient, PreparedRequest, base_headers};
 use self::connection::ReceivedResponse;
 use self::failure::UnexpectedResponseLog;
@@ -23,17 +23,19 @@ use self::lookup_client::LookupClient;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::OutboundTarget;
 use self::request::{KEY_HEADER, RequestPlan};
-use self::response_fields::{check_echo, is_confirmed};
+use self::response_fields::{check_echo, has_other_amount, is_confirmed};
+use self::response_json::AmbiguousValue;
 use self::secrets::{HEADER_OVERHEAD_BYTES, HeaderTemplates};
+use self::sums::{SumComparison, compare_sum, other_echo};
 use super::secret_grants::{SecretReference, SecretUse};
 use super::{FreezeError, FrozenRequest, LookupRequest, PaymentProvider, RequestResult};
 use crate::domain::expansion::{RequestBuildError, RequestPart, TooLarge, URL_BYTES_MAX, UrlTemplate};
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
-use crate::domain::outcome::{LookupResult, Outcome};
+use crate::domain::outcome::{LookupResult, Outcome, PartialCharge, UnknownCause};
 use crate::domain::printable::redact_url;
 use crate::domain::provider::{LookupUrl, Provider};
-use crate::domain::response::{Echo, PaymentIdentity};
+use crate::domain::response::{Echo, PaymentIdentity, SumFields};
 use crate::domain::sum::SentSum;
 
 pub mod classify;
@@ -50,6 +52,7 @@ mod response_json;
 mod secret_files;
 mod secrets;
 mod socket;
+mod sums;
 mod template;
 pub mod waits;
 
@@ -59,6 +62,7 @@ pub struct HttpProvider {
     response_rules: ResponseRules,
     lookup_client: Option<LookupClient>,
     echo: Echo,
+    sum_fields: SumFields,
     client_settings: ClientSettings,
     client: Arc<HttpClient>,
 }
@@ -84,8 +88,15 @@ impl HttpProvider {
         let lookup_client = |lookup| LookupClient::new(lookup, provider, outbound, client_settings.clone());
         let lookup_client = provider.lookup.as_ref().map(lookup_client).transpose()?;
         let client = HttpClient::new(&request_builder.target, client_settings.clone())?;
-        let echo = provider.request.echo.clone();
-        Ok(Self { request_builder, response_rules, lookup_client, echo, client_settings, client: Arc::new(client) })
+        Ok(Self {
+            request_builder,
+            response_rules,
+            lookup_client,
+            echo: provider.request.echo.clone(),
+            sum_fields: provider.request.sum.clone(),
+            client_settings,
+            client: Arc::new(client),
+        })
     }
 
     /// Problems of a row that make it unusable for every worker: one error per header, and one for the request.
@@ -135,9 +146,13 @@ impl HttpProvider {
         let mut outcome = classify(reading, &self.response_rules, SystemTime::now());
         let is_final = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
         let doubt = check_echo(reading, &self.echo, payment, is_final);
-        if let Some(cause) = doubt {
-            outcome = Outcome::Unknown { cause, retry_after: None };
-        }
+        outcome = match doubt {
+            Some(_) if has_other_amount(reading, &self.echo, payment) => {
+                Outcome::Differs { reason: other_echo(), reference: None }
+            }
+            Some(cause) => Outcome::Unknown { cause, retry_after: None },
+            None => self.judge_sum(outcome, reading, payment),
+        };
         if let Some(refusal) = outcome.refusal()
             && !is_confirmed(reading, &self.echo, payment)
         {
@@ -150,6 +165,26 @@ impl HttpProvider {
             client.release_connection(answered, doubt);
         }
         RequestResult { outcome, status: Some(status), response_age: read_at.elapsed() }
+    }
+
+    /// The outcome of a response that is about this payment, by the sum that it names.
+    fn judge_sum(&self, outcome: Outcome, reading: &ProviderResponse, payment: &PaymentIdentity) -> Outcome {
+        let reference = match &outcome {
+            Outcome::Accepted { reference } => reference.clone(),
+            Outcome::InProgress => None,
+            _ => return outcome,
+        };
+        let is_accepted = matches!(outcome, Outcome::Accepted { .. });
+        match compare_sum(reading.json().as_ref(), &self.sum_fields, payment) {
+            Ok(SumComparison::Differs(reason)) => Outcome::Differs { reason, reference },
+            Ok(SumComparison::Part(amount)) if is_accepted => {
+                Outcome::PartlyAccepted(PartialCharge { reference, amount })
+            }
+            Ok(SumComparison::Unreadable(_)) | Err(AmbiguousValue) if is_accepted => {
+                Outcome::Unknown { cause: UnknownCause::UnreadableResponse(reading.status), retry_after: None }
+            }
+            Ok(_) | Err(AmbiguousValue) => outcome,
+        }
     }
 }
 

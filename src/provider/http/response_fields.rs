@@ -6,7 +6,7 @@
 
 use super::classify::ProviderResponse;
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
-use crate::amount::Decimal;
+use super::sums::minor_units;
 use crate::domain::outcome::UnknownCause;
 use crate::domain::response::{Echo, EchoField, EchoedField, PaymentIdentity, ResponseLocation};
 
@@ -15,6 +15,8 @@ use crate::domain::response::{Echo, EchoField, EchoedField, PaymentIdentity, Res
 enum EchoComparison {
     Same,
     Missing,
+    /// The response repeats another amount, and all other fields as far as it has them.
+    OtherAmount,
     Differs,
 }
 
@@ -29,9 +31,16 @@ pub fn check_echo(
     match compare(reading, echo, payment) {
         Ok(EchoComparison::Same) => None,
         Ok(EchoComparison::Missing) if !needed => None,
-        Ok(EchoComparison::Missing | EchoComparison::Differs) => Some(UnknownCause::NotEchoed(reading.status)),
+        Ok(EchoComparison::Missing | EchoComparison::OtherAmount | EchoComparison::Differs) => {
+            Some(UnknownCause::NotEchoed(reading.status))
+        }
         Err(AmbiguousValue) => Some(UnknownCause::UnreadableResponse(reading.status)),
     }
+}
+
+/// Whether a response repeats this payment with another amount than was sent.
+pub fn has_other_amount(reading: &ProviderResponse, echo: &Echo, payment: &PaymentIdentity) -> bool {
+    matches!(compare(reading, echo, payment), Ok(EchoComparison::OtherAmount))
 }
 
 /// Whether an answer repeats every field that the row's `echo` names, and there is one.
@@ -71,7 +80,9 @@ fn compare_field(
         };
         for value in values.iter().filter(|value| **value != FieldValue::Null) {
             if !matches_payment(value, echoed.field, payment) {
-                return Ok(EchoComparison::Differs);
+                // Text that is no amount says nothing about a sum.
+                let is_amount = echoed.field == EchoField::Amount && minor_units(value).is_some();
+                return Ok(if is_amount { EchoComparison::OtherAmount } else { EchoComparison::Differs });
             }
             found = EchoComparison::Same;
         }
@@ -98,14 +109,6 @@ fn matches_payment(value: &FieldValue, field: EchoField, payment: &PaymentIdenti
     matches!(value, FieldValue::Text(text) | FieldValue::Number(text) if text == expected)
 }
 
-/// Amount in minor units: a whole number in any notation, or digits as text. In text, a decimal point would rather mean
-/// units of the currency, so it is not accepted.
-pub fn minor_units(field: &FieldValue) -> Option<i64> {
-    match field {
-        FieldValue::Number(digits) => Decimal::new(digits)?.to_i64(),
-        FieldValue::Text(text) => text.parse().ok(),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -147,7 +150,7 @@ mod tests {
 
     #[test]
     fn each_field_must_match_the_payment() {
-        use EchoComparison::{Differs, Missing, Same};
+        use EchoComparison::{Differs, Missing, OtherAmount, Same};
         let id = echo(&[(EchoField::Id, &["/a/id", "/b/id"])]);
         for (body, wanted) in [
             (r#"{"a":{"id":"pay-1"}}"#, Same),
@@ -164,21 +167,23 @@ mod tests {
         ] {
             assert_eq!(compare_with(&id, &[], body), wanted, "{body}");
         }
-        for (field, right, wrong) in [
-            (EchoField::IdempotencyKey, r#""pay-1""#, r#""pay-2""#),
-            (EchoField::Reference, r#""no. 7""#, r#""no. 8""#),
-            (EchoField::Amount, "1299", "1300"),
-            (EchoField::Amount, "1299.00", "12.99"),
-            (EchoField::Amount, r#""1299""#, r#""12.99""#),
+        for (field, right, wrong, result) in [
+            (EchoField::IdempotencyKey, r#""pay-1""#, r#""pay-2""#, Differs),
+            (EchoField::Reference, r#""no. 7""#, r#""no. 8""#, Differs),
+            (EchoField::Amount, "1299", "1300", OtherAmount),
+            (EchoField::Amount, "1299.00", "12.99", Differs),
+            (EchoField::Amount, r#""1299""#, r#""12.99""#, Differs),
         ] {
             let echo = echo(&[(field, &["/x"])]);
             assert_eq!(compare_with(&echo, &[], &format!(r#"{{"x":{right}}}"#)), Same, "{field:?} {right}");
-            assert_eq!(compare_with(&echo, &[], &format!(r#"{{"x":{wrong}}}"#)), Differs, "{field:?} {wrong}");
+            assert_eq!(compare_with(&echo, &[], &format!(r#"{{"x":{wrong}}}"#)), result, "{field:?} {wrong}");
         }
         let both = echo(&[(EchoField::Id, &["/id"]), (EchoField::Amount, &["/amount"])]);
         assert_eq!(compare_with(&both, &[], r#"{"id":"pay-1","amount":1299}"#), Same);
         assert_eq!(compare_with(&both, &[], r#"{"id":"pay-1"}"#), Missing);
-        assert_eq!(compare_with(&both, &[], r#"{"id":"pay-1","amount":1}"#), Differs);
+        assert_eq!(compare_with(&both, &[], r#"{"id":"pay-1","amount":1}"#), OtherAmount);
+        assert_eq!(compare_with(&both, &[], r#"{"amount":1}"#), OtherAmount);
+        assert_eq!(compare_with(&both, &[], r#"{"id":"pay-2","amount":1}"#), Differs, "another payment");
         assert_eq!(compare_with(&Echo::default(), &[], "<html>"), Same);
     }
 

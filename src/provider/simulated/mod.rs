@@ -75,6 +75,9 @@ pub struct FakeOptions {
     /// Share of requests that get a 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     pub busy_rate: f64,
+    /// Share of charges that are approved in part: half of the amount, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
+    pub partial_rate: f64,
     /// Status of each charge of an account, such as acct_7=403; repeatable. Such a charge has no effect.
     #[arg(long = "account-status", value_name = "ACCOUNT=STATUS", allow_hyphen_values = true)]
     pub account_statuses: Vec<AccountStatus>,
@@ -142,6 +145,7 @@ impl Default for FakeOptions {
             lost_answer_rate: 0.0,
             decline_rate: 0.0,
             busy_rate: 0.0,
+            partial_rate: 0.0,
             deduplicate: true,
             retention: None,
             lookup: true,
@@ -207,6 +211,7 @@ struct FaultDraw {
     declines: bool,
     /// The payment's object is locked by another request.
     is_busy: bool,
+    is_partial: bool,
 }
 
 /// Draws for the `attempt`-th request under this key.
@@ -228,6 +233,7 @@ fn draw(options: &FakeOptions, key: &str, attempt: u32) -> FaultDraw {
         loses_response: happens(&mut rng, options.lost_answer_rate),
         declines: happens(&mut rng, options.decline_rate),
         is_busy: happens(&mut rng, options.busy_rate),
+        is_partial: happens(&mut rng, options.partial_rate),
     }
 }
 
@@ -245,6 +251,9 @@ pub struct FakeProviderReport {
     /// Payments charged or declined under more than one idempotency key.
     pub several_keys: u64,
     pub declines: u64,
+    /// Charges that were approved in part.
+    #[serde(default)]
+    pub partials: u64,
     /// Responses repeated for a known idempotency key.
     pub replays: u64,
     /// Look-ups that were not refused, with any result.

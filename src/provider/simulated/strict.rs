@@ -45,6 +45,9 @@ pub struct Reply {
 pub struct Effect {
     pub id: String,
     pub amount: i64,
+    /// Amount of its first charge; `None` for a payment that was only declined.
+    #[serde(default)]
+    pub charged: Option<i64>,
     pub currency: String,
     pub account: Option<String>,
     /// The key of the first charge.
@@ -206,7 +209,7 @@ impl StrictProvider {
         let body = serde_json::json!({
             "id": known.reference,
             "state": state,
-            "amount": effect.amount,
+            "amount": effect.charged.unwrap_or(effect.amount),
             "currency": effect.currency,
         });
         self.totals.lost_answers += u64::from(draw.loses_response);
@@ -285,20 +288,24 @@ impl StrictProvider {
 
     fn execute_charge(&mut self, request: &ChargeRequest, draw: FaultDraw, now_us: u64, due_us: u64) -> Reply {
         let mut charge_reference = None;
+        // Half of one minor unit is nothing.
+        let is_partial = draw.is_partial && request.amount > 1;
+        let charged = if is_partial { request.amount / 2 } else { request.amount };
         let (status, body) = if draw.declines {
             self.totals.declines += 1;
             (402, r#"{"error":{"type":"card_error","code":"card_declined"}}"#.to_owned())
         } else {
             self.last_reference += 1;
+            self.totals.partials += u64::from(is_partial);
             let reference = format!("ch_{}", self.last_reference);
-            let charged = serde_json::json!({
+            let body = serde_json::json!({
                 "id": reference,
                 "status": "succeeded",
-                "amount": request.amount,
+                "amount": charged,
                 "currency": request.currency,
             });
             charge_reference = Some(reference);
-            (200, charged.to_string())
+            (200, body.to_string())
         };
         let next = self.effects.len();
         let new = || PaymentRecord { effect: next, reference: None, due_us };
@@ -308,7 +315,7 @@ impl StrictProvider {
             (known.reference, known.due_us) = (charge_reference, due_us);
         }
         let index = known.effect;
-        self.record_effect(request, index, u64::from(!draw.declines), now_us);
+        self.record_effect(request, index, (!draw.declines).then_some(charged), now_us);
         if let Some(key) = &request.key {
             let record = IdempotencyRecord {
                 body_hash: request.body_hash,
@@ -322,12 +329,14 @@ impl StrictProvider {
         Reply { status, body, replayed: false, lost: false, due_us }
     }
 
-    /// Counts charges of the payment with this index among the effects.
-    fn record_effect(&mut self, request: &ChargeRequest, index: usize, charges: u64, now_us: u64) {
+    /// Counts a request of the payment with this index among the effects, with the amount that it charged.
+    fn record_effect(&mut self, request: &ChargeRequest, index: usize, charged: Option<i64>, now_us: u64) {
+        let charges = u64::from(charged.is_some());
         if index == self.effects.len() {
             self.effects.push(Effect {
                 id: request.payment.clone(),
                 amount: request.amount,
+                charged: None,
                 currency: request.currency.clone(),
                 account: request.account.clone(),
                 key: request.key.clone(),
@@ -342,6 +351,7 @@ impl StrictProvider {
             totals.several_keys += 1;
         }
         effect.count += charges;
+        effect.charged = effect.charged.or(charged);
         match effect.count {
             1 if charges > 0 => totals.charges += 1,
             2 if charges > 0 => {

@@ -129,6 +129,9 @@ fn faults_follow_their_rates() {
     assert!(reply.lost && report.charges == 1 && report.lost_answers == 1);
     let (reply, report) = with(FakeOptions { decline_rate: 1.0, ..FakeOptions::default() });
     assert_eq!((reply.status, report.charges, report.declines), (402, 0, 1));
+    let (reply, report) = with(FakeOptions { partial_rate: 1.0, ..FakeOptions::default() });
+    assert!(reply.status == 200 && reply.body.contains(r#""amount":2"#), "{}", reply.body);
+    assert_eq!((report.charges, report.partials), (1, 1));
     let (reply, report) = with(FakeOptions { busy_rate: 1.0, ..FakeOptions::default() });
     assert!(reply.status == 429 && reply.body.contains("lock_timeout"), "{}", reply.body);
     assert_eq!((report.charges, report.refused_429), (0, 0), "its limits had nothing to do with it");
@@ -275,7 +278,8 @@ fn rate_zero_never_fails_rate_one_always() {
             error_status: None,
             loses_response: false,
             declines: false,
-            is_busy: false
+            is_busy: false,
+            is_partial: false
         }
     );
     let all = FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() };

@@ -172,6 +172,7 @@ pub fn outcome_event_json(event: &OutcomeEvent) -> Vec<u8> {
         "provider": event.provider.as_str(),
         "state": event.state.name(),
         "provider_reference": event.provider_reference,
+        "charged_amount": event.charged_amount,
         "reason": event.reason,
         "attempts": event.attempts,
         "at": rfc3339(EpochMs(event.at_ms)),

@@ -259,13 +259,14 @@ fn an_outcome_event_names_all_its_fields() {
         provider: lane(),
         state: FinalState::Succeeded,
         provider_reference: Some("ch_1".to_owned()),
+        charged_amount: Some(500),
         reason: None,
         attempts: 2,
         at_ms: 1_500,
     };
     let written: Value = serde_json::from_slice(&outcome_event_json(&event)).unwrap();
     let expected = json!({
-        "id": "p-1", "provider": "stripe", "state": "succeeded", "provider_reference": "ch_1", "reason": null,
+        "id": "p-1", "provider": "stripe", "state": "succeeded", "provider_reference": "ch_1", "charged_amount": 500, "reason": null,
         "attempts": 2, "at": "1970-01-01T00:00:01.500Z",
     });
     assert_eq!(written, expected);

@@ -88,6 +88,7 @@ impl From<Transition> for JobStep {
         match next {
             Transition::Retry { after, .. } => Self::Retry { wait_us: micros_up(after) },
             Transition::Finalize { state, .. } => Self::Finalize(JobEnd::Final(state)),
+            Transition::SucceedInPart(_) => Self::Finalize(JobEnd::Final(FinalState::Succeeded)),
         }
     }
 }

@@ -213,8 +213,12 @@ impl JobRun<'_> {
                 self.lane.meter.record_delay(label, &reason.to_string());
                 self.action_after_delay(*wait, committed.next_copy)
             }
-            JobState::Final { state, .. } => {
-                let state = committed.state.unwrap_or(*state);
+            JobState::Final { .. } | JobState::SucceededInPart(_) => {
+                let requested = match state {
+                    JobState::Final { state, .. } => *state,
+                    _ => FinalState::Succeeded,
+                };
+                let state = committed.state.unwrap_or(requested);
                 spans::record_result(state.name());
                 self.lane.meter.record_finished(state.name(), self.age());
                 match committed.event {
@@ -244,9 +248,10 @@ impl CommitFailure {
         let (outcome, status) = result.outcome_and_status();
         let reference = match state {
             JobState::Final { reference, .. } => reference.as_deref(),
+            JobState::SucceededInPart(charge) => charge.reference.as_deref(),
             JobState::Waiting { .. } | JobState::Unknown { .. } => None,
         };
-        if matches!(outcome, "accepted" | "declined") || matches!(self, Self::Refused(_)) {
+        if matches!(outcome, "accepted" | "declined" | "differs") || matches!(self, Self::Refused(_)) {
             tracing::error!(job = %id, outcome, status, reference, "{self}");
         } else {
             tracing::warn!(job = %id, outcome, status, reference, "{self}");
@@ -257,6 +262,7 @@ impl CommitFailure {
 fn job_state(next: Transition) -> JobState {
     match next {
         Transition::Finalize { state, reason, reference } => JobState::Final { state, reason, reference },
+        Transition::SucceedInPart(charge) => JobState::SucceededInPart(charge),
         Transition::Retry { after, unknown: true, reason } => JobState::Unknown { wait: after, reason },
         Transition::Retry { after, unknown: false, reason } => JobState::Waiting { wait: after, reason },
     }

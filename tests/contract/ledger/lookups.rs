@@ -2,7 +2,7 @@
 //! payment.
 
 use sluicegate::domain::disposition::Resend;
-use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::outcome::{FinalState, PartialCharge};
 use sluicegate::domain::permit_protocol::CostByKind;
 use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LedgerError, LookupEnd};
@@ -16,6 +16,7 @@ on_every_database!(
     one_more_request_is_granted_and_used,
     unknown_age_counts_from_last_unknown_charge,
     a_charge_belongs_to_one_payment,
+    a_lookup_finds_a_smaller_sum,
     concurrent_payments_cannot_share_a_charge,
     lookups_count_as_one_permit_each,
 );
@@ -64,6 +65,18 @@ impl Fixture {
     async fn rows(&self, select: &str) -> Vec<String> {
         self.column(select).await.into_iter().flatten().collect()
     }
+}
+
+async fn a_lookup_finds_a_smaller_sum(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let hold = fixture.claim_unknown(&job("p1")).await.lease;
+    let number = fixture.begin_lookup(&hold).await;
+    let part = JobState::SucceededInPart(PartialCharge { reference: Some("ch_1".to_owned()), amount: 500 });
+    let written = fixture.database.finish_lookup(&hold, &found(number, "accepted"), &part).await.unwrap();
+    assert_eq!((written.0, written.1), (FencedWrite::Applied, Some(FinalState::Succeeded)));
+    let kept = "SELECT state || ' ' || charged_amount || ' ' || provider_reference FROM";
+    assert_eq!(fixture.rows(&format!("{kept} jobs")).await, ["succeeded 500 ch_1"]);
+    assert_eq!(fixture.rows(&format!("{kept} outcome_events")).await, ["succeeded 500 ch_1"]);
 }
 
 const ATTEMPTS: &str = "SELECT number || '|' || kind || '|' || coalesce(outcome, 'open') || '|' || \

@@ -2,8 +2,8 @@
 //! details.
 
 use sluicegate::domain::job::JobId;
-use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::operator::{Actor, JobDetails, JobFilter, JobResolution, ResolutionRefusal};
+use sluicegate::domain::outcome::{FinalState, PartialCharge};
+use sluicegate::ledger::operator::{Actor, Charge, JobDetails, JobFilter, JobResolution, ResolutionRefusal};
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
@@ -20,6 +20,7 @@ mod waits;
 on_every_database!(
     one_charge_pays_one_payment,
     resend_drops_another_payments_reference,
+    another_sum_is_kept_with_the_payment,
     every_resolution_on_every_state,
     resend_keeps_request_and_resets_attempts,
     expired_or_erased_jobs_are_not_resent,
@@ -30,7 +31,7 @@ on_every_database!(
 
 fn verdicts() -> [JobResolution; 6] {
     [
-        JobResolution::Succeeded { reference: Some("ch_9".to_owned()) },
+        JobResolution::Succeeded(Charge { reference: Some("ch_9".to_owned()), amount: None }),
         JobResolution::Declined,
         JobResolution::Resend,
         JobResolution::Cancel,
@@ -138,7 +139,7 @@ const SITUATIONS: [&str; 12] = [
 /// State after the resolution; `None`: the resolution is refused.
 fn becomes(situation: &str, verdict: &JobResolution) -> Option<&'static str> {
     match (situation, verdict) {
-        ("review-unknown" | "review-rejected", JobResolution::Succeeded { .. }) => Some("succeeded"),
+        ("review-unknown" | "review-rejected", JobResolution::Succeeded(_)) => Some("succeeded"),
         ("review-unknown" | "review-rejected", JobResolution::Declined) => Some("declined"),
         ("review-unknown" | "review-rejected", JobResolution::Resend) => Some("waiting"),
         ("waiting" | "waiting-in-hand" | "waiting-throttled", JobResolution::Cancel) => Some("cancelled"),
@@ -151,14 +152,16 @@ fn becomes(situation: &str, verdict: &JobResolution) -> Option<&'static str> {
 /// Gives each situation its own charge, because no two payments share one.
 fn charged_as(situation: &str, verdict: &JobResolution) -> JobResolution {
     match verdict {
-        JobResolution::Succeeded { .. } => JobResolution::Succeeded { reference: Some(format!("ch_{situation}")) },
+        JobResolution::Succeeded(_) => {
+            JobResolution::Succeeded(Charge { reference: Some(format!("ch_{situation}")), amount: None })
+        }
         other => other.clone(),
     }
 }
 
 async fn one_charge_pays_one_payment(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let verdict = charged_as("one", &JobResolution::Succeeded { reference: None });
+    let verdict = charged_as("one", &JobResolution::Succeeded(Charge::default()));
     for situation in ["review-unknown", "review-rejected"] {
         fixture.bring(situation).await;
     }
@@ -197,6 +200,42 @@ async fn resend_drops_another_payments_reference(kind: Kind) {
     assert_eq!(stands("waiting").await, (review, ch_1));
     let reason = fixture.details("waiting").await.line.reason.unwrap();
     assert!(reason.starts_with("the provider's reference is that of payment b too: "), "{reason}");
+}
+
+/// The sum that was charged, where it is another one than the payment's: from the provider, or from an operator.
+async fn another_sum_is_kept_with_the_payment(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let part = PartialCharge { reference: Some("ch_1".to_owned()), amount: 500 };
+    fixture.attempted("part", "accepted", &JobState::SucceededInPart(part)).await;
+    let line = fixture.details("part").await.line;
+    assert_eq!(
+        (line.state.as_str(), line.charged_amount, line.reason.as_deref()),
+        ("succeeded", Some(500), Some("accepted in part"))
+    );
+    for text in ["told", "full", "again"] {
+        fixture.attempted(text, "differs", &finished(FinalState::Review)).await;
+        let details = fixture.details(text).await;
+        assert_eq!((details.maybe_charged, details.line.charged_amount), (true, None), "{text}");
+    }
+    let charge =
+        |reference: &str, amount| JobResolution::Succeeded(Charge { reference: Some(reference.to_owned()), amount });
+    fixture.decide("told", &charge("ch_2", Some(700))).await.unwrap();
+    fixture.decide("full", &charge("ch_3", None)).await.unwrap();
+    fixture.decide("again", &JobResolution::Resend).await.unwrap();
+    for (text, charged) in [("told", Some(700)), ("full", None), ("again", None)] {
+        let details = fixture.details(text).await;
+        assert_eq!(details.line.charged_amount, charged, "{text}");
+        assert_eq!(details.audit.last().unwrap().charged_amount, charged, "{text}");
+    }
+    // The line of a list, and the events.
+    let listed = fixture.database.list_jobs(&JobFilter::default(), None, 10).await.unwrap().jobs;
+    assert_eq!(listed.iter().find(|line| line.id == "told").unwrap().charged_amount, Some(700));
+    let events = fixture.database.lease_events(10, Duration::from_secs(60)).await.unwrap();
+    let last = |text: &str| events.iter().rev().find(|event| event.id == text).map(|event| event.charged_amount);
+    assert_eq!((last("told"), last("full")), (Some(Some(700)), Some(None)));
+    let sums = fixture.column("SELECT CAST(charged_amount AS text) FROM outcome_events WHERE job_id = 'part'").await;
+    assert_eq!(sums, [Some("500".to_owned())]);
+    assert!(fixture.sql("UPDATE jobs SET charged_amount = 0 WHERE id = 'part'").await.is_err());
 }
 
 async fn every_resolution_on_every_state(kind: Kind) {

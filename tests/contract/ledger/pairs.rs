@@ -6,7 +6,7 @@
 use futures_util::{StreamExt as _, stream};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::operator::{Actor, JobResolution};
+use sluicegate::ledger::operator::{Actor, Charge, JobResolution};
 use sluicegate::ledger::upkeep::{OverduePolicy, WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 use tokio::task::JoinHandle;
@@ -293,7 +293,7 @@ impl Pair {
             KeepUnqueued => kept(ledger.keep_unqueued(hold).await),
             WakeRefused => ledger.wake_waiting(&self.job.provider, &REFUSED_BEFORE_NOW).await.unwrap() > 0,
             Cancel => self.decide(JobResolution::Cancel).await,
-            Succeeded => self.decide(JobResolution::Succeeded { reference: None }).await,
+            Succeeded => self.decide(JobResolution::Succeeded(Charge::default())).await,
             Resend => self.decide(JobResolution::Resend).await,
             Replay => self.decide(JobResolution::Replay).await,
             Discard => self.decide(JobResolution::Discard).await,
@@ -378,7 +378,7 @@ impl Pair {
             assert_eq!(put, FencedWrite::Applied, "{what}");
         }
         if self.picture().await.state == "review" {
-            let resolved = self.decide(JobResolution::Succeeded { reference: None }).await;
+            let resolved = self.decide(JobResolution::Succeeded(Charge::default())).await;
             assert!(resolved, "{what}: its review cannot be resolved");
         }
     }

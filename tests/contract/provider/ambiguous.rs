@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sluicegate::domain::outcome::{LookupResult, Outcome, UnknownCause};
 use sluicegate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, Provider, WhenNotFound};
-use sluicegate::domain::response::{CodeCondition, Echo, HeaderCondition, StatusCase, StatusMeaning};
+use sluicegate::domain::response::{CodeCondition, Echo, HeaderCondition, StatusCase, StatusMeaning, SumFields};
 use sluicegate::provider::PaymentProvider as _;
 
 use super::raw::{RawServer, Then};
@@ -154,8 +154,11 @@ async fn ambiguous_lookup_response_is_unknown() {
             declined: vec!["failed".to_owned()],
             in_progress: vec!["open".to_owned()],
             reference: "/id".to_owned(),
-            amount: Some("/amount".to_owned()),
-            currency: Some("/currency".to_owned()),
+            sum: SumFields {
+                amount: Some("/amount".to_owned()),
+                currency: Some("/currency".to_owned()),
+                ..SumFields::default()
+            },
             echo: Echo::default(),
             not_found: WhenNotFound::Resend,
             give_up_after: Duration::from_secs(60),

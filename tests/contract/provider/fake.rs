@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::outcome::{LookupResult, Outcome, Refusal, UnknownCause};
 use sluicegate::domain::provider::{LookupConfig, LookupMethod, LookupUrl, Provider, WhenNotFound};
-use sluicegate::domain::response::{CodeCondition, Echo, PaymentIdentity, StatusCase, StatusMeaning};
+use sluicegate::domain::response::{CodeCondition, Echo, PaymentIdentity, StatusCase, StatusMeaning, SumFields};
 use sluicegate::domain::sum::SentSum;
 use sluicegate::provider::http::HttpProvider;
 use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
@@ -233,8 +233,11 @@ pub(super) fn lookup(url: &str) -> LookupConfig {
         declined: vec!["declined".to_owned()],
         in_progress: vec!["processing".to_owned()],
         reference: "/id".to_owned(),
-        amount: Some("/amount".to_owned()),
-        currency: Some("/currency".to_owned()),
+        sum: SumFields {
+            amount: Some("/amount".to_owned()),
+            currency: Some("/currency".to_owned()),
+            ..SumFields::default()
+        },
         echo: Echo::default(),
         not_found: WhenNotFound::Review,
         give_up_after: Duration::from_secs(60),

@@ -5,7 +5,9 @@ use std::time::Duration;
 use sluicegate::domain::job::Job;
 use sluicegate::domain::outcome::{LookupResult, Outcome, Transmission, UnknownCause};
 use sluicegate::domain::provider::{LookupConfig, Provider, RequestShape};
-use sluicegate::domain::response::{Echo, EchoField, EchoedField, ResponseLocation, StatusCase, StatusMeaning};
+use sluicegate::domain::response::{
+    Echo, EchoField, EchoedField, ResponseLocation, StatusCase, StatusMeaning, SumFields,
+};
 use sluicegate::provider::PaymentProvider as _;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -188,8 +190,7 @@ async fn echo_distinguishes_lookups() {
     let server = RawServer::start(vec![state("pay-1"), state("pay-1"), state("pay-2")]).await;
     let lookup = LookupConfig {
         echo: echo(EchoField::Id, ResponseLocation::Body("/order".to_owned())),
-        amount: None,
-        currency: None,
+        sum: SumFields::default(),
         ..fake::lookup(&server.url())
     };
     let provider = provider(&Provider { lookup: Some(lookup), ..row(&server.url()) });

@@ -81,6 +81,75 @@ async fn sums_on_the_wire_are_the_providers() {
     }
 }
 
+const SUM_AT: &str = r#"{"amount": "/amount", "currency": "/currency"}"#;
+
+/// A `request` or `lookup` that says where the sum is.
+fn with_sum(column: Value, partial: Option<&str>) -> Option<serde_json::Map<String, Value>> {
+    let mut column = object(&column).unwrap();
+    column.extend(object(&serde_json::from_str(SUM_AT).unwrap()).unwrap());
+    column.extend(partial.map(|partial| ("partial".to_owned(), json!(partial))));
+    Some(column)
+}
+
+fn partial(lost_answer_rate: f64) -> FakeOptions {
+    FakeOptions { partial_rate: 1.0, lost_answer_rate, seed: 3, ..FakeOptions::default() }
+}
+
+/// Each payment is charged half. Without `partial` none of them succeeds, and none is sent again: by the charge's
+/// response, by that of a repeat, and by a look-up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn smaller_sum_is_review_and_never_sent_again() {
+    for (lost, retention, echoes) in
+        [(0.0, Some(86_400), false), (0.5, Some(86_400), false), (0.5, None, false), (0.0, Some(86_400), true)]
+    {
+        let (bench, fake, _stop) = over_http(partial(lost), |row, url| {
+            let lookup = with_sum(json!({"url": format!("{url}charges?id=${{job:id}}")}), None);
+            let echo = object(&json!({"echo": {"amount": "/amount"}}));
+            let request = if echoes { echo } else { with_sum(json!({}), None) };
+            let lookup = lookup.filter(|_| retention.is_none());
+            // Five reviews in a row pause the account; these payments have none in common.
+            ProviderRow { request, lookup, idempotency_retention_s: retention, max_attempts: 20, ..row }
+        })
+        .await;
+        for n in 0..4 {
+            bench.publish("acme", &message(&format!("pay-{n}"), 1_000, "EUR")).await;
+        }
+        let review = "SELECT count(*) FROM jobs WHERE state = 'review' AND reason LIKE 'amount_differs: %'";
+        bench.until("all are in review", async || bench.count(review).await == 4).await;
+        let report = fake.report();
+        assert_eq!((report.charges, report.doubles, report.partials), (4, 0, 4), "{report:?}");
+        let answered = "SELECT count(*) FROM attempts WHERE outcome = 'differs'";
+        assert_eq!(bench.count(answered).await, 4, "a request followed a response with another sum");
+        if lost == 0.0 {
+            assert_eq!(report.requests, 4);
+        }
+    }
+}
+
+/// The row accepts parts: the payment succeeds, with what was charged, in ISO 4217 minor units.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn accepted_part_succeeds_with_its_sum() {
+    for (lost, retention) in [(0.0, Some(86_400)), (0.5, Some(86_400)), (0.5, None)] {
+        let (bench, fake, _stop) = over_http(partial(lost), |row, url| {
+            let lookup = with_sum(json!({"url": format!("{url}charges?id=${{job:id}}")}), Some("accept"));
+            let lookup = lookup.filter(|_| retention.is_none());
+            let request = with_sum(json!({}), Some("accept"));
+            listing(ProviderRow { request, lookup, idempotency_retention_s: retention, max_attempts: 20, ..row })
+        })
+        .await;
+        bench.publish("acme", &message("eur", 1_000, "EUR")).await;
+        bench.publish("acme", &message("isk", 500, "ISK")).await;
+        for (id, charged) in [("eur", 500), ("isk", 250)] {
+            let job = bench.until_state(id, "succeeded").await;
+            assert_eq!(job.reason, "accepted in part", "{id}");
+            assert_eq!(bench.count(&format!("SELECT charged_amount FROM jobs WHERE id = '{id}'")).await, charged);
+            bench.until("its event is published", async || !bench.events_of(id).await.is_empty()).await;
+            assert_eq!(bench.events_of(id).await[0].body["charged_amount"], charged, "{id}");
+        }
+        assert_eq!((fake.report().charges, fake.report().doubles), (2, 0));
+    }
+}
+
 /// The row's rules hold for new messages, dead letters and messages that an operator publishes again.
 #[tokio::test]
 async fn unsupported_sums_are_invalid_by_every_way() {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::super::lookup::after_lookup;
 use super::*;
-use crate::domain::outcome::LookupResult;
+use crate::domain::outcome::{LookupResult, PartialCharge};
 
 fn outcome() -> impl Strategy<Value = Outcome> {
     let wait = || prop_oneof![Just(None), (0..2_000_u64).prop_map(|s| Some(Duration::from_secs(s)))];
@@ -19,6 +19,8 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         1 => Just(Outcome::Accepted { reference: None }),
         1 => Just(Outcome::Declined { reason: String::new() }),
         1 => Just(Outcome::Rejected { reason: String::new() }),
+        1 => Just(Outcome::PartlyAccepted(PartialCharge { reference: None, amount: 1 })),
+        1 => Just(Outcome::Differs { reason: String::new(), reference: None }),
         4 => wait().prop_map(|retry_after| Outcome::Throttled { retry_after }),
         4 => wait().prop_map(|retry_after| Outcome::Busy { retry_after }),
         4 => Just(Outcome::Misconfigured { status: 401 }),
@@ -36,6 +38,7 @@ fn finding() -> impl Strategy<Value = LookupResult> {
         1 => Just(LookupResult::Accepted { reference: None }),
         1 => Just(LookupResult::Declined { reason: String::new() }),
         1 => Just(LookupResult::Differs { reason: String::new() }),
+        1 => Just(LookupResult::PartlyAccepted(PartialCharge { reference: None, amount: 1 })),
         6 => Just(LookupResult::InProgress { retry_after: None }),
         8 => Just(LookupResult::NotFound),
         4 => Just(LookupResult::Unclear { reason: String::new() }),
@@ -130,6 +133,10 @@ proptest! {
                     let forgotten = job.unknown && matches!(state, FinalState::Dead | FinalState::Expired);
                     prop_assert!(!forgotten, "{:?} after an unknown outcome", state);
                     end = Some(state);
+                    break;
+                }
+                Transition::SucceedInPart(_) => {
+                    end = Some(FinalState::Succeeded);
                     break;
                 }
                 Transition::Retry { after, unknown, .. } => {

@@ -89,7 +89,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
 async fn late_worker_cannot_overwrite_a_resolution(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (text, verdict) in [
-        ("settled", JobResolution::Succeeded { reference: None }),
+        ("settled", JobResolution::Succeeded(Charge::default())),
         ("declined", JobResolution::Declined),
         ("again", JobResolution::Resend),
     ] {
@@ -141,7 +141,7 @@ async fn one_of_many_resolutions_wins(kind: Kind) {
     fixture.bring("review-unknown").await;
     let deciding = (0..16).map(|number| {
         let operator = fixture.database.clone();
-        let verdict = [JobResolution::Succeeded { reference: None }, JobResolution::Declined, JobResolution::Resend]
+        let verdict = [JobResolution::Succeeded(Charge::default()), JobResolution::Declined, JobResolution::Resend]
             [number % 3]
             .clone();
         tokio::spawn(async move { settled(operator.resolve_job(&id("review-unknown"), &verdict, None, &by()).await) })

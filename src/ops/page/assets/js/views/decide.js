@@ -18,7 +18,7 @@ const named = (job) => h("p", {}, h("code", {}, job.id), `, ${money(job.amount, 
 const states = (from, to) => h("dl", { class: "changes" }, change("State", jobState(from)[0], jobState(to)[0]));
 
 export function resolve(job, context) {
-  const state = { as: null, reference: job.provider_reference ?? "", typed: "" };
+  const state = { as: null, reference: job.provider_reference ?? "", amount: "", typed: "" };
   const isReady = () => state.as !== null && (state.as !== "resend" || state.typed === job.id);
   const dialog = ask({
     title: "Resolve this payment?",
@@ -36,6 +36,10 @@ export function resolve(job, context) {
         ? h("label", { class: "field" }, h("span", {}, "The provider's reference (optional)"),
             h("input", { type: "text", name: "reference", value: job.provider_reference ?? "", autocomplete: "off", oninput: (event) => (state.reference = event.target.value) }))
         : null,
+      state.as === "succeeded"
+        ? h("label", { class: "field" }, h("span", {}, `Charged amount in minor units, if not ${job.amount}`),
+            h("input", { type: "text", name: "amount", inputmode: "numeric", autocomplete: "off", oninput: (event) => (state.amount = event.target.value) }))
+        : null,
       state.as === "resend"
         ? h("label", { key: "typed", class: "field" }, h("span", {}, `Type the id, ${job.id}, to charge it again`),
             h("input", { type: "text", name: "typed", autocomplete: "off", spellcheck: "false", oninput: (event) => { state.typed = event.target.value.trim(); dialog.ready = isReady(); dialog.redraw(); } }))
@@ -45,7 +49,9 @@ export function resolve(job, context) {
     async act() {
       const confirmed = state.as === "resend" ? { confirm_id: state.typed } : {};
       const reference = state.as === "succeeded" && state.reference.trim() ? { reference: state.reference.trim() } : {};
-      done(job, await post(path("jobs", job.id, "resolve"), { as: state.as, ...reference, ...confirmed, ...reason(state) }), context);
+      const typed = state.amount.trim();
+      const amount = state.as === "succeeded" && typed ? { amount: /^\d+$/.test(typed) ? Number(typed) : typed } : {};
+      done(job, await post(path("jobs", job.id, "resolve"), { as: state.as, ...reference, ...amount, ...confirmed, ...reason(state) }), context);
     },
   });
   dialog.ready = false;

@@ -125,6 +125,7 @@ export function job(context, id) {
     const rows = [
       ["Idempotency key", copied(details.idempotency_key, "idempotency key")],
       ["Provider's reference", copied(details.provider_reference, "provider's reference")],
+      ["Charged", details.charged_amount ? money(details.charged_amount, details.currency) : null],
       ["Reference", copied(details.reference, "reference")],
       ["Reason", inZone(details.reason)], ["Attempts", details.attempts > 0 ? count(details.attempts) : null],
       ["May have been charged", details.maybe_charged ? "yes: the outcome of an attempt is unknown" : details.state === "succeeded" ? null : "no"],

@@ -28,7 +28,7 @@ export function jobTable(caption, jobs, { lead, tail, created } = {}) {
       ...(lead ? [lead.cell(job)] : []),
       h("a", { href: jobHref(job.id) }, job.id),
       chip(jobState(job.state)),
-      money(job.amount, job.currency),
+      job.charged_amount ? `${money(job.amount, job.currency)}, charged ${money(job.charged_amount, job.currency)}` : money(job.amount, job.currency),
       h("a", { href: providerHref(job.provider) }, job.provider),
       job.account ?? "",
       ...(tried ? [job.attempts > 0 ? count(job.attempts) : ""] : []),
