@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::LedgerError;
+use super::committed_writes::CommittedWrites;
 use super::migrations::{POSTGRES, SQLITE, migrate_postgres, migrate_sqlite, schema_state};
 use super::sql::batcher::Batchers;
 use super::sql::connections::Connections;
@@ -81,6 +82,7 @@ pub struct Database {
     pool: DatabasePool,
     pub(super) engine: Arc<dyn Engine>,
     pub(super) batchers: Arc<Batchers>,
+    pub(super) writes: Arc<CommittedWrites>,
 }
 
 impl Database {
@@ -114,7 +116,7 @@ impl Database {
     }
 
     fn with_engine(pool: DatabasePool, engine: Arc<dyn Engine>) -> Self {
-        Self { pool, engine, batchers: Arc::default() }
+        Self { pool, engine, batchers: Arc::default(), writes: Arc::default() }
     }
 
     /// SQLite's pool of one connection, for the embedded queue in the same file.
@@ -123,6 +125,19 @@ impl Database {
             DatabasePool::Sqlite(pool) => Some(pool.clone()),
             DatabasePool::Postgres(_) => None,
         }
+    }
+
+    /// When this process last committed a write.
+    pub fn committed_writes(&self) -> &CommittedWrites {
+        &self.writes
+    }
+
+    /// Checkpoints SQLite's write-ahead log. Returns its length in bytes if a reader keeps it too long; `None` for
+    /// PostgreSQL.
+    pub async fn checkpoint_held_wal(&self) -> Result<Option<u64>, LedgerError> {
+        let DatabasePool::Sqlite(pool) = &self.pool else { return Ok(None) };
+        let pool = pool.clone();
+        run_to_completion(async move { sqlite::checkpoint_held_wal(&pool).await }).await
     }
 
     /// Applies missing migrations. Safe to run twice and from several processes at once.

@@ -16,6 +16,7 @@ use crate::domain::wait_reason::Wait;
 use crate::provider::FrozenRequest;
 
 pub mod backlog;
+pub mod committed_writes;
 pub mod copies;
 pub mod database;
 pub mod decision_batches;

@@ -135,17 +135,20 @@ async fn livez() -> &'static str {
     "alive\n"
 }
 
-/// Checks no backend: a restart because a backend is unavailable would abandon active jobs.
+/// Asks no backend, and looks at the last committed write. `/livez` does not: a restart repairs no database, and would
+/// abandon active jobs.
 async fn readyz(State(state): State<OpsState>) -> Response {
     let (ready, draining) = {
         let progress = state.worker_status.borrow();
         (progress.ready, progress.draining)
     };
-    match (ready, draining) {
-        (_, true) => (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response(),
-        (false, false) => (StatusCode::SERVICE_UNAVAILABLE, STARTING).into_response(),
-        (true, false) => "ready\n".into_response(),
-    }
+    let cause = match (ready, draining, state.operator_context.ledger.committed_writes().stalled()) {
+        (_, true, _) => "draining\n".to_owned(),
+        (false, false, _) => STARTING.to_owned(),
+        (true, false, Some(stalled)) => format!("{}\n", printable(&stalled.to_string())),
+        (true, false, None) => return "ready\n".into_response(),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, cause).into_response()
 }
 
 #[cfg(test)]

@@ -105,6 +105,7 @@ impl HeartbeatReporter {
                     written.unwrap_or_else(|_| Err("no answer in time".to_owned()))
                 }
             };
+            self.record_write(&written);
             let is_current = all_answer && written.is_ok() && !changes_soon(&report);
             wait = if is_current { HEARTBEAT_INTERVAL } else { RETRY_INTERVAL };
             match written {
@@ -127,6 +128,15 @@ impl HeartbeatReporter {
         }
         if timeout(WRITE_TIMEOUT, self.deregister(started.elapsed())).await.is_err() {
             tracing::debug!("the last report was not written in time; the worker will be shown as lost");
+        }
+    }
+
+    /// The report is the one write that an idle worker commits.
+    fn record_write(&self, written: &Result<(), String>) {
+        let writes = self.backends.ledger.committed_writes();
+        match written {
+            Ok(()) => writes.record(&Ok(())),
+            Err(cause) => writes.record_failure(cause.clone()),
         }
     }
 

@@ -28,6 +28,7 @@ mod faults;
 mod few_connections;
 mod first_attempt;
 mod fleet;
+mod full_disk;
 mod history;
 mod immutability;
 mod leader_row;

@@ -16,6 +16,7 @@ mod evictions;
 mod fleet;
 mod flood;
 mod foreign_queue;
+mod full_disk;
 mod history;
 mod hostile_files;
 mod huge;

@@ -102,7 +102,9 @@ impl Database {
 
     /// Runs a job write for one job, in a commit of its own.
     async fn execute(&self, template: &WriteTemplate, args: impl Into<Args>) -> Result<Option<SqlRow>, LedgerError> {
-        self.engine.execute_one(template.write(self.dialect()), &args.into()).await
+        let written = self.engine.execute_one(template.write(self.dialect()), &args.into()).await;
+        self.writes.record(&written);
+        written
     }
 
     /// Runs a job write together with those of other jobs ([`batcher::Batcher::write`]).
@@ -112,7 +114,10 @@ impl Database {
         args: impl Into<Args>,
         max_batch_delay: Duration,
     ) -> Result<Option<SqlRow>, LedgerError> {
-        self.batchers.of(template, self.dialect()).write(&self.engine, args.into(), max_batch_delay).await
+        let batcher = self.batchers.of(template, self.dialect());
+        let written = batcher.write(&self.engine, args.into(), max_batch_delay).await;
+        self.writes.record(&written);
+        written
     }
 }
 

@@ -218,13 +218,18 @@ async fn run_statements(
     for step in steps {
         let (rows, affected) = with_timeout_after(at_most, run(&mut transaction, step)).await?;
         if step.must_affect && !affected {
-            with_statement_timeout(transaction.rollback()).await?;
+            with_statement_timeout(transaction.rollback()).await.map_err(not_rolled_back)?;
             return Ok(None);
         }
         all.push(rows);
     }
     with_statement_timeout(transaction.commit()).await?;
     Ok(Some(all))
+}
+
+/// Error after which the connection is closed: the server has not acknowledged the rollback.
+fn not_rolled_back(error: sqlx::Error) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(format!("PostgreSQL did not acknowledge a rollback: {error}")))
 }
 
 async fn run_batch(

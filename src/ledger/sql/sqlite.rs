@@ -4,6 +4,7 @@
 //! memory exists as long as the pool.
 
 use std::fs::File;
+use std::future::ready;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a statement waits for another process's write. Commands are short; only a migration holds the lock longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const REOPEN_PAUSE: Duration = Duration::from_millis(20);
+/// Size to which the write-ahead log is cut after a checkpoint, `journal_size_limit`. It is larger only while a reader
+/// keeps checkpoints from reaching its end.
+pub const WAL_BYTES_MAX: u64 = 32 << 20;
 
 /// The file that a URL names, parsed like the driver does: the file that is found, locked and opened must be the same.
 /// `None` is a database in memory.
@@ -79,6 +83,7 @@ impl SqliteEngine {
             .foreign_keys(true)
             // What was emptied or deleted is overwritten, and not only given up as free.
             .pragma("secure_delete", "ON")
+            .pragma("journal_size_limit", WAL_BYTES_MAX.to_string())
             .disable_statement_logging();
         let pool = SqlitePoolOptions::new()
             .max_connections(1)
@@ -89,6 +94,9 @@ impl SqliteEngine {
             .test_before_acquire(false)
             .idle_timeout(None)
             .max_lifetime(None)
+            // After an error that ended its transaction (full disk, I/O error), or a failed rollback, the driver believes
+            // that the transaction is still open, and no other one can begin. Such a connection is closed.
+            .before_acquire(|connection, _| Box::pin(ready(Ok(!connection.is_in_transaction()))))
             .connect_lazy_with(options);
         Ok(Self { pool })
     }
@@ -131,10 +139,9 @@ async fn execute_all(pool: &SqlitePool, units: &[Vec<Step>]) -> Result<Batch, sq
     for steps in units {
         match execute_steps(&mut transaction, steps).await {
             Ok(row) => rows.push(row),
-            Err(error) => {
-                transaction.rollback().await?;
-                return Ok(Batch::RolledBack(error.into()));
-            }
+            // Without its transaction, nothing of the batch is committed, whether SQLite has rolled it back already, the
+            // rollback succeeds, or the connection is closed.
+            Err(error) => return Ok(Batch::RolledBack(error.into())),
         }
     }
     transaction.commit().await?;
@@ -185,6 +192,19 @@ async fn transaction(pool: &SqlitePool, steps: &[Step]) -> Result<Option<Vec<Vec
     }
     transaction.commit().await?;
     Ok(Some(all))
+}
+
+/// Checkpoints the write-ahead log as far as readers allow. Returns its length in bytes if a reader keeps it longer than
+/// [`WAL_BYTES_MAX`].
+pub async fn checkpoint_held_wal(pool: &SqlitePool) -> Result<Option<u64>, sqlx::Error> {
+    let mut wal = pool.connect_options().get_filename().as_os_str().to_owned();
+    wal.push("-wal");
+    let Some(bytes) = std::fs::metadata(&wal).ok().map(|wal| wal.len()).filter(|bytes| *bytes > WAL_BYTES_MAX) else {
+        return Ok(None);
+    };
+    let row = sqlx::query("PRAGMA wal_checkpoint(PASSIVE)").fetch_one(&mut *acquire(pool).await?).await?;
+    let [frames, checkpointed] = [row.try_get::<i64, _>(1)?, row.try_get(2)?];
+    Ok((checkpointed < frames).then_some(bytes))
 }
 
 /// Read with the stored value's own type, because the columns of an expression have none.

@@ -99,8 +99,22 @@ async fn sweep(
     let reconciled = reconcile(worker, known).await;
     let history = history::keep_history(ledger).await;
     let batches = forget_batches(worker).await;
-    let kept = flows.and(reconciled).and(history).and(batches);
+    let wal = check_wal(worker).await;
+    let kept = flows.and(reconciled).and(history).and(batches).and(wal);
     weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(kept)
+}
+
+/// Warns of a reader that keeps SQLite's write-ahead log from being reused: the log grows until the disk is full.
+async fn check_wal(worker: &WorkerContext) -> Result<(), SweepError> {
+    let held = worker.backends.ledger.checkpoint_held_wal().await?;
+    if let Some(bytes) = held.filter(|_| worker.local_faults.is_due("a reader holds the write-ahead log")) {
+        tracing::warn!(
+            wal_bytes = bytes,
+            "a reader holds SQLite's write-ahead log, which grows with each write: end the process that reads the \
+             database in a long transaction"
+        );
+    }
+    Ok(())
 }
 
 /// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is
