@@ -195,7 +195,7 @@ fn watch_signals(stop: CancellationToken) -> Result<(), CommandError> {
 }
 
 fn print_report(report: DrainReport, console: &mut Console) -> std::io::Result<Exit> {
-    let DrainReport { timed_out, left_active, abandoned_in_flight } = report;
+    let DrainReport { timed_out, left_active, abandoned_in_flight, unwritten } = report;
     if !timed_out {
         console.message("stopped: all requests finished, unsent jobs returned to the queue")?;
         return Ok(Exit::Success);
@@ -205,6 +205,12 @@ fn print_report(report: DrainReport, console: &mut Console) -> std::io::Result<E
          other workers take them over",
         count(left_active as u64, "job")
     ))?;
+    if unwritten > 0 {
+        console.message(&format!(
+            "the database did not accept {}: see the errors in the log",
+            count(unwritten as u64, "outcome")
+        ))?;
+    }
     Ok(if abandoned_in_flight == 0 { Exit::Success } else { Exit::Failed })
 }
 

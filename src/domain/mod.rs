@@ -18,6 +18,7 @@ pub mod format;
 pub mod intake_pace;
 pub mod job;
 pub mod job_filter;
+pub mod kept_answers;
 pub mod limit;
 pub mod limit_usage;
 pub mod local_fault;

@@ -28,6 +28,7 @@ use super::sql::sqlite::SqliteEngine;
 use crate::tls::Authorities;
 
 pub use super::sql::connect_options::is_postgres_parameter;
+pub use super::sql::sequences::SequenceState;
 pub use super::sql::sqlite::file_of as sqlite_file;
 
 /// The database's schema compared with this program's.

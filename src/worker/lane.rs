@@ -148,12 +148,13 @@ async fn consume(
     let free = Arc::new(Semaphore::new(usize::from(prefetch)));
     let mut settings = context.settings.clone();
     let (mut intake, mut charges) = (context.control.watch_intake(), context.control.watch_charges());
+    let mut outcomes = context.control.outcomes.watch_pause();
     let mut probing = context.control.watch_probing();
     let mut consuming = true;
     let mut arrived = true;
     loop {
         let provider = Arc::clone(&settings.borrow_and_update().provider);
-        let pauses = [&mut intake, &mut charges].map(|pause| {
+        let pauses = [&mut intake, &mut charges, &mut outcomes].map(|pause| {
             let stops = |pause: &&LanePause| !backlog::is_recorded_during(pause, &provider);
             pause.borrow_and_update().as_ref().filter(stops).map(|pause| pause.until)
         });
@@ -177,6 +178,7 @@ async fn consume(
             _ = probing.changed() => if current_prefetch(context) != prefetch { break },
             _ = intake.changed() => {}
             _ = charges.changed() => {}
+            _ = outcomes.changed() => {}
             () = sleep_until(paused_until.unwrap_or_else(Instant::now)), if paused_until.is_some() => {}
             delivered = next_delivery(lane, &free), if arrived => match delivered? {
                 Some((delivery, share)) => {

@@ -22,6 +22,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_down;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::{LaneState, LaneStatus, PauseCause, ReportedPause};
+use crate::worker::outcome_writes::{OutcomePermission, OutcomeWrites};
 
 /// A pause of a lane: its end and its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +67,8 @@ pub struct LaneControl {
     /// One for charges and one for look-ups: a provider may count them apart.
     throttle_streaks: [Mutex<ThrottleStreak>; 2],
     deadline_misses: Mutex<MissStreak>,
+    /// The answers that the ledger has not accepted.
+    pub outcomes: Arc<OutcomeWrites>,
     breaker: Mutex<Breaker>,
     /// Why the breaker is open; the prefetch is 1 until it closes.
     probing: watch::Sender<Option<String>>,
@@ -78,12 +81,16 @@ pub struct LaneControl {
 
 /// The permission to send, while it is held.
 #[derive(Debug)]
-pub struct SendPermission(Option<OwnedSemaphorePermit>);
+pub struct SendPermission {
+    probe: Option<OwnedSemaphorePermit>,
+    /// Its answer may be the test whether the ledger accepts answers again.
+    _outcome: OutcomePermission,
+}
 
 impl SendPermission {
     /// Whether this request tests if the provider is up again.
     pub fn is_probe(&self) -> bool {
-        self.0.is_some()
+        self.probe.is_some()
     }
 }
 
@@ -98,6 +105,7 @@ impl Default for LaneControl {
             account_faults: Mutex::default(),
             throttle_streaks: Default::default(),
             deadline_misses: Mutex::default(),
+            outcomes: Arc::default(),
             breaker: Mutex::default(),
             probing: watch::Sender::new(None),
             probe: Arc::new(Semaphore::new(1)),
@@ -136,7 +144,7 @@ impl LaneControl {
 
     /// Whether look-ups may be sent, even if charges are paused.
     pub fn accepts_lookups(&self) -> bool {
-        active_pause(&self.intake).is_none() && active_pause(&self.sending).is_none()
+        active_pause(&self.intake).is_none() && self.sending_pause().is_none()
     }
 
     /// Pauses consuming and sending for this long; active jobs are delayed.
@@ -183,7 +191,8 @@ impl LaneControl {
 
     /// The pause of sending, if there is one now.
     pub fn sending_pause(&self) -> Option<LanePause> {
-        active_pause(&self.sending)
+        let pauses = [active_pause(&self.sending), self.outcomes.pause()];
+        pauses.into_iter().flatten().max_by_key(|pause| pause.until)
     }
 
     pub fn watch_sending(&self) -> watch::Receiver<Option<LanePause>> {
@@ -204,12 +213,19 @@ impl LaneControl {
         self.probing.borrow().is_some()
     }
 
-    /// The permission to send; `None` while another job tests whether the provider is up again.
-    pub fn try_send(&self) -> Option<SendPermission> {
-        if !self.is_probing() {
-            return Some(SendPermission(None));
-        }
-        Arc::clone(&self.probe).try_acquire_owned().ok().map(|probe| SendPermission(Some(probe)))
+    /// The permission to send, in a lane with this many worker slots. `None` while another job tests whether the
+    /// provider is up again, or whether the ledger accepts answers.
+    pub fn try_send(&self, workers: u32) -> Option<SendPermission> {
+        let probe = match self.is_probing() {
+            true => Some(Arc::clone(&self.probe).try_acquire_owned().ok()?),
+            false => None,
+        };
+        Some(SendPermission { probe, _outcome: self.outcomes.admit(workers)? })
+    }
+
+    /// Why [`Self::try_send`] refuses.
+    pub fn probing_reason(&self) -> Wait {
+        if self.is_probing() { WaitReason::CircuitProbing.into() } else { OutcomeWrites::refused() }
     }
 
     pub fn watch_probing(&self) -> watch::Receiver<Option<String>> {

@@ -32,6 +32,7 @@ mod lookups;
 pub mod meter;
 mod outage_starts;
 pub mod outbox;
+pub mod outcome_writes;
 pub mod publish;
 pub mod quotas;
 pub mod rejected;
@@ -42,6 +43,7 @@ pub mod start_timer;
 pub mod supervisor;
 pub mod sweeper;
 pub mod topology;
+pub mod unwritten;
 
 /// The backends that a worker uses.
 #[derive(Clone)]
@@ -78,6 +80,7 @@ pub struct WorkerContext {
     pub meter: Arc<meter::Meter>,
     pub outbox: Arc<outbox::Outbox>,
     pub unconfirmed: Arc<publish::UnconfirmedPublishes>,
+    pub unwritten: Arc<unwritten::UnwrittenAnswers>,
     pub local_faults: Arc<log_throttle::LocalFaults>,
     pub log_throttle: Arc<log_throttle::LogThrottle>,
     pub start_timer: Arc<start_timer::StartTimer>,

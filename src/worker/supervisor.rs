@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,6 +33,9 @@ use crate::provider::FreezeError;
 
 /// Longest time after the drain for releasing permits and publishing events, even if the drain used all of its timeout.
 const FINAL_FLUSH_MAX: Duration = Duration::from_secs(3);
+
+/// Longest time for logging the outcomes that the ledger did not accept.
+const LOGGED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Status of a worker, for health checks and `status`.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +63,8 @@ pub struct DrainReport {
     pub left_active: usize,
     /// Requests whose outcome is not recorded.
     pub abandoned_in_flight: usize,
+    /// Those of them with an outcome, which the ledger did not accept; the log has each.
+    pub unwritten: usize,
 }
 
 struct RunningLane {
@@ -84,6 +89,7 @@ pub async fn run(
         meter: Arc::clone(&progress.borrow().meter),
         outbox: Arc::default(),
         unconfirmed: Arc::default(),
+        unwritten: Arc::default(),
         local_faults: Arc::default(),
         log_throttle: Arc::default(),
         start_timer: Arc::default(),
@@ -304,8 +310,11 @@ async fn drain(worker: &WorkerContext, over_at: Instant) -> DrainReport {
         timed_out,
         left_active: worker.active_jobs.count(),
         abandoned_in_flight: worker.active_jobs.requests_in_flight(),
+        unwritten: worker.unwritten.count(),
     };
     worker.abandon.cancel();
+    // Each is logged before the process ends.
+    timeout(LOGGED_WITHIN, worker.unwritten.none_left()).await.ok();
     if timed_out {
         tracing::warn!(?report, "drain timed out; the broker requeues the remaining messages, and their leases expire");
     }

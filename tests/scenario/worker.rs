@@ -30,6 +30,7 @@ mod outcomes;
 mod pauses;
 mod raised_limits;
 mod refused_accounts;
+mod refused_outcomes;
 mod rejected;
 mod rejected_events;
 mod script;

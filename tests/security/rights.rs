@@ -38,12 +38,13 @@ fn functions() -> String {
     )
 }
 
-/// Rights that no role may have: on sequences, to create objects, to own objects, or to become another role.
+/// Rights that no role may have: to use sequences (`check` reads them as the operator), to create objects, to own objects, or to become another role.
 fn beyond() -> String {
     format!(
         "SELECT role || ' sequence ' || relname FROM pg_class AS c CROSS JOIN {ROLES} \
          WHERE relkind = 'S' AND relnamespace = 'public'::regnamespace \
-             AND has_sequence_privilege(role, c.oid, 'USAGE, SELECT, UPDATE') \
+             AND has_sequence_privilege(role, c.oid, \
+                 CASE WHEN role = 'sluicegate_operator' THEN 'USAGE, UPDATE' ELSE 'USAGE, SELECT, UPDATE' END) \
          UNION ALL SELECT role || ' database' FROM {ROLES} \
          WHERE has_database_privilege(role, current_database(), 'CREATE, TEMP') \
          UNION ALL SELECT role || ' schema ' || nspname FROM pg_namespace AS s CROSS JOIN {ROLES} \

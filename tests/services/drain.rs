@@ -187,6 +187,27 @@ async fn abandoned_request_exits_with_1() {
     deployment.database.close().await;
 }
 
+/// Each outcome that the database refuses until the end is logged with all that is known of it.
+#[tokio::test]
+async fn refused_outcomes_are_logged_at_the_end() {
+    let slow = Slow::start();
+    let deployment = Deployment::new(&slow, 1_000).await;
+    let program = deployment.busy(&slow).await;
+    let refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'corrupted'); END";
+    sqlx::raw_sql(refuse).execute(&deployment.pool).await.unwrap();
+    slow.answer();
+    program.signal("TERM");
+    let (code, log) = program.ended();
+    assert_eq!(code, Some(1), "{log}");
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("ERROR") && line.contains("job-")).collect();
+    assert_eq!(lines.len(), 3, "{log}");
+    for part in ["outcome=\"accepted\"", "status=200", "reference=\"ch_", "corrupted"] {
+        assert!(lines.iter().all(|line| line.contains(part)), "{part}: {lines:?}");
+    }
+    assert!(log.contains("the database did not accept 3 outcomes"), "{log}");
+    deployment.database.close().await;
+}
+
 #[tokio::test]
 async fn second_embedded_run_is_refused() {
     let slow = Slow::start();

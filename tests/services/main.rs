@@ -27,6 +27,7 @@ mod operator_actions;
 mod program;
 mod provider_pause;
 mod readouts;
+mod refused_outcomes;
 mod revoked_rights;
 mod signals;
 mod stalled_log;

@@ -11,7 +11,8 @@ use crate::cli::{CommandContext, CommandError};
 use crate::config::{Config, DatabaseUrl, LimiterUrl};
 use crate::domain::format::count;
 use crate::domain::provider::{Provider, ProviderName};
-use crate::ledger::database::ConnectionLimits;
+use crate::ledger::LedgerError;
+use crate::ledger::database::{ConnectionLimits, SequenceState};
 use crate::limiter::LimiterError;
 use crate::limiter::redis::client::{StoreFacts, StoreReport, UNNAMED_MASTER, UNNAMED_MASTER_FIX};
 use crate::queue::{Queue, QueueError, TopologyProblem};
@@ -24,6 +25,8 @@ const FIX_QUEUE_LIMIT: &str =
     "Raise max-queues of the virtual host (rabbitmqctl set_vhost_limits), or delete unused queues";
 const FIX_CHANNEL_LIMIT: &str = "Allow its user more channels, or stop other programs that use them";
 const FIX_CONNECTION_LIMIT: &str = "Allow three connections for each worker (max-connections of the user or of the virtual host), or stop other programs that use them";
+const FIX_SEQUENCE_RIGHTS: &str =
+    "Run check as the operator of docs/security.md, \"Least rights\", which may read the sequences";
 const FIX_USER_RIGHTS: &str = "Give the user of queue.url the rights that docs/topology.md names";
 
 pub async fn check_queue(cx: &CommandContext<'_>, providers: &[&Provider]) -> Vec<Finding> {
@@ -117,22 +120,46 @@ fn fix_for_text(text: &str) -> Option<&'static str> {
 /// A larger clock skew makes waits in logs and pages misleading; limits do not depend on it.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 
-/// Compares the connections that workers open with those that the server allows. An unreachable database already has a
-/// finding.
-pub async fn check_postgres(config: &Config) -> Option<Finding> {
-    let DatabaseUrl::Postgres(url) = &config.database.url else { return None };
+/// Compares the connections that workers open with those that the server allows, and sequences with their tables. An
+/// unreachable database already has a finding.
+pub async fn check_postgres(config: &Config) -> Vec<Finding> {
+    let DatabaseUrl::Postgres(url) = &config.database.url else { return Vec::new() };
     let subject = format!("database {url}");
-    let limits = async {
+    let found = async {
         let database = open_database(config).await?;
-        let limits = database.connection_limits().await;
+        let (limits, sequences) = (database.connection_limits().await, database.sequences().await);
         database.close().await;
-        Ok::<_, ServiceError>(limits?)
+        let limits = limits?.and_then(|limits| check_connections(&subject, config.database.max_connections, limits));
+        Ok::<_, ServiceError>(limits.into_iter().chain(check_sequences(&subject, sequences)).collect())
     };
-    match probe(&subject, limits).await {
-        Ok(Ok(Some(limits))) => check_connections(&subject, config.database.max_connections, limits),
-        Ok(Ok(None) | Err(_)) => None,
-        Err(silent) => Some(silent),
+    match probe(&subject, found).await {
+        Ok(found) => found.unwrap_or_default(),
+        Err(silent) => vec![silent],
     }
+}
+
+fn check_sequences(subject: &str, sequences: Result<Vec<SequenceState>, LedgerError>) -> Vec<Finding> {
+    let sequences = match sequences {
+        Ok(sequences) => sequences,
+        Err(error) => {
+            let what = format!("its sequences cannot be compared with their tables: {error}");
+            return vec![Finding::warning(subject, what, FIX_SEQUENCE_RIGHTS)];
+        }
+    };
+    let unreadable = sequences.iter().any(|sequence| sequence.last.is_none());
+    let unreadable = unreadable.then(|| {
+        let what = "its sequences cannot be compared with their tables: this role may not read them";
+        Finding::warning(subject, what, FIX_SEQUENCE_RIGHTS)
+    });
+    let behind = sequences.iter().filter(|sequence| sequence.is_behind()).map(|state| {
+        let SequenceState { table, column, sequence, last, max } = state;
+        let last = last.unwrap_or_default();
+        let what =
+            format!("sequence {sequence} is at {last} and {table}.{column} at {max}: inserts fail until it is set");
+        let fix = format!("Run as the owner: SELECT setval('{sequence}', (SELECT max({column}) FROM {table}))");
+        Finding::error(subject, what, fix)
+    });
+    behind.chain(unreadable).collect()
 }
 
 /// A worker has one connection beside its pool, for notifications of changed settings. A rolling restart needs two
@@ -266,6 +293,24 @@ mod tests {
         assert!(what(Some(33), 97).unwrap().contains("its role allows 33: enough for one worker"));
         assert!(what(Some(4), 97).unwrap().contains("its role allows 4: it works with fewer"));
         assert!(what(Some(97), 16).unwrap().contains("the server allows 16"));
+    }
+
+    #[test]
+    fn sequences_behind_their_table_are_errors() {
+        let levels = |last, max| -> Vec<FindingLevel> {
+            let [table, column, sequence] = ["t", "c", "s"].map(str::to_owned);
+            let states = Ok(vec![SequenceState { table, column, sequence, last, max }]);
+            check_sequences("database", states).into_iter().map(|finding| finding.level).collect()
+        };
+        for (last, max, expected) in [
+            (Some(7), 7, vec![]),
+            (Some(8), 7, vec![]),
+            (Some(0), 0, vec![]),
+            (Some(6), 7, vec![FindingLevel::Error]),
+            (None, 7, vec![FindingLevel::Warning]),
+        ] {
+            assert_eq!(levels(last, max), expected, "{last:?} {max}");
+        }
     }
 
     fn node(address: &str, policy: &str, seconds: u64) -> StoreNode {

@@ -107,21 +107,31 @@ impl Database {
         let mut kept: HashSet<(String, i64)> = HashSet::new();
         let mut first = Ok(());
         for some in ordered.chunks(RENEW_BATCH_MAX) {
-            let list: Vec<_> =
-                some.iter().map(|token| serde_json::json!({"id": token.id.as_str(), "fence": token.fence})).collect();
-            match self.query_by_index(&RENEW, args![serde_json::Value::from(list).to_string(), lease]).await {
-                Ok(rows) => {
-                    for row in rows {
-                        kept.insert((row.get("id")?, row.get("fence")?));
+            match self.renew_some(some, lease).await {
+                Ok(renewed) => kept.extend(renewed),
+                Err(error @ LedgerError::Unavailable(_)) => first = first.and(Err(error)),
+                // One row may be the cause: the other leases are prolonged all the same.
+                Err(_) => {
+                    for one in some.chunks(1) {
+                        match self.renew_some(one, lease).await {
+                            Ok(renewed) => kept.extend(renewed),
+                            Err(error) => first = first.and(Err(error)),
+                        }
                     }
                 }
-                // The other leases are prolonged all the same.
-                Err(error) => first = first.and(Err(error)),
             }
         }
         first?;
         let lost = |token: &&LeaseToken| !kept.contains(&(token.id.as_str().to_owned(), token.fence));
         Ok(leases.iter().filter(lost).cloned().collect())
+    }
+
+    /// Prolongs leases in one statement; returns those that it prolonged.
+    async fn renew_some(&self, some: &[&LeaseToken], lease: Duration) -> Result<Vec<(String, i64)>, LedgerError> {
+        let list: Vec<_> =
+            some.iter().map(|token| serde_json::json!({"id": token.id.as_str(), "fence": token.fence})).collect();
+        let rows = self.query_by_index(&RENEW, args![serde_json::Value::from(list).to_string(), lease]).await?;
+        rows.iter().map(|row| Ok((row.get("id")?, row.get("fence")?))).collect()
     }
 
     /// Commits a state change without an attempt: delayed, expired, or moved to review.

@@ -34,6 +34,7 @@ mod recent;
 mod rejected;
 mod resolution;
 pub mod result;
+pub mod sequences;
 pub mod session;
 mod settings;
 pub mod slots;

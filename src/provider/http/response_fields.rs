@@ -109,8 +109,6 @@ fn matches_payment(value: &FieldValue, field: EchoField, payment: &PaymentIdenti
     matches!(value, FieldValue::Text(text) | FieldValue::Number(text) if text == expected)
 }
 
-}
-
 #[cfg(test)]
 mod tests {
     use reqwest::header::HeaderMap;

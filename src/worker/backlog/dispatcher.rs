@@ -151,7 +151,8 @@ fn cannot_send_until(lane: &LaneContext) -> Option<Instant> {
         return Some(now + PAUSED_INTERVAL);
     }
     let control = &lane.control;
-    let pauses = [control.watch_intake(), control.watch_charges(), control.watch_sending()];
+    let outcomes = control.outcomes.watch_pause();
+    let pauses = [control.watch_intake(), control.watch_charges(), control.watch_sending(), outcomes];
     let until = pauses.iter().filter_map(|pause| pause.borrow().as_ref().map(|pause| pause.until)).max();
     let until = until.map(|until| until.checked_sub(RESUME_AHEAD).unwrap_or(until));
     until.filter(|until| *until > now)

@@ -85,12 +85,14 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, request: AcquireRequest)
     let charge = request.job.as_ref().filter(|_| request.kind == CallKind::Charge);
     let charge_wait = charge.map(|job| lane.backlog.begin_wait(job));
     let mut sending = lane.control.watch_sending();
+    let mut outcomes = lane.control.outcomes.watch_pause();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
     let acquired = lane.gate.acquire(request);
     tokio::pin!(acquired);
     loop {
         sending.mark_unchanged();
+        outcomes.mark_unchanged();
         if let Some(pause) = lane.control.sending_pause() {
             return PermitWait::LanePaused(pause.reason);
         }
@@ -120,6 +122,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, request: AcquireRequest)
                 AcquireResult::NoWorkerSlot => PermitWait::NoWorkerSlot,
             },
             _ = sending.changed() => {}
+            _ = outcomes.changed() => {}
             _ = settings.changed() => {}
             () = lane.stop.cancelled() => return PermitWait::Stopping,
         }

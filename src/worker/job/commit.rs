@@ -3,10 +3,12 @@
 //! A delivery is acknowledged only when its job's state is committed. Otherwise the next worker finds the request open
 //! in the ledger.
 
+use std::fmt;
 use std::time::Duration;
 
 use tracing::Instrument as _;
 
+use super::answer::{RefusedAnswer, Rewritten};
 use super::{JobRun, WaitCause};
 use crate::domain::disposition::Transition;
 use crate::domain::job::JobId;
@@ -16,18 +18,22 @@ use crate::domain::persist_window::delay_after_response;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
 use crate::ledger::copies::ReturnPlan;
-use crate::ledger::{AttemptEnd, BatchOptions, FencedWrite, JobState, LedgerError, LookupEnd, OutcomeEvent};
+use crate::ledger::database::Database;
+use crate::ledger::{
+    AttemptEnd, BatchOptions, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd, OutcomeEvent,
+};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
+use crate::worker::WorkerContext;
 use crate::worker::intake::{BACKEND_REFUSAL_PAUSE, DeliveryAction, pause_intake};
 use crate::worker::outbox::EVENT_LEASE;
-use crate::worker::retry::{RetryEnded, Transient as _, retry_while_unavailable};
+use crate::worker::retry::{Transient as _, retry_while_unavailable};
 
 /// State of a job as it was committed.
 #[derive(Default)]
-struct CommittedState {
+pub(super) struct CommittedState {
     /// Not always the requested state: a charge that belongs to another payment makes it `review`.
-    state: Option<FinalState>,
+    pub state: Option<FinalState>,
     /// The outcome event, if this process publishes it.
     event: Option<OutcomeEvent>,
     /// Copy of a waiting job.
@@ -37,6 +43,14 @@ struct CommittedState {
 impl CommittedState {
     fn delayed(next_copy: Option<ReturnPlan>) -> Self {
         Self { next_copy, ..Self::default() }
+    }
+
+    /// Hands the event to the outbox.
+    pub(super) fn publish(self, worker: &WorkerContext) {
+        match self.event {
+            Some(event) => worker.outbox.push(event),
+            None => worker.outbox.notify_unleased(),
+        }
     }
 }
 
@@ -56,7 +70,16 @@ impl AttemptResult {
         }
     }
 
-    fn number(&self) -> u32 {
+    /// The same result without text of the response.
+    pub(super) fn without_detail(&self) -> Self {
+        let detail = String::new();
+        match self {
+            Self::Charge(end) => Self::Charge(AttemptEnd { detail, ..end.clone() }),
+            Self::Lookup(end) => Self::Lookup(LookupEnd { detail, ..end.clone() }),
+        }
+    }
+
+    pub(super) fn number(&self) -> u32 {
         match self {
             Self::Charge(end) => end.number,
             Self::Lookup(end) => end.number,
@@ -64,7 +87,7 @@ impl AttemptResult {
     }
 
     /// Outcome code, and the status that it came with.
-    fn outcome_and_status(&self) -> (&'static str, Option<u16>) {
+    pub(super) fn outcome_and_status(&self) -> (&'static str, Option<u16>) {
         match self {
             Self::Charge(end) => (end.outcome, end.status),
             Self::Lookup(end) => (end.outcome, end.status),
@@ -72,72 +95,77 @@ impl AttemptResult {
     }
 }
 
+/// Writes the result of a request and the job's state under the lease.
+pub(super) async fn write_answer(
+    ledger: &Database,
+    lease: &LeaseToken,
+    result: &AttemptResult,
+    state: &JobState,
+    max_batch_delay: Duration,
+) -> Result<(FencedWrite, CommittedState), LedgerError> {
+    match result {
+        AttemptResult::Charge(end) => {
+            let timing = BatchOptions { lease: EVENT_LEASE, max_batch_delay };
+            let (written, event, next_copy) = ledger.finish_attempt_batched(lease, end, state, timing).await?;
+            Ok((written, CommittedState { state: event.as_ref().map(|event| event.state), event, next_copy }))
+        }
+        AttemptResult::Lookup(end) => {
+            let (written, state, next_copy) = ledger.finish_lookup(lease, end, state).await?;
+            Ok((written, CommittedState { state, event: None, next_copy }))
+        }
+    }
+}
+
 impl JobRun<'_> {
-    /// Writes the result of a request and the job's state.
     async fn write_result(
         &self,
         result: &AttemptResult,
         state: &JobState,
     ) -> Result<(FencedWrite, CommittedState), LedgerError> {
-        let (lease, ledger) = (&self.active.lease, &self.lane.worker.backends.ledger);
-        match result {
-            AttemptResult::Charge(end) => {
-                let max_batch_delay = delay_after_response(self.delivered_at.elapsed());
-                let timing = BatchOptions { lease: EVENT_LEASE, max_batch_delay };
-                let (written, event, next_copy) = ledger.finish_attempt_batched(lease, end, state, timing).await?;
-                Ok((written, CommittedState { state: event.as_ref().map(|event| event.state), event, next_copy }))
-            }
-            AttemptResult::Lookup(end) => {
-                let (written, state, next_copy) = ledger.finish_lookup(lease, end, state).await?;
-                Ok((written, CommittedState { state, event: None, next_copy }))
-            }
-        }
+        let max_batch_delay = delay_after_response(self.delivered_at.elapsed());
+        write_answer(&self.lane.worker.backends.ledger, &self.active.lease, result, state, max_batch_delay).await
     }
 
     /// Ends a request that was recorded too late for its permit: nothing was sent.
     pub(super) async fn finish_unsent(&self, kind: CallKind, number: u32) -> DeliveryAction {
         let result = AttemptResult::unsent(kind, number, "recorded too late for its permit");
         let (after, unknown, reason) = (DELAY_STEPS[0], self.claimed.maybe_charged, WaitReason::PermitMissed.into());
-        self.commit_result(&result, Transition::Retry { after, unknown, reason }, "late").await
+        self.commit_result(result, Transition::Retry { after, unknown, reason }, "late").await
     }
 
     /// Commits the result of a request and the job's state; `label` names its wait, if it waits, in metrics.
     pub(super) async fn commit_result(
         &self,
-        result: &AttemptResult,
+        result: AttemptResult,
         next: Transition,
         label: &'static str,
     ) -> DeliveryAction {
         let state = job_state(next);
-        let mut tries = 0;
-        let written = retry_while_unavailable("record an outcome", &self.lane.worker.abandon, || {
-            tries += 1;
-            faults::unread(CrashPoint::OutcomeCommitUnacknowledged, self.write_result(result, &state))
-        });
+        let written = faults::unread(CrashPoint::OutcomeCommitUnacknowledged, self.write_result(&result, &state));
         let written = written.instrument(spans::step("write the outcome down")).await;
         faults::crash(CrashPoint::AfterOutcome);
-        let (end, failure) = match written {
-            Ok((FencedWrite::Applied, committed)) => return self.to_delivery_action(&state, committed, label),
-            Ok((FencedWrite::Stale, _)) if tries > 1 && self.is_recorded(result).await => {
-                tracing::debug!(job = %self.job.id, "the outcome was recorded before the database became unavailable");
-                return DeliveryAction::Requeue;
+        match written {
+            Ok((FencedWrite::Applied, committed)) => {
+                self.lane.control.outcomes.record_accepted();
+                self.to_delivery_action(&state, committed, label)
             }
-            Ok((FencedWrite::Stale, _)) => (DeliveryAction::Requeue, CommitFailure::TakenOver),
-            Err(RetryEnded::Stopped) => (DeliveryAction::Requeue, CommitFailure::ShuttingDown),
-            Err(RetryEnded::Failed(error)) => (DeliveryAction::RequeueAndPause, CommitFailure::Refused(error)),
-        };
-        failure.log(&self.job.id, result, &state);
-        end
+            Ok((FencedWrite::Stale, _)) => {
+                AnswerText::new(&self.job.id, &result, &state).log_taken_over();
+                DeliveryAction::Requeue
+            }
+            // Boxed because it is rare and large.
+            Err(error) => Box::pin(self.write_again(RefusedAnswer::new(self, result, state, error), label)).await,
+        }
     }
 
-    /// Whether the ledger has this response: the first try was committed, and only its reply was lost.
-    async fn is_recorded(&self, result: &AttemptResult) -> bool {
-        let ledger = &self.lane.worker.backends.ledger;
-        let (id, number) = (&self.job.id, result.number());
-        let found = retry_while_unavailable("read an outcome", &self.lane.worker.abandon, || {
-            ledger.request_outcome(id, number)
-        });
-        found.await.is_ok_and(|outcome| outcome.as_deref() == Some(result.outcome_and_status().0))
+    async fn write_again(&self, mut answer: RefusedAnswer, label: &'static str) -> DeliveryAction {
+        match answer.write().instrument(spans::step("write the outcome down again")).await {
+            Rewritten::Applied(state, committed) => return self.to_delivery_action(&state, *committed, label),
+            Rewritten::TakenOver => answer.text().log_taken_over(),
+            Rewritten::Known | Rewritten::Abandoned => {}
+            Rewritten::Continues => drop(self.lane.worker.jobs.spawn(answer.finish())),
+        }
+        DeliveryAction::Requeue
     }
 
     /// Ends a request that could not be recorded: its commit is unknown, but nothing was sent. An error of the database
@@ -221,40 +249,58 @@ impl JobRun<'_> {
                 let state = committed.state.unwrap_or(requested);
                 spans::record_result(state.name());
                 self.lane.meter.record_finished(state.name(), self.age());
-                match committed.event {
-                    Some(event) => self.lane.worker.outbox.push(event),
-                    None => self.lane.worker.outbox.notify_unleased(),
-                }
+                committed.publish(&self.lane.worker);
                 DeliveryAction::Ack
             }
         }
     }
 }
 
-/// Why a response is not in the ledger, as far as this worker knows.
-#[derive(Debug, thiserror::Error)]
-enum CommitFailure {
-    #[error("another worker has taken this job over; its outcome must agree with this response")]
-    TakenOver,
-    #[error("the database was unavailable until this worker stopped; the ledger shows the request as open")]
-    ShuttingDown,
-    #[error("failed to record the outcome; the ledger shows the request as open: {0}")]
-    Refused(LedgerError),
+/// What is known of an answer, for the operator: above all whether the payment was charged.
+pub(super) struct AnswerText<'a> {
+    id: &'a JobId,
+    outcome: &'static str,
+    status: Option<u16>,
+    reference: Option<&'a str>,
 }
 
-impl CommitFailure {
-    /// Logs everything that is known, for the operator: above all whether the payment was charged.
-    fn log(&self, id: &JobId, result: &AttemptResult, state: &JobState) {
+impl<'a> AnswerText<'a> {
+    pub(super) fn new(id: &'a JobId, result: &AttemptResult, state: &'a JobState) -> Self {
         let (outcome, status) = result.outcome_and_status();
         let reference = match state {
             JobState::Final { reference, .. } => reference.as_deref(),
             JobState::SucceededInPart(charge) => charge.reference.as_deref(),
             JobState::Waiting { .. } | JobState::Unknown { .. } => None,
         };
-        if matches!(outcome, "accepted" | "declined" | "differs") || matches!(self, Self::Refused(_)) {
-            tracing::error!(job = %id, outcome, status, reference, "{self}");
+        Self { id, outcome, status, reference }
+    }
+
+    pub(super) fn log_error(&self, error: &LedgerError, consequence: &str) {
+        let Self { id, outcome, status, reference } = self;
+        tracing::error!(job = %id, outcome, status, reference, %error, "{consequence}");
+    }
+
+    /// Another worker has the job: its outcome must agree with this response.
+    pub(super) fn log_taken_over(&self) {
+        const TAKEN_OVER: &str = "another worker has taken this job over; its outcome must agree with this response";
+        let Self { id, outcome, status, reference } = self;
+        if matches!(*outcome, "accepted" | "declined" | "differs") {
+            tracing::error!(job = %id, outcome, status, reference, "{TAKEN_OVER}");
         } else {
-            tracing::warn!(job = %id, outcome, status, reference, "{self}");
+            tracing::warn!(job = %id, outcome, status, reference, "{TAKEN_OVER}");
+        }
+    }
+}
+
+impl fmt::Display for AnswerText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "outcome {}", self.outcome)?;
+        if let Some(status) = self.status {
+            write!(f, ", status {status}")?;
+        }
+        match self.reference {
+            Some(reference) => write!(f, ", reference {reference}"),
+            None => write!(f, ", no reference"),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! payments with a time of their own, and those whose gate has a wait queue. No payment stays unrecorded for long. See
 //! `docs/decisions/0029-fast-path-for-new-payments.md`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -97,7 +98,7 @@ pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivere
         lane.meter.record_return(ReturnReason::NotNeeded);
         return FirstTry::MustBeClaimed(decoded, None);
     }
-    let Some(permission) = lane.control.try_send() else {
+    let Some(permission) = lane.control.try_send(settings.provider.workers) else {
         drop(permit);
         lane.meter.record_return(ReturnReason::Probing);
         return FirstTry::MustBeClaimed(decoded, None);
@@ -128,7 +129,7 @@ pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivere
         settings,
         job: decoded.job,
         claimed: Claimed::new_job(lease),
-        active,
+        active: Arc::new(active),
         delivered_at,
         claimed_at: Instant::now(),
         ahead: None,

@@ -33,6 +33,7 @@ pub(super) use self::backlog::review_changed_row;
 pub use self::fast_path::{Duplicates, FirstTry, Reservation, batch_delay, discard, record_and_send};
 
 pub(crate) mod acquire;
+mod answer;
 pub(crate) mod backlog;
 mod commit;
 mod fast_path;
@@ -71,7 +72,7 @@ pub struct JobRun<'a> {
     settings: Arc<LaneSettings>,
     job: Job,
     claimed: Claimed,
-    active: ActiveJob,
+    active: Arc<ActiveJob>,
     delivered_at: Instant,
     claimed_at: Instant,
     /// Set for a job that was claimed from the backlog: it has no message.
@@ -99,6 +100,10 @@ pub(super) async fn claim(
 ) -> Option<Claim> {
     let worker = &lane.worker;
     let ledger = &worker.backends.ledger;
+    // Its lease may have ended while the ledger accepted nothing. A claim would make its answer stale.
+    if worker.unwritten.contains(&decoded.job.id) {
+        return Some(Claim::LeasedElsewhere { lease_left: LEASE });
+    }
     let claimed = retry_while_unavailable("claim a job", &lane.stop, || {
         let timing = BatchOptions { lease: LEASE, max_batch_delay };
         let claimant = Claimant { owner: &worker.options.owner, delivered: delivered_copy };
@@ -145,7 +150,7 @@ impl<'a> JobRun<'a> {
             lane,
             settings: lane.settings.borrow().clone(),
             job,
-            active: lane.worker.active_jobs.insert(claimed.lease.clone()),
+            active: Arc::new(lane.worker.active_jobs.insert(claimed.lease.clone())),
             claimed,
             delivered_at: arrival.at,
             claimed_at: Instant::now(),
@@ -209,10 +214,10 @@ impl<'a> JobRun<'a> {
             self.lane.meter.record_return(ReturnReason::NotNeeded);
             return self.return_to_backlog(reason).await;
         }
-        let Some(permission) = self.lane.control.try_send() else {
+        let Some(permission) = self.lane.control.try_send(self.settings.provider.workers) else {
             drop(permit);
             self.lane.meter.record_return(ReturnReason::Probing);
-            let cause = WaitCause::new("probing", WaitReason::CircuitProbing);
+            let cause = WaitCause::new("probing", self.lane.control.probing_reason());
             return self.wait_for_lane(LANE_PAUSED_DELAY, cause).await;
         };
         // Boxed because thousands wait for their permits and few send: only those need its memory.

@@ -210,7 +210,7 @@ impl JobRun<'_> {
         let (code, detail) = (outcome.code(), outcome.detail());
         let end = AttemptEnd { number, outcome: code, status, detail, counts: disposition.counts_attempt };
         let next = note_redaction(disposition.transition, withheld);
-        self.commit_result(&AttemptResult::Charge(end), next, code).await
+        self.commit_result(AttemptResult::Charge(end), next, code).await
     }
 
     async fn finish_lookup(
@@ -238,7 +238,7 @@ impl JobRun<'_> {
         let (code, detail) = (outcome.code(), outcome.detail());
         let end = LookupEnd { number, outcome: code, status, detail, grants_resend: disposition.grants_resend };
         let next = note_redaction(disposition.transition, withheld);
-        self.commit_result(&AttemptResult::Lookup(end), next, code).await
+        self.commit_result(AttemptResult::Lookup(end), next, code).await
     }
 }
 

@@ -102,8 +102,11 @@ impl LaneMeter {
         };
         let Families { permits_granted, provider_throttled, redelivered, .. } = lane.families.as_ref();
         [permits_granted, provider_throttled, redelivered].into_iter().for_each(|counter| drop(lane.own(counter)));
-        let Families { active_jobs, gate_waiting_jobs, in_flight_requests, .. } = lane.families.as_ref();
-        [active_jobs, gate_waiting_jobs, in_flight_requests].into_iter().for_each(|gauge| drop(lane.own(gauge)));
+        let Families { active_jobs, gate_waiting_jobs, in_flight_requests, unwritten_outcomes, .. } =
+            lane.families.as_ref();
+        [active_jobs, gate_waiting_jobs, in_flight_requests, unwritten_outcomes]
+            .into_iter()
+            .for_each(|gauge| drop(lane.own(gauge)));
         JobField::ALL.into_iter().for_each(|field| drop(lane.without(field)));
         lane
     }
@@ -200,6 +203,11 @@ impl LaneMeter {
             self.own(&self.families.redelivered).inc();
         }
         GaugeGuard::increment(self.own(&self.families.active_jobs))
+    }
+
+    /// Counts an outcome that the ledger has not accepted until the guard drops.
+    pub fn outcome_unwritten(&self) -> GaugeGuard {
+        GaugeGuard::increment(self.own(&self.families.unwritten_outcomes))
     }
 
     /// Counts a job that waits for a permit until the guard drops.

@@ -229,6 +229,8 @@ families! {
     provider_throttled: Counters = Counters::default(),
     /// Requests that wait for their response.
     in_flight_requests: Gauges = Gauges::default(),
+    /// Outcomes that the database has not accepted; this process keeps them and writes them again. Must stay at zero.
+    unwritten_outcomes: Gauges = Gauges::default(),
     /// Jobs that were delayed, and messages that were requeued, by reason.
     requeues: Counters = Counters::default(),
     /// Messages that the broker marks as delivered before.

@@ -231,3 +231,16 @@ async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
     let counts = other.state_counts().await.unwrap();
     assert!(counts.iter().any(|count| count.state == "sending" && count.jobs == 1), "{counts:?}");
 }
+
+/// One row that the database refuses does not cost the other jobs their leases.
+#[tokio::test]
+async fn refused_renewal_leaves_the_other_leases() {
+    let fixture = Fixture::migrated(Kind::SqliteFile).await;
+    let leases = [fixture.take(&job("p1")).await.lease, fixture.take(&job("p2")).await.lease];
+    let until = "SELECT lease_until FROM jobs WHERE id = 'p1'";
+    let before: i64 = fixture.one(until).await.parse().unwrap();
+    let refuse = "CREATE TRIGGER refused BEFORE UPDATE ON jobs WHEN NEW.id = 'p2' BEGIN SELECT RAISE(ABORT, 'no'); END";
+    fixture.sql(refuse).await.unwrap();
+    assert!(fixture.database.renew(&leases, LEASE * 3).await.is_err());
+    assert!(fixture.one(until).await.parse::<i64>().unwrap() > before + 60_000);
+}

@@ -65,7 +65,7 @@ async fn commit_with_lost_reply_is_detected() {
     cell.until_finished(&worker).await;
     assert!(trap.sprung(), "{}", worker.log());
     let log = worker.stop().await;
-    assert!(log.contains("backend unavailable, retrying what=\"record an outcome\""), "{log}");
+    assert!(log.contains("the ledger refused an outcome; it is written again"), "{log}");
     assert_eq!(cell.fake.report().requests, 3);
     assert_eq!(outcomes(&cell).await, ["accepted"; 3]);
     assert_eq!(cell.count("SELECT count(*) FROM outcome_events").await, 3);

@@ -77,7 +77,10 @@ async fn timed_out_drain_reports_abandoned_jobs() {
         bench.pay("acme", id).await;
     }
     bench.until_sent("acme", 2).await;
-    assert_eq!(bench.stop().await, DrainReport { timed_out: true, left_active: 2, abandoned_in_flight: 2 });
+    assert_eq!(
+        bench.stop().await,
+        DrainReport { timed_out: true, left_active: 2, abandoned_in_flight: 2, unwritten: 0 }
+    );
     bench.until("both messages are requeued", async || bench.queued("acme").await == 2).await;
     for id in ["one", "two"] {
         assert_eq!(bench.job(id).await.unwrap().state, "sending", "the outcome of {id} is unknown");

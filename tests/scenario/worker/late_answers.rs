@@ -70,20 +70,3 @@ async fn response_after_lost_lease_is_logged() {
         assert_eq!(bench.job(id).await.unwrap().state, "sending");
     }
 }
-
-/// The ledger is available and rejects the write. The log line gives the outcome, so an operator need not ask the
-/// provider.
-#[tokio::test]
-async fn response_rejected_by_the_ledger_is_logged() {
-    let (page, _guard) = capture_log();
-    let bench = Bench::open(&[row("acme")]).await;
-    bench.sql("CREATE TRIGGER refused BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
-    bench.pay("acme", "paid").await;
-    let about = "job=paid outcome=";
-    bench.until("the response is logged", async || page.line_with(about).is_some()).await;
-    let line = page.line_with(about).unwrap();
-    for part in ["ERROR", "outcome=\"accepted\"", "reference=\"ch_paid\"", "not now"] {
-        assert!(line.contains(part), "{part}: {line}");
-    }
-    assert_eq!(bench.job("paid").await.unwrap().state, "sending");
-}
