@@ -34,6 +34,7 @@ mod immutability;
 mod leader_row;
 mod lookups;
 mod migrating;
+mod missing_standby;
 mod operator;
 mod outbox;
 mod pairs;

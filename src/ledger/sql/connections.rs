@@ -21,6 +21,7 @@ use super::session::{ServerProcess, establish, pooler_error, set_up, with_client
 use super::slots::{ConnectionPurpose, PoolSlots, PurposeShares};
 use crate::ledger::LedgerError;
 
+mod abandoned;
 mod lent;
 
 pub use lent::Session;
@@ -70,6 +71,8 @@ struct PoolState {
     failed_in_a_row: u32,
     refused_at: Option<Instant>,
     was_compared: bool,
+    /// Connections whose callers have given up their statement.
+    abandoned: u32,
     is_closed: bool,
 }
 
@@ -92,6 +95,7 @@ impl Connections {
             failed_in_a_row: 0,
             refused_at: None,
             was_compared: false,
+            abandoned: 0,
             is_closed: false,
         };
         let short = watch::Sender::new(false);
@@ -155,7 +159,7 @@ impl Connections {
                 }
                 let mut state = self.0.state.lock();
                 state.slots.remove_waiters(oneshot::Sender::is_closed);
-                Err(state.last_failure.clone().map_or_else(all_busy, Into::into))
+                Err(state.last_failure.clone().map_or_else(|| all_busy(state.abandoned), Into::into))
             }
         }
     }
@@ -173,7 +177,7 @@ impl Connections {
         Ok(first)
     }
 
-    /// Closes idle connections, waits for lent ones, and fails all waiting callers.
+    /// Closes idle connections, waits for lent ones but those that are abandoned, and fails all waiting callers.
     pub async fn close(&self) {
         loop {
             let closed = self.0.closed.notified();
@@ -183,7 +187,7 @@ impl Connections {
                 drop(state.slots.take_waiters());
                 let idle = state.slots.prune(|_| true);
                 idle.into_iter().for_each(|open| state.discard(open));
-                if state.slots.open() == 0 {
+                if state.slots.open() <= state.abandoned {
                     return;
                 }
             }
@@ -375,7 +379,11 @@ fn close(connection: PgConnection) {
     }
 }
 
-fn all_busy() -> sqlx::Error {
-    let words = format!("every connection was busy for {} s (database.max_connections)", WAIT_FOR_FREE.as_secs());
+fn all_busy(abandoned: u32) -> sqlx::Error {
+    let mut words = format!("every connection was busy for {} s (database.max_connections)", WAIT_FOR_FREE.as_secs());
+    if abandoned > 0 {
+        words +=
+            &format!("; PostgreSQL has not answered {abandoned} of them, as if a synchronous standby were missing");
+    }
     sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
 }

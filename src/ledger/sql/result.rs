@@ -311,6 +311,11 @@ pub fn is_connection_broken(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || sqlstate(error).as_deref() == Some("25006")
 }
 
+/// The server has not answered in time.
+pub fn is_silent(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut)
+}
+
 pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
     error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
 }

@@ -77,6 +77,15 @@ pub struct ServerProcess {
     since: String,
 }
 
+impl ServerProcess {
+    /// A query that returns a row while the process runs a statement.
+    pub fn works_sql(&self) -> String {
+        let Self { pid, since } = self;
+        let since = since.replace('\'', "");
+        format!("SELECT 1 FROM pg_stat_get_activity({pid}) WHERE backend_start::text = '{since}' AND state = 'active'")
+    }
+}
+
 /// Sets up a new connection for [`ConnectionPurpose::General`], and reads its settings back.
 pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, sqlx::Error> {
     let statement_max = format!("{}s", STATEMENT_MAX.as_secs());

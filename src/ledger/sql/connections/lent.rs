@@ -10,8 +10,9 @@ use sqlx::postgres::PgConnection;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::abandoned::abandon;
 use super::{PING_AFTER_IDLE, PoolShared, PoolState, PooledConnection, RETURN_MAX};
-use crate::ledger::sql::result::is_connection_broken;
+use crate::ledger::sql::result::{is_connection_broken, is_silent};
 use crate::ledger::sql::session::{set_up, with_client_timeout};
 use crate::ledger::sql::slots::ConnectionPurpose;
 
@@ -80,6 +81,12 @@ impl Session {
     /// Ends the work with its result. A connection to a silent server, or to a demoted one that is read-only, is not
     /// used again: the primary may be another server by now.
     pub fn end<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+        // A poll writes nothing that could wait for a standby.
+        let is_abandoned = self.purpose != ConnectionPurpose::Polls && result.as_ref().is_err_and(is_silent);
+        if let Some(open) = self.open.take_if(|_| is_abandoned) {
+            abandon(&self.shared, open, self.purpose);
+            return result;
+        }
         self.is_good = !result.as_ref().is_err_and(is_connection_broken);
         self.is_clean = result.is_ok();
         result
