@@ -51,6 +51,9 @@ pub struct FairClaim<A> {
     pub except: Vec<Flow<A>>,
     /// Flows of later classes are left out. [`FlowClass::LAST`]: none is.
     pub class_max: FlowClass,
+    /// Jobs that cost this or more are left out, and jobs behind them pass; `None`: none is. Where the order of accounts
+    /// is kept, an account whose first job is left out has no other.
+    pub cost_below: Option<u32>,
     /// With [`JobOrder::Account`], one job of an account is claimed, of its first class, and none while an earlier one
     /// that was claimed so is undecided and has not returned. A job in review is undecided.
     pub order: JobOrder,
@@ -196,12 +199,14 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     /// Takes the jobs of the quanta that start first.
     fn claim_free(&mut self, claim: &FairClaim<A>) -> Vec<(Flow<A>, WaitingJob<J>)> {
         let mut claimed = Vec::new();
+        let is_cheap = |job: &WaitingJob<J>| claim.cost_below.is_none_or(|bound| job.cost < bound);
         for (flow, pick) in self.picks(claim) {
             let mut served_to = None;
             self.change(flow.clone(), 1, |state, _| {
                 let (tag, weight, mut cost) = (state.tag, state.weight, 0);
                 for place in 0..pick.quota {
-                    let Some((_, job)) = state.jobs.pop_first() else { break };
+                    let next = state.jobs.iter().find(|(_, job)| is_cheap(job)).map(|(seq, _)| *seq);
+                    let Some(job) = next.and_then(|seq| state.jobs.remove(&seq)) else { break };
                     cost += u64::from(job.cost);
                     served_to = Some(pick.start);
                     let start = tag + tag_of(place as u64, weight);
@@ -230,6 +235,7 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
         let free = self.free.iter().map(|(class, _, account)| Flow { class: *class, account: account.clone() });
         let front = free.take_while(|flow| flow.class <= claim.class_max).filter(|flow| !claim.except.contains(flow));
         let front = front.filter(|flow| claim.order == JobOrder::None || self.is_next_of_account(flow));
+        let front = front.filter(|flow| self.has_cheap(flow, claim));
         for (place, flow) in front.take(at_most).enumerate() {
             let Some(state) = self.flows.get(&flow) else { continue };
             let is_ordered = claim.order == JobOrder::Account && flow.account.is_some();
@@ -254,6 +260,13 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
             pick.quota += jobs;
         }
         picks
+    }
+
+    /// Whether the flow has a job below the cost that the claim leaves out; an account in order: its first one.
+    fn has_cheap(&self, flow: &Flow<A>, claim: &FairClaim<A>) -> bool {
+        let (Some(bound), Some(state)) = (claim.cost_below, self.flows.get(flow)) else { return true };
+        let looked_at = if claim.order == JobOrder::Account && flow.account.is_some() { 1 } else { usize::MAX };
+        state.jobs.values().take(looked_at).any(|job| job.cost < bound)
     }
 
     /// Whether no job of the flow's account is on its way, and none of an earlier class waits.

@@ -122,6 +122,12 @@ impl Wait {
         Self::from(WaitReason::Limit(name.into()))
     }
 
+    /// The wait of a job that costs more than the limit has free; cheaper ones pass it.
+    pub fn for_slots_at_once(limit: impl Into<String>, cost: u16) -> Self {
+        let detail = format!("it needs {cost} free slots at once, and cheaper payments pass it");
+        Self::with_detail(WaitReason::Limit(limit.into()), detail)
+    }
+
     /// The wait of a job whose cost is above the limit's capacity; it waits until the limit is raised.
     pub fn for_larger_limit(limit: impl Into<String>, cost: u16, at_once: u32) -> Self {
         let detail = format!("cost {cost} exceeds the {at_once} that it admits at once");

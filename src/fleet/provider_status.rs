@@ -221,7 +221,11 @@ fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneRepor
     let statuses = held.filter_map(|held| pause_status(input, lane, held)).chain(probing);
     statuses.min_by_key(|status| status.state).unwrap_or_else(|| {
         let busy = input.waiting || lane.active > 0 || lane.sent_10s > 0;
-        ProviderStatus::new(if busy { ProviderState::Running } else { ProviderState::Idle })
+        let state = if busy { ProviderState::Running } else { ProviderState::Idle };
+        match lane.costly.as_ref().filter(|costly| input.waiting && is_long(costly)) {
+            Some(costly) => ProviderStatus { state, cause: Some(costly.words.clone()), ends_in_ms: costly.ends_in_ms },
+            None => ProviderStatus::new(state),
+        }
     })
 }
 
@@ -241,12 +245,16 @@ fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause
         return Some(ProviderStatus { state, cause: Some(held.words.clone()), ends_in_ms });
     }
     let waits = lane.gate_waiting > 0 || input.waiting;
-    let long = held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS);
     let limit = held.limit.as_ref().and_then(|name| input.limits.iter().find(|limit| limit.name == *name));
     let other = || held.limit.as_ref().unwrap_or(&held.words).clone();
     let cause =
         limit.map_or_else(other, |limit| format!("limit {} ({}) is used up", limit.name, limit.rate_in_words()));
-    (waits && long).then_some(ProviderStatus { state, cause: Some(cause), ends_in_ms: held.ends_in_ms })
+    (waits && is_long(held)).then_some(ProviderStatus { state, cause: Some(cause), ends_in_ms: held.ends_in_ms })
+}
+
+/// Whether a wait for a limit is worth a word: limits are waited for in every window.
+fn is_long(held: &ReportedPause) -> bool {
+    held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS)
 }
 
 fn most_severe(statuses: &[ProviderStatus]) -> ProviderStatus {

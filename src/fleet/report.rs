@@ -41,7 +41,12 @@ impl ProcessReport {
     /// The report as it reads this long after it was written: its pauses end sooner.
     pub fn aged(mut self, age: Duration) -> Self {
         let age_ms = millis_down(age);
-        for pause in self.lanes.values_mut().flat_map(|lane| [&mut lane.status.pause, &mut lane.gate]).flatten() {
+        for pause in self
+            .lanes
+            .values_mut()
+            .flat_map(|lane| [&mut lane.status.pause, &mut lane.gate, &mut lane.costly])
+            .flatten()
+        {
             pause.ends_in_ms = pause.ends_in_ms.and_then(|ms| ms.checked_sub(age_ms)).filter(|ms| *ms > 0);
         }
         self
@@ -84,6 +89,9 @@ pub struct LaneReport {
     /// Why the gate's wait queue is blocked; absent while it moves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate: Option<ReportedPause>,
+    /// Why costly payments wait while cheaper ones pass them; absent if none do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub costly: Option<ReportedPause>,
     /// Jobs that wait at the gate for a permit.
     pub gate_waiting: u64,
     pub active: u64,

@@ -17,9 +17,11 @@ use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::core::{Decision, GateCore, RebuildStep, StoreFacts, Ticket};
-use crate::limiter::gate::{GateView, LaneEgress, PendingCall, PendingRelease, PermitWaiter};
+use crate::limiter::gate::{BlockReason, GateRefusal, GateView, LaneEgress, PendingCall, PendingRelease, PermitWaiter};
 use crate::worker::backlog::claimed_ahead::{AheadBounds, startable_soon};
 use crate::worker::backlog::core::{DispatchCore, DispatchStep, LaneFacts};
+use crate::worker::backlog::cost_waits::{CostWait, CostWaits};
+use crate::worker::job::acquire::cost_wait;
 use crate::worker::lane::{RESUME_AHEAD, prefetch};
 
 /// Index of a job among the arrivals.
@@ -236,6 +238,7 @@ pub struct SimulatedProcess {
     paused_until_us: u64,
     /// A limit pauses the lane until then.
     limited_until_us: u64,
+    cost_waits: CostWaits,
     /// Instant of the dispatcher's next scheduled step.
     next_step_us: Option<u64>,
 }
@@ -253,6 +256,7 @@ impl SimulatedProcess {
             order: provider.order,
             paused_until_us: 0,
             limited_until_us: 0,
+            cost_waits: CostWaits::default(),
             next_step_us: None,
         }
     }
@@ -261,10 +265,19 @@ impl SimulatedProcess {
         self.free_prefetch > 0 && self.paused_until_us <= now_us
     }
 
-    /// Whether new jobs wait in the backlog, in blocking mode.
-    pub fn is_limited(&self, now_us: u64) -> bool {
+    /// Whether new jobs of this cost wait in the backlog, in blocking mode.
+    pub fn is_limited(&self, now_us: u64, cost: u32) -> bool {
+        let now = self.clock.instant(now_us);
         self.limited_until_us > now_us
-            || self.dispatcher.is_limited(self.clock.instant(now_us), || self.startable_soon, &self.gate.view())
+            || self.cost_waits.of(cost, now).is_some()
+            || self.dispatcher.is_limited(now, || self.startable_soon, &self.gate.view())
+    }
+
+    /// A limit has too few free slots for jobs of this cost.
+    pub fn record_cost_wait(&mut self, now_us: u64, cost: u32, refusal: &GateRefusal) {
+        let BlockReason::Limit(limit) = &refusal.reason else { return };
+        let (now, limit) = (self.clock.instant(now_us), limit.clone());
+        self.cost_waits.record(CostWait { cost, limit, until: now + cost_wait(refusal) }, now);
     }
 
     /// A limit pauses the lane.
@@ -282,6 +295,7 @@ impl SimulatedProcess {
             paused_until,
             can_start: self.gate.egress().can_start(self.clock.instant(now_us)),
             order: self.order,
+            cost_bound: self.cost_waits.bound(self.clock.instant(now_us)),
         };
         self.dispatcher.next_step(self.clock.instant(now_us), facts)
     }

@@ -17,6 +17,8 @@ use crate::domain::quota_spec::QuotaSpec;
 pub mod arrivals;
 #[cfg(test)]
 mod clear_time_tests;
+#[cfg(test)]
+mod cost_tests;
 mod driver;
 pub mod result;
 #[cfg(test)]

@@ -22,6 +22,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_down;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::{LaneState, LaneStatus, PauseCause, ReportedPause};
+use crate::worker::backlog::cost_waits::{CostBound, CostWait, CostWaits};
 use crate::worker::outcome_writes::{OutcomePermission, OutcomeWrites};
 
 /// A pause of a lane: its end and its cause.
@@ -61,6 +62,8 @@ pub struct LaneControl {
     /// Pauses charges alone; look-ups may be consumed.
     charges: watch::Sender<Option<LanePause>>,
     sending: watch::Sender<Option<LanePause>>,
+    /// Costs for which a limit has too few free slots. Cheaper jobs go on, so this is no pause.
+    cost_waits: Mutex<CostWaits>,
     /// Why the broker refuses the lane its queue, until it grants it.
     queue_refusal: Mutex<Option<LanePause>>,
     account_faults: Mutex<AccountFaults>,
@@ -101,6 +104,7 @@ impl Default for LaneControl {
             intake: watch::Sender::new(None),
             charges: watch::Sender::new(None),
             sending: watch::Sender::new(None),
+            cost_waits: Mutex::default(),
             queue_refusal: Mutex::default(),
             account_faults: Mutex::default(),
             throttle_streaks: Default::default(),
@@ -140,6 +144,31 @@ impl LaneControl {
     pub fn is_at_limit(&self) -> bool {
         let pauses = [&self.intake, &self.charges].map(active_pause);
         pauses.into_iter().flatten().any(|pause| pause.cause == PauseCause::Limit)
+    }
+
+    /// Jobs of at least this cost wait: a limit has too few free slots for them.
+    pub fn record_cost_wait(&self, cost: u32, limit: &str, until: Instant) {
+        self.cost_waits.lock().record(CostWait { cost, limit: limit.to_owned(), until }, Instant::now());
+    }
+
+    /// The wait of a job of this cost; `None`: it may ask for its permit.
+    pub fn cost_wait(&self, cost: u32) -> Option<CostWait> {
+        self.cost_waits.lock().of(cost, Instant::now()).cloned()
+    }
+
+    /// Why costly jobs wait, for reports.
+    pub fn reported_cost_wait(&self) -> Option<ReportedPause> {
+        let now = Instant::now();
+        let waits = self.cost_waits.lock();
+        let CostWait { cost, limit, until } = waits.least(now)?;
+        let words = format!("payments that cost {cost} or more wait for limit {limit}; cheaper ones pass them");
+        let ends_in_ms = Some(millis_down(until.saturating_duration_since(now)));
+        Some(ReportedPause { by: PauseCause::Limit, limit: Some(limit.clone()), words, ends_in_ms, wait: None })
+    }
+
+    /// What the lane may send now; `None`: every job.
+    pub fn cost_bound(&self) -> Option<CostBound> {
+        self.cost_waits.lock().bound(Instant::now())
     }
 
     /// Whether look-ups may be sent, even if charges are paused.
@@ -345,6 +374,7 @@ impl LaneControl {
         drop(unhealthy_until);
         self.breaker.lock().probe_from(self.since_origin(Instant::now()));
         *self.account_faults.lock() = AccountFaults::default();
+        self.cost_waits.lock().clear();
         self.throttle_streaks.iter().for_each(|streak| *streak.lock() = ThrottleStreak::default());
         for paused in [&self.intake, &self.charges, &self.sending] {
             paused.send_replace(None);
@@ -362,6 +392,7 @@ impl LaneControl {
     /// Ends the pauses of a limit, because a row of the quota may allow more now. While sending is paused for another
     /// reason, consuming stays paused too.
     pub fn clear_limit_pause(&self) {
+        self.cost_waits.lock().clear();
         let sending = active_pause(&self.sending);
         self.intake.send_if_modified(|pause| {
             let ends = pause.as_ref().is_some_and(|pause| pause.cause == PauseCause::Limit);

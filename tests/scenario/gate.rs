@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use sluicegate::domain::limit::AppliesTo;
 use sluicegate::domain::permit_protocol::{CallKind, CostByKind, LimiterCall, LimiterReply, PastUse, Subject};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec};
@@ -283,13 +284,46 @@ async fn withdrawn_costly_job_blocks_no_other() {
     let soon = Instant::now() + Duration::from_millis(500);
     let (dear, cheap) = tokio::join!(gate.acquire(ask(5, soon)), gate.acquire(ask(1, soon)));
     let AcquireResult::Refused(refusal) = dear else { panic!("five of four") };
-    assert_eq!((refusal.reason, refusal.scope), (BlockReason::Limit("ten".to_owned()), RefusalScope::Job));
+    assert_eq!((refusal.reason, refusal.scope), (BlockReason::Limit("ten".to_owned()), RefusalScope::Cost));
     assert!(matches!(cheap, AcquireResult::Granted(_)), "there are four");
-    // A costly job that waits keeps its place: no permit is requested for jobs behind it.
-    let patient = Instant::now() + Duration::from_secs(3_600);
-    let (dear, cheap) = tokio::join!(gate.acquire(ask(5, patient)), gate.acquire(ask(1, soon)));
-    assert!(matches!(cheap, AcquireResult::Refused(refusal) if refusal.scope == RefusalScope::All));
-    assert!(matches!(dear, AcquireResult::Granted(_)), "granted once the other permits have expired");
+}
+
+/// Sixty of a hundred an hour are used. A job that needs fifty waits alone, whether it waits at the gate or leaves it, and
+/// whether the limit counts all calls or charges alone. Only when nothing is free, all wait.
+#[tokio::test(start_paused = true)]
+async fn cheaper_jobs_pass_a_costly_one() {
+    let hour = Duration::from_secs(3_600);
+    for (applies_to, all) in [(AppliesTo::All, RefusalScope::All), (AppliesTo::Charge, RefusalScope::Charges)] {
+        let limits = vec![LimitSpec { applies_to, ..LimitSpec::sliding_log("hundred", 100, hour) }];
+        let stop = CancellationToken::new();
+        let spec = QuotaSpec { limits, ..spec(&[]) };
+        let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec, 1, &stop);
+        let soon = || Instant::now() + Duration::from_secs(10);
+        let use_one = async |cost| match gate.acquire(ask(cost, soon())).await {
+            AcquireResult::Granted(permit) => permit.begin().unwrap().release_used(Instant::now()),
+            AcquireResult::Refused(refusal) => panic!("{refusal:?}"),
+            AcquireResult::NoWorkerSlot => panic!("no lane"),
+        };
+        use_one(60).await;
+        let waiting = gate.clone();
+        let patient = tokio::spawn(async move { waiting.acquire(ask(50, Instant::now() + hour * 2)).await });
+        sleep(Duration::from_secs(1)).await;
+        let AcquireResult::Refused(refusal) = gate.acquire(ask(50, soon())).await else { panic!("fifty of forty") };
+        let by = (refusal.reason.clone(), refusal.scope, refusal.exact);
+        assert_eq!(by, (BlockReason::Limit("hundred".to_owned()), RefusalScope::Cost, true));
+        for _ in 0..30 {
+            use_one(1).await;
+            assert!(gate.is_open(), "{:?}", gate.view().borrow());
+        }
+        // One that costs less than what is left passes both, and one that costs more waits for as long as it must.
+        let AcquireResult::Refused(refusal) = gate.acquire(ask(20, soon())).await else { panic!("twenty of ten") };
+        assert_eq!(refusal.scope, RefusalScope::Cost);
+        use_one(10).await;
+        let AcquireResult::Refused(refusal) = gate.acquire(ask(1, soon())).await else { panic!("none is free") };
+        assert_eq!(refusal.scope, all);
+        assert!(!patient.is_finished());
+        assert!(matches!(patient.await.unwrap(), AcquireResult::Granted(_)), "the hour is over");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ mod bench;
 mod breaker;
 mod concurrency;
 mod copies;
+mod costs;
 mod decision_batches;
 mod drain;
 mod expansion;

@@ -9,6 +9,7 @@ mod support;
 mod account_rules;
 mod billing_day;
 mod copies;
+mod costs;
 mod deleted_queues;
 mod descriptors;
 mod drain;

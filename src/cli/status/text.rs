@@ -284,8 +284,7 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
     let is_retried = matches!(provider.state, ProviderState::BreakerOpen | ProviderState::Misconfigured);
     let ends = if is_retried { "next try in" } else { "ends in" };
     let ends = provider.ends_in_ms.map(|ms| format!("{ends} {}", rounded_duration(ms)));
-    let silent = matches!(provider.state, ProviderState::Running | ProviderState::Idle);
-    let cause = provider.cause.clone().filter(|_| !silent);
+    let cause = provider.cause.clone();
     let refused = provider.refused_by_provider.filter(|refused| *refused > 0);
     let requests = |refused| format!("{} {}", group_thousands(refused), plural(refused, "request"));
     let refused = refused.map(|refused| format!("the provider refused {} that we allowed", requests(refused)));

@@ -330,8 +330,16 @@ fn blocked_by_limit(
     // Nothing names the instant at which a request ends.
     let starts_in = queue.starts_in.filter(|_| !is_in_flight(limit));
     let queue = QueueView { starts_in, ..queue };
-    let text =
-        format!("waits for limit {} of {counted_for} ({allows}): {used_text}{}", limit.name, queue_text(facts, &queue));
+    let passed = if is_passed_by_cheaper(job, limit, used) {
+        format!("; it needs {} free slots at once, and cheaper payments pass it", job.cost)
+    } else {
+        String::new()
+    };
+    let text = format!(
+        "waits for limit {} of {counted_for} ({allows}): {used_text}{passed}{}",
+        limit.name,
+        queue_text(facts, &queue)
+    );
     let at = BlockedAt {
         check,
         limit: Some(limit.name.clone()),
@@ -340,6 +348,13 @@ fn blocked_by_limit(
         ..blocked_at(&queue)
     };
     CheckResult::Blocked(Box::new(at), text)
+}
+
+/// Whether the provider's limit has free slots, but fewer than the job costs.
+fn is_passed_by_cheaper(job: &JobFacts, limit: &LimitSpec, used: Option<u64>) -> bool {
+    let (capacity, cost) = (u64::from(limit.max_requests), u64::from(job.cost));
+    let has_too_few = used.is_some_and(|used| used < capacity && used.saturating_add(cost) > capacity);
+    limit.scope == Scope::Provider && cost > 1 && has_too_few
 }
 
 fn is_in_flight(limit: &LimitSpec) -> bool {

@@ -13,6 +13,7 @@ fn claim(at_most: u32) -> FairClaim<u8> {
         flow_max: u32::MAX,
         except: Vec::new(),
         class_max: FlowClass::LAST,
+        cost_below: None,
         order: JobOrder::None,
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct QueueBlock {
     pub until: Instant,
     pub exact: bool,
     pub retry_at: Instant,
+    /// The waiter that was refused costs more than 1, so that a cheaper one might pass. It is soon over.
+    pub is_by_cost: bool,
     /// The waiter that was refused; a waiter before it may have a shorter wait.
     first_waiter: Option<QueueKey>,
 }
@@ -52,7 +54,8 @@ pub(super) type BlocksByKind = BTreeMap<CallKind, QueueBlock>;
 
 impl QueueBlock {
     pub fn new(reason: BlockReason, until: Instant, exact: bool, now: Instant) -> Self {
-        Self { reason, until, exact, retry_at: until.max(now + RETRY_PAUSE_MIN), first_waiter: None }
+        let retry_at = until.max(now + RETRY_PAUSE_MIN);
+        Self { reason, until, exact, retry_at, is_by_cost: false, first_waiter: None }
     }
 
     /// The block with the waiter that was first. The limiter is asked again so long before the end. Only an exact start
@@ -61,6 +64,11 @@ impl QueueBlock {
         let ahead = if self.exact { retry_ahead } else { Duration::ZERO };
         let retry_at = self.until.checked_sub(ahead).unwrap_or(self.until).max(now + RETRY_PAUSE_MIN);
         Self { retry_at, first_waiter: first, ..self }
+    }
+
+    /// The block by a waiter of this cost.
+    pub fn by_cost(self, cost: u32) -> Self {
+        Self { is_by_cost: cost > 1, ..self }
     }
 
     pub fn is_overtaken_by(&self, key: QueueKey) -> bool {

@@ -220,6 +220,7 @@ impl<T: Ticket> GateCore<T> {
             let is_freed = |by: &BlockReason| matches!(by, BlockReason::Limit(name) if spec.counts_in_flight(name));
             self.kind_blocks.retain(|_, block| !is_freed(&block.reason));
             self.queue.resume_after_release(release.scope(), is_freed);
+            self.queue.resume_costly(is_freed);
         }
         self.releases.push(release);
         let at = now + delay;

@@ -70,6 +70,8 @@ pub enum RefusalScope {
     Job,
     /// The charges of its account: a limit of the account has no slot, or a rule blocks it.
     Account,
+    /// Charges that cost as much or more: a limit of the provider has too few free slots for them. Cheaper ones may pass.
+    Cost,
     /// Every charge; look-ups may pass.
     Charges,
     All,
@@ -92,8 +94,8 @@ pub struct AcquireRequest {
     /// Length of a block of the queue that is accepted even beyond `wait_until`, while the job may wait for a worker
     /// slot: a shorter one is not worth a requeue.
     pub accepted_wait: Duration,
-    /// Longest time at the gate for a limit of the job's account; then the request is refused. Other limits do not
-    /// count. The first jobs of an account wait longer for a slot in flight.
+    /// Longest time at the gate for a limit of the job's account, or for as many slots at once as it costs; then the
+    /// request is refused. Other waits do not count. The first jobs of an account wait longer for a slot in flight.
     pub account_wait: Duration,
     /// The worker slot that is taken with the permit; `None`: the request needs none.
     pub egress: Option<EgressRequest>,

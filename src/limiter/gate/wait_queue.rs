@@ -1,9 +1,9 @@
 //! The wait queue of a gate: the waiting jobs, their order, and their deadlines.
 //!
-//! A job that cannot be granted blocks the jobs behind it, so that they do not starve a costly job. Other processes
-//! have queues of their own and may overtake it. A job that a limit of its own account or reference refuses is deferred
-//! meanwhile, with the later ones that this limit counts, and blocks no other. Nor does a job whose lane has no free
-//! worker slot.
+//! A job that cannot be granted blocks the jobs behind it. Other processes have queues of their own and may overtake it. A
+//! job that a limit of its own account or reference refuses is deferred meanwhile, with the later ones that this limit
+//! counts, and blocks no other. Nor does a job whose lane has no free worker slot. A job that costs more than is free
+//! blocks cheaper ones for [`waiter::COST_HOLD_MAX`] at most. Then it is deferred, and so are those that cost as much.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use self::call_bounds::HeldBack;
-use self::waiter::{RELEASE_WAITERS_MAX, inadmissible_refusal, refusal_for};
+use self::waiter::{COST_HOLD_MAX, RELEASE_WAITERS_MAX, inadmissible_refusal, refusal_for};
 use self::waiters::Waiters;
 use super::block::{BlocksByKind, QueueBlock};
 use super::core::{Decision, GrantedPermit, Ticket};
@@ -217,6 +217,10 @@ impl<T: Ticket> WaitQueue<T> {
         self.waiters.ready().next_back().is_some_and(|(last, _)| last.priority_reversed > key.priority_reversed)
     }
 
+    pub fn contains(&self, key: QueueKey) -> bool {
+        self.waiters.get(key).is_some()
+    }
+
     pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         self.waiters.remove(key, now)
     }
@@ -252,9 +256,40 @@ impl<T: Ticket> WaitQueue<T> {
             self.waiters.defer(key, deferral);
         } else {
             let wait = deferral.until.saturating_duration_since(now);
-            let scope = if deferral.is_by_account_limit() { RefusalScope::Account } else { RefusalScope::Job };
+            let scope = match deferral.is_by_account_limit() {
+                true => RefusalScope::Account,
+                false if deferral.is_by_cost => RefusalScope::Cost,
+                false => RefusalScope::Job,
+            };
             self.refuse(key, refusal_for(wait, deferral.exact, &deferral.reason, scope), now);
         }
+    }
+
+    /// Whether a waiter holds back cheaper ones behind it until then: it does so for [`COST_HOLD_MAX`] at most, and then
+    /// leaves them as much time.
+    pub fn holds_until(&mut self, key: QueueKey, until: Instant, now: Instant) -> bool {
+        let Some(waiter) = self.waiters.get(key) else { return false };
+        let since = waiter.holds_since.filter(|since| now < *since + COST_HOLD_MAX * 2).unwrap_or(now);
+        let holds = until <= since + COST_HOLD_MAX && waiter.accepts(until, now, now);
+        if holds {
+            self.waiters.hold(key, since);
+        }
+        holds
+    }
+
+    /// Defers the waiters of at least this cost, of all kinds or of one, that nothing else defers.
+    pub fn defer_costly(&mut self, cost: u32, kind: Option<CallKind>, deferral: &Deferral, now: Instant) {
+        let is_costly =
+            |waiter: &PermitWaiter<T>| waiter.cost >= cost && kind.is_none_or(|kind| kind == waiter.scope.kind);
+        let costly = self.waiters.ready().filter(|(_, waiter)| is_costly(waiter)).map(|(key, _)| *key);
+        for key in costly.collect::<Vec<_>>() {
+            self.defer_one(key, deferral.clone(), now);
+        }
+    }
+
+    /// Ends the deferrals of costly waiters by limits that a release has freed a slot of.
+    pub fn resume_costly(&mut self, is_freed: impl Fn(&BlockReason) -> bool) {
+        self.waiters.resume_if(|own| own.is_by_cost && is_freed(&own.reason));
     }
 
     /// Ends the deferrals that wait for a history.
@@ -273,7 +308,8 @@ impl<T: Ticket> WaitQueue<T> {
         let deferred = self.waiters.ready().filter_map(|(key, waiter)| Some((*key, until(waiter)?)));
         for (key, until) in deferred.collect::<Vec<_>>() {
             let reason = BlockReason::StoreUnavailable("its clock was not compared for too long".to_owned());
-            let deferral = Deferral { until, reason, exact: false, ends_by_release: false, counted_with: None };
+            let (exact, ends_by_release, is_by_cost) = (false, false, false);
+            let deferral = Deferral { until, reason, exact, ends_by_release, counted_with: None, is_by_cost };
             self.waiters.defer(key, deferral);
         }
     }
@@ -337,21 +373,6 @@ impl<T: Ticket> WaitQueue<T> {
         }
     }
 
-    /// Refuses the first waiter if it does not wait as long as the block lasts while a cheaper waiter is behind it. All
-    /// waiters of at least its cost whose deadline is before the block's end are refused too. Returns whether it did
-    /// so: then the cheaper waiters may get the free slots. The refusals concern the job alone, so no lane pauses.
-    pub fn evict_oversized(&mut self, first: QueueKey, block: &QueueBlock, now: Instant) -> bool {
-        let is_evicted = |waiter: &&PermitWaiter<T>| waiter.cost > 1 && !waiter.accepts(block.until, now, now);
-        let Some(cost) = self.waiters.get(first).filter(is_evicted).map(|waiter| waiter.cost) else { return false };
-        if !self.waiters.iter().any(|(_, other)| other.cost < cost && other.deferral.is_none()) {
-            return false;
-        }
-        self.refuse_blocked(block, RefusalScope::Job, now, |waiter| {
-            waiter.cost >= cost && !waiter.accepts(block.until, now, now)
-        });
-        true
-    }
-
     /// Refuses those of the waiters whose deadline is before the block's end.
     fn refuse_blocked(
         &mut self,
@@ -378,6 +399,8 @@ impl<T: Ticket> WaitQueue<T> {
         now: Instant,
     ) {
         let scope = match kind {
+            // Others might have passed the one that was refused.
+            _ if block.is_by_cost => RefusalScope::Job,
             None => RefusalScope::All,
             Some(CallKind::Charge) => RefusalScope::Charges,
             Some(CallKind::Lookup) => RefusalScope::Job,

@@ -53,7 +53,7 @@ impl Simulation<'_> {
         let (flow, process) = (self.flow_of(job), &self.processes[process]);
         self.keeps_order_of(flow)
             || process.dispatcher.knows(&flow)
-            || (self.model.is_blocking() && process.is_limited(now_us))
+            || (self.model.is_blocking() && process.is_limited(now_us, u32::from(self.arrivals.jobs()[job].cost)))
     }
 
     /// The record of a new job in the backlog is committed, and its message acknowledged.
@@ -96,6 +96,11 @@ impl Simulation<'_> {
             RefusalScope::Account if is_limit => {
                 let wait = refusal.retry_after.saturating_sub(WAKE_AHEAD).max(LIMIT_BLOCK_MIN);
                 Some(JobStep::Backlog { blocked_until_us: Some(now_us + micros_up(wait)) })
+            }
+            RefusalScope::Cost if is_limit && self.model.is_blocking() => {
+                let cost = u32::from(self.arrivals.jobs()[job].cost);
+                self.processes[process].record_cost_wait(now_us, cost, refusal);
+                Some(JobStep::Backlog { blocked_until_us: None })
             }
             RefusalScope::Charges | RefusalScope::All if is_limit && self.model.is_blocking() => {
                 self.processes[process].pause_for_limit(now_us + micros_up(refusal.retry_after));

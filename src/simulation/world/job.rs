@@ -158,7 +158,7 @@ impl Simulation<'_> {
             _ => micros_up(refusal.retry_after),
         };
         match refusal.scope {
-            RefusalScope::Job | RefusalScope::Account => {}
+            RefusalScope::Job | RefusalScope::Account | RefusalScope::Cost => {}
             RefusalScope::Charges | RefusalScope::All => {
                 let process = self.record.jobs[job].process;
                 self.pause_intake(now_us, process, wait_us);

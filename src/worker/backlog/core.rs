@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::claimed_ahead::{AHEAD_MIN, AheadBounds, ClaimedAhead};
+use super::cost_waits::CostBound;
 use super::permit_waits::PermitWaits;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::job::{Flow, FlowClass};
@@ -64,6 +65,8 @@ pub(crate) struct LaneFacts {
     /// A worker slot and a turn by the egress rate are free.
     pub can_start: bool,
     pub order: JobOrder,
+    /// Too few slots are free for costlier jobs; `None`: for none.
+    pub cost_bound: Option<CostBound>,
 }
 
 /// The state of one lane's dispatcher in one process. `A` names accounts, and `J` jobs.
@@ -193,7 +196,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         if !self.is_claimable && self.wake_at.is_none_or(|wake_at| wake_at > now) {
             return DispatchStep::Wait(self.wake_at.map_or(self.look_at, |wake_at| wake_at.min(self.look_at)));
         }
-        let LaneFacts { mut bounds, paused_until, can_start, order } = facts();
+        let LaneFacts { mut bounds, paused_until, can_start, order, cost_bound } = facts();
         let no_slot_until = self.no_slot_until.filter(|_| !can_start);
         if let Some(at) = paused_until.max(self.not_before).max(no_slot_until).filter(|at| *at > now) {
             return DispatchStep::Wait(at.min(now + PAUSED_INTERVAL));
@@ -213,13 +216,14 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         }
         self.claimed_at = now;
         // What happens during the claim sets them again.
-        (self.wake_at, self.is_claimable) = (None, false);
+        (self.wake_at, self.is_claimable) = (cost_bound.map(|bound| bound.until), false);
         DispatchStep::Claim(FairClaim {
             at_most: room.jobs.min(CLAIM_MAX),
             quantum: QUANTUM,
             flow_max: bounds.of_one_flow,
             except: room.full_flows,
             class_max: room.class_max,
+            cost_below: cost_bound.map(|bound| bound.below),
             order,
         })
     }
@@ -244,6 +248,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         wake_at: Option<Instant>,
         now: Instant,
     ) {
+        let (is_empty, is_bounded) = (flows.len() == 0, claim.cost_below.is_some());
         let has_more = u32::try_from(flows.len()).is_ok_and(|jobs| jobs == claim.at_most);
         flows.for_each(|flow| self.ahead.add(flow));
         if claim.class_max == FlowClass::LAST {
@@ -251,8 +256,13 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         }
         wake_at.into_iter().for_each(|at| self.wake_by(at));
         self.is_claimable |= has_more;
+        // Costly jobs that are left out have had their parts of it.
+        self.is_claimable |= is_bounded && !is_empty;
         if !has_more {
-            self.hold_until(now + CLAIM_PAUSE);
+            // One that finds no cheap job has read the costly ones of all flows.
+            let took = now.saturating_duration_since(self.claimed_at);
+            let read = if is_bounded && is_empty { took * LOOK_TIME_DIVISOR } else { Duration::ZERO };
+            self.hold_until(now + read.max(CLAIM_PAUSE));
         }
     }
 

@@ -140,7 +140,8 @@ fn lane_facts(lane: &LaneContext) -> LaneFacts {
     let (prefetch, paused_until) = (current_prefetch(lane), cannot_send_until(lane));
     let provider = &lane.settings.borrow().provider;
     let bounds = AheadBounds::of(provider, prefetch, lane.egress.release_waiters());
-    LaneFacts { bounds, paused_until, can_start: lane.egress.can_start(Instant::now()), order: provider.order }
+    let (can_start, cost_bound) = (lane.egress.can_start(Instant::now()), lane.control.cost_bound());
+    LaneFacts { bounds, paused_until, can_start, order: provider.order, cost_bound }
 }
 
 /// Until when the lane sends no charge; `None`: it may.

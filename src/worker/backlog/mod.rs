@@ -34,6 +34,7 @@ use crate::telemetry::spans;
 
 pub(crate) mod claimed_ahead;
 pub(crate) mod core;
+pub(crate) mod cost_waits;
 pub(super) mod dispatcher;
 pub(super) mod intake_pace;
 pub(crate) mod permit_waits;
@@ -100,18 +101,18 @@ pub(super) fn is_recorded_during(pause: &LanePause, provider: &Provider) -> bool
     pause.cause == PauseCause::Limit && provider.mode == Mode::Blocking
 }
 
-/// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger. Then
-/// all of them are counted and ordered, and none waits in memory.
+/// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs of this cost wait in the
+/// ledger. Then all of them are counted and ordered, and none waits in memory.
 ///
 /// In `requeue` mode, jobs wait in delay queues. While something else pauses the lane, they stay in its queue.
-fn is_limited(lane: &LaneContext) -> bool {
+fn is_limited(lane: &LaneContext, cost: u16) -> bool {
     if lane.settings.borrow().provider.mode != Mode::Blocking {
         return false;
     }
     let startable = || startable_soon(&lane.settings.borrow().provider);
     let view = lane.gate.view();
     let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, &view.borrow());
-    is_held_back || lane.control.is_at_limit()
+    is_held_back || lane.control.is_at_limit() || lane.control.cost_wait(u32::from(cost)).is_some()
 }
 
 /// Records a new job in the backlog, if earlier jobs of its flow wait there, if its account is paused, if the lane keeps
@@ -124,7 +125,8 @@ pub(super) async fn record_if_it_must_wait(
     let flow = FlowKey::of(&decoded.job);
     let is_paused = || lane.control.account_pause(flow.account.as_ref()).is_some();
     let has_order = lane.settings.borrow().provider.keeps_order_of(flow.account.as_ref());
-    let must_wait = || has_order || lane.backlog.core.lock().knows(&flow) || is_limited(lane) || is_paused();
+    let must_wait =
+        || has_order || lane.backlog.core.lock().knows(&flow) || is_limited(lane, decoded.job.cost) || is_paused();
     if decoded.job.not_before.is_some() || !must_wait() {
         return None;
     }

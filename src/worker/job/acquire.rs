@@ -10,7 +10,7 @@ use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
-use super::backlog::BacklogReturnReason;
+use super::backlog::{BacklogReturnReason, LIMIT_BLOCK_MIN};
 use super::fast_path::{Reservation, discard};
 use super::prepare::ProviderCall;
 use super::{JobRun, LaneContext, WaitCause};
@@ -26,12 +26,15 @@ use crate::limiter::gate::{
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::DeliveryAction;
-use crate::worker::lane::max_local_wait;
+use crate::worker::lane::{RESUME_AHEAD, max_local_wait};
 
 /// Longest wait of an active job for a limit of its account. Then it returns to the backlog, and its place in the lane
 /// is free for jobs of other accounts. A permit that could be booked ahead is booked by then. The gate lets the first
 /// jobs of an account wait longer for a slot in flight, because a release wakes them at once.
 pub(crate) const ACCOUNT_WAIT: Duration = BOOKING_HORIZON;
+
+/// Longest wait of costly jobs for slots whose instant is not known: responses make them free.
+const INEXACT_COST_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) enum PermitWait {
     Granted(Permit),
@@ -81,6 +84,9 @@ pub(super) fn acquire_request(
 }
 
 pub(super) async fn wait_for_permit(lane: &LaneContext, request: AcquireRequest) -> PermitWait {
+    if let Some(refusal) = cost_refusal(lane, &request) {
+        return PermitWait::Refused(refusal);
+    }
     let (asked_at, _waiting) = (Instant::now(), lane.meter.permit_wait_started());
     let charge = request.job.as_ref().filter(|_| request.kind == CallKind::Charge);
     let charge_wait = charge.map(|job| lane.backlog.begin_wait(job));
@@ -129,6 +135,19 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, request: AcquireRequest)
     }
 }
 
+/// How long jobs of a refused cost wait: until shortly before the slots are free, if that is known.
+pub(crate) fn cost_wait(refusal: &GateRefusal) -> Duration {
+    let longest = if refusal.exact { Duration::MAX } else { INEXACT_COST_WAIT };
+    refusal.retry_after.min(longest).saturating_sub(RESUME_AHEAD).max(LIMIT_BLOCK_MIN)
+}
+
+/// The refusal of a charge that costs as much as one that was refused, while that one's wait lasts.
+fn cost_refusal(lane: &LaneContext, request: &AcquireRequest) -> Option<GateRefusal> {
+    let wait = lane.control.cost_wait(request.cost).filter(|_| request.kind == CallKind::Charge)?;
+    let retry_after = wait.until.saturating_duration_since(Instant::now());
+    Some(GateRefusal { retry_after, exact: false, reason: BlockReason::Limit(wait.limit), scope: RefusalScope::Cost })
+}
+
 impl JobRun<'_> {
     /// Waits for the permit of the call: the one that is reserved, or a new request.
     pub(super) async fn acquire(&self, call: &ProviderCall, reservation: Option<Reservation<'_>>) -> PermitWait {
@@ -162,6 +181,10 @@ impl JobRun<'_> {
                 let reason = Wait::for_larger_limit(limit, self.job.cost, *at_once);
                 return self.delay(self.cost_wait(), WaitCause::new(label, reason)).await;
             }
+            BlockReason::Limit(name) if refusal.scope == RefusalScope::Cost => {
+                let cause = WaitCause::new(label, Wait::for_slots_at_once(name, self.job.cost));
+                return self.delay_costly(name, refusal, cause).await;
+            }
             BlockReason::Limit(name) => WaitReason::Limit(name.clone()),
             BlockReason::AccountBlocked { .. } => WaitReason::AccountBlocked,
             BlockReason::Cold => WaitReason::LimiterCold,
@@ -179,7 +202,7 @@ impl JobRun<'_> {
         let control = &self.lane.control;
         match refusal.scope {
             // The refusal says nothing about the jobs behind it.
-            RefusalScope::Job | RefusalScope::Account => {}
+            RefusalScope::Job | RefusalScope::Account | RefusalScope::Cost => {}
             RefusalScope::Charges => control.pause_charges(refusal.retry_after, by, cause.reason.clone()),
             RefusalScope::All => control.pause_intake(refusal.retry_after, by, cause.reason.clone()),
         }
@@ -190,6 +213,15 @@ impl JobRun<'_> {
             return self.return_to_backlog(cause.into()).await;
         }
         self.wait_for_lane(refusal.retry_after, cause).await
+    }
+
+    /// Delays a job that costs more than a limit has free. Cheaper ones go on, and those that cost as much wait with it.
+    async fn delay_costly(&self, limit: &str, refusal: &GateRefusal, cause: WaitCause) -> DeliveryAction {
+        self.lane.control.record_cost_wait(u32::from(self.job.cost), limit, Instant::now() + cost_wait(refusal));
+        if self.waits_in_backlog() {
+            return self.return_to_backlog(cause.into()).await;
+        }
+        self.delay(refusal.retry_after, cause).await
     }
 
     /// Wait of a job whose cost exceeds a limit: it is checked again before its age ends it, in case the limit was

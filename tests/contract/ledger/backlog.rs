@@ -74,6 +74,7 @@ pub(super) fn everything() -> FairClaim<Identifier> {
         flow_max: 1_000,
         except: Vec::new(),
         class_max: FlowClass::LAST,
+        cost_below: None,
         order: JobOrder::None,
     }
 }

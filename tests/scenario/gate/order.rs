@@ -161,10 +161,10 @@ async fn account_limit_refuses_impatient_jobs_early() {
     assert!(began.elapsed() > Duration::from_secs(4));
 }
 
-/// For a limit on all calls and for a limit on charges.
+/// For a limit on all calls and for a limit on charges. The costly job has its slots soon, so cheaper ones wait behind it.
 #[tokio::test(start_paused = true)]
 async fn urgent_job_overtakes_a_waiting_costly_job() {
-    let on = |applies_to| LimitSpec { applies_to, ..LimitSpec::sliding_log("ten", 10, Duration::from_secs(10)) };
+    let on = |applies_to| LimitSpec { applies_to, ..LimitSpec::sliding_log("ten", 10, Duration::from_millis(1_900)) };
     for applies_to in [AppliesTo::All, AppliesTo::Charge] {
         let spec = QuotaSpec { limits: vec![on(applies_to)], ..spec(&[]) };
         let limiter = Altered::slow(Duration::from_millis(1));

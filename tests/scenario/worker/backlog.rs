@@ -122,7 +122,7 @@ async fn costly_payment_is_not_starved_by_cheap_ones_of_its_account() {
         }
         let before = place_of(&bench, "costly");
         assert!(before <= 6, "{mode}: {before} requests were sent before it");
-        bench.until("the cheap ones are sent", async || bench.script.order().len() > 12).await;
+        bench.until("the cheap ones are sent", async || bench.script.order().len() == cheap + 3).await;
         all_are_accounted_for(&bench).await;
     }
 }

@@ -9,7 +9,7 @@
 
 use super::{TAG_PER_COST, account_of, class_of};
 use crate::domain::fair_order::PASSED_OVER_FIRST;
-use crate::domain::job::FlowKey;
+use crate::domain::job::{COST_MAX, FlowKey};
 use crate::domain::provider::JobOrder;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob};
@@ -36,11 +36,30 @@ const IS_NEXT_OF_ACCOUNT: &str = "(flows.account = '' OR (\
          AND urgent.class IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10) AND urgent.account = flows.account \
          AND urgent.class < flows.class AND urgent.waiting > 0)))";
 
+/// Whether the flow has a job that costs less than the bound ($9); `of` compares a job with the flow. A subquery that is
+/// no EXISTS, so that no plan reads the jobs of all flows at once.
+fn has_cheap(of: &str) -> String {
+    format!(
+        "(SELECT cheap.cost FROM jobs AS cheap WHERE cheap.provider = $1 AND {of} AND cheap.backlog \
+             AND cheap.cost < $9 LIMIT 1) IS NOT NULL"
+    )
+}
+
+/// The same for an account whose order is kept: its first job counts.
+fn is_first_cheap(of: &str) -> String {
+    format!(
+        "(SELECT cheap.cost FROM jobs AS cheap WHERE cheap.provider = $1 AND {of} AND cheap.backlog \
+             ORDER BY cheap.seq LIMIT 1) < $9"
+    )
+}
+
 /// What [`JobOrder`] adds to the statements of a claim.
 #[derive(Clone, Copy)]
 struct OrderText {
     /// A further condition of the candidates.
     is_next: &'static str,
+    /// Whether an account's first job decides about the others.
+    keeps_order: bool,
     /// Most jobs of a flow.
     flow_max: &'static str,
     /// A further column of the claimed jobs.
@@ -48,12 +67,27 @@ struct OrderText {
 }
 
 impl OrderText {
-    const NONE: Self = Self { is_next: "true", flow_max: "$6", mark: "" };
+    const NONE: Self = Self { is_next: "true", keeps_order: false, flow_max: "$6", mark: "" };
     const ACCOUNT: Self = Self {
         is_next: IS_NEXT_OF_ACCOUNT,
+        keeps_order: true,
         flow_max: "CASE WHEN flows.account = '' THEN $6 ELSE 1 END",
         mark: "in_order = (jobs.account IS NOT NULL), ",
     };
+
+    /// The condition of the candidates. Without a bound of the cost, no job is read; `sign` before a flow's column takes
+    /// its affinity away, where a database has that.
+    fn is_candidate(self, sign: &str) -> String {
+        let (class, account) = (class_of("cheap"), account_of("cheap"));
+        let of = format!("{class} = {sign}flows.class AND {account} = {sign}flows.account");
+        let fits = match self.keeps_order {
+            true => {
+                format!("CASE WHEN flows.account = '' THEN {} ELSE {} END", has_cheap(&of), is_first_cheap(&of))
+            }
+            false => has_cheap(&of),
+        };
+        format!("{IS_FREE} AND {} AND ($9 > {COST_MAX} OR {fits})", self.is_next)
+    }
 }
 
 /// The start tag of a claimed job, for the order in which the jobs are sent.
@@ -124,7 +158,8 @@ impl Database {
             bounds.quantum.max(1),
             bounds.flow_max.max(1),
             serde_json::Value::from(except).to_string(),
-            u32::from(bounds.class_max.number())
+            u32::from(bounds.class_max.number()),
+            bounds.cost_below.unwrap_or(u32::from(COST_MAX) + 1)
         ]
         .into();
         if self.dialect() == Dialect::Sqlite {
@@ -168,7 +203,8 @@ impl FromRow for BacklogJob {
 }
 
 /// The statement for PostgreSQL. $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow,
-/// $7 flows that are left out, $8 the last class. Returns at least one row; without a job, its `fence` is NULL.
+/// $7 flows that are left out, $8 the last class, $9 the cost from which jobs are left out. Returns at least one row;
+/// without a job, its `fence` is NULL.
 ///
 /// Each flow has quanta of $5 jobs, and each quantum a start tag, as if a job cost 1. Those that start first are
 /// claimed. Before quantum n of the flow at place p, at least p + n * $5 jobs are claimed, so later quanta are left
@@ -181,7 +217,8 @@ impl FromRow for BacklogJob {
 ///
 /// `claims` is read twice: once as it was when the statement began, and once under the lock.
 fn statement(lock: &str, order: OrderText) -> String {
-    let OrderText { is_next, flow_max, mark } = order;
+    let OrderText { flow_max, mark, .. } = order;
+    let is_candidate = order.is_candidate("");
     let (class, account) = (class_of("jobs"), account_of("jobs"));
     let recorded = RECORDED.trim_end_matches(", copy");
     format!(
@@ -192,7 +229,7 @@ fn statement(lock: &str, order: OrderText) -> String {
          candidates AS MATERIALIZED (\
              SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
              FROM (SELECT class, account, tag, weight, least(waiting, {flow_max}) AS waiting FROM flows \
-                   WHERE {IS_FREE} AND {is_next} AND EXISTS (SELECT 1 FROM turn) ORDER BY class, tag LIMIT $4) AS front), \
+                   WHERE {is_candidate} AND EXISTS (SELECT 1 FROM turn) ORDER BY class, tag LIMIT $4) AS front), \
          quanta AS MATERIALIZED (\
              SELECT class, account, tag + number * $5 * {TAG_PER_COST} / weight AS start, \
                  least($5, waiting - number * $5) AS jobs \
@@ -218,7 +255,7 @@ fn statement(lock: &str, order: OrderText) -> String {
              FROM locked CROSS JOIN LATERAL (\
                  SELECT jobs.id FROM jobs \
                  WHERE jobs.provider = $1 AND {class} = locked.class AND {account} = locked.account AND jobs.backlog \
-                     AND {READABLE} AND {CLAIMABLE} \
+                     AND jobs.cost < $9 AND {READABLE} AND {CLAIMABLE} \
                  ORDER BY jobs.seq LIMIT locked.quota FOR UPDATE SKIP LOCKED) AS next), \
          taken AS (\
              UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = false, \
@@ -296,7 +333,7 @@ static READ_PICKS: Template = Template::made(|_| {
 });
 
 /// $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow, $7 flows that are left out, $8
-/// the last class. The last step returns the jobs; one row without a job if there is none.
+/// the last class, $9 the cost from which jobs are left out. The last step returns the jobs; one row without a job if there is none.
 fn sqlite_steps(order: JobOrder) -> [&'static Template; 7] {
     let (pick, lease) = match order {
         JobOrder::None => (&PICK, &LEASE),
@@ -315,12 +352,13 @@ fn lease(OrderText { mark, .. }: OrderText) -> String {
 
 /// The same choice as PostgreSQL's. A LIMIT cannot name a flow's quota, so the jobs of a flow are stepped through by
 /// `seq`.
-fn pick(OrderText { is_next, flow_max, .. }: OrderText) -> String {
+fn pick(order: OrderText) -> String {
+    let (is_candidate, flow_max) = (order.is_candidate("+"), order.flow_max);
     // `+` takes a column's affinity away, which an index on expressions does not have.
     let next = |flow: &str, after: &str| {
         format!(
             "(SELECT min(jobs.seq) FROM jobs WHERE jobs.provider = $1 AND {} = +{flow}.class AND {} = +{flow}.account \
-                 AND jobs.backlog AND jobs.seq > {after} AND {READABLE} AND {CLAIMABLE})",
+                 AND jobs.backlog AND jobs.seq > {after} AND jobs.cost < $9 AND {READABLE} AND {CLAIMABLE})",
             class_of("jobs"),
             account_of("jobs")
         )
@@ -331,7 +369,7 @@ fn pick(OrderText { is_next, flow_max, .. }: OrderText) -> String {
          WITH RECURSIVE candidates AS MATERIALIZED (\
              SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
              FROM (SELECT class, account, tag, weight, min(waiting, {flow_max}) AS waiting FROM flows \
-                   WHERE {IS_FREE} AND {is_next} \
+                   WHERE {is_candidate} \
                    ORDER BY class, tag LIMIT $4) AS front), \
          quanta (class, account, tag, weight, waiting, place, number) AS (\
              SELECT class, account, tag, weight, waiting, place, 0 FROM candidates \

@@ -24,7 +24,7 @@ use crate::limiter::gate::BlockReason;
 use crate::limiter::gate::block::{QueueBlock, RETRY_PAUSE_MIN, longest_wait_us};
 use crate::limiter::gate::history_stock::{HistoryNeeds, HistoryRequest};
 use crate::limiter::gate::pending_call::{GrantedSlots, PendingCall};
-use crate::limiter::gate::wait_queue::{CountingScope, Deferral, QueueKey};
+use crate::limiter::gate::wait_queue::{CountingScope, Deferral, QueueKey, RequestBatch};
 
 /// Longest deferral of a waiter whose permit would have started too late.
 const LATE_START_DEFERRAL_MAX: Duration = Duration::from_secs(1);
@@ -80,7 +80,28 @@ pub(super) struct AnsweredCall<'a> {
     pub arrived: Instant,
 }
 
-impl AnsweredCall<'_> {
+/// A request that a limit of the provider refuses.
+struct RefusedCost<'a> {
+    batch: &'a RequestBatch,
+    /// The limit counts calls of this kind alone; `None`: all.
+    kind: Option<CallKind>,
+    reason: BlockReason,
+    until: Instant,
+    exact: bool,
+}
+
+impl<'a> AnsweredCall<'a> {
+    /// The request that ended the grants: the first one that is neither granted in full nor skipped.
+    fn refused_batch(self) -> Option<&'a RequestBatch> {
+        let granted = |index: usize| {
+            let runs = self.reply.grants.iter().filter(move |run| run.request_index == index);
+            runs.map(|run| usize::try_from(run.permits).unwrap_or(usize::MAX)).fold(0, usize::saturating_add)
+        };
+        let is_skipped = |index: usize| self.reply.skipped.iter().any(|skipped| skipped.request_index == index);
+        let mut batches = self.outgoing.batches.iter().enumerate();
+        batches.find(|(index, batch)| !is_skipped(*index) && granted(*index) < batch.keys.len()).map(|(_, batch)| batch)
+    }
+
     /// Whether a request costs more than this worker's share of a limit.
     pub fn exceeds_share(self, skipped: &SkippedRequest) -> bool {
         let request = self.outgoing.call.requests.get(skipped.request_index);
@@ -217,13 +238,25 @@ impl<T: Ticket> GateCore<T> {
         for group in &outgoing.batches {
             self.kind_blocks.remove(&group.scope.kind);
         }
+        let mut costly_kinds = Vec::new();
         for passed in &reply.skipped {
-            let (Some(request), Some(places)) =
-                (outgoing.call.requests.get(passed.request_index), places.get_mut(passed.request_index))
+            let (Some(batch), Some(places)) =
+                (outgoing.batches.get(passed.request_index), places.get_mut(passed.request_index))
             else {
                 continue;
             };
-            self.handle_skipped(answered, passed, request.kind, places);
+            let of_provider = self.defer_skipped(answered, passed, places);
+            // Requests behind a costly one are refused with its wait, and are made again without it.
+            let Some(refused) = of_provider.filter(|_| !costly_kinds.contains(&batch.scope.kind)) else { continue };
+            if self.pass_costly(&refused, arrived) {
+                costly_kinds.push(batch.scope.kind);
+                continue;
+            }
+            // Waiters of this kind behind the first one are refused with its wait.
+            let (first, ahead) = (places.next().copied(), self.persist_window.ahead().retry());
+            let RefusedCost { reason, until, exact, .. } = refused;
+            let block = QueueBlock::new(reason, until, exact, arrived).with_first_waiter(first, ahead, arrived);
+            self.kind_blocks.entry(batch.scope.kind).or_insert(block.by_cost(batch.cost));
         }
         for release in unused {
             self.release(release, arrived);
@@ -251,17 +284,16 @@ impl<T: Ticket> GateCore<T> {
     }
 
     /// Defers waiters that a limit of their account or reference refuses, or that cost more than this worker's share.
-    /// If a limit of their kind of call refuses, that kind is blocked.
-    fn handle_skipped<'a>(
+    /// Returns the refusal by a limit of the provider on their kind of call.
+    fn defer_skipped<'a>(
         &mut self,
-        answered: AnsweredCall<'_>,
+        answered: AnsweredCall<'a>,
         passed: &SkippedRequest,
-        kind: CallKind,
-        places: impl Iterator<Item = &'a QueueKey>,
-    ) {
+        places: &mut impl Iterator<Item = &'a QueueKey>,
+    ) -> Option<RefusedCost<'a>> {
         let (spec, arrived) = (&answered.outgoing.spec, answered.arrived);
         let longest_us = longest_wait_us(spec);
-        let (by, until, exact) = match passed.shortage {
+        let (reason, until, exact) = match passed.shortage {
             Shortage::NoSlot => {
                 let wait_us = passed.wait_us.min(longest_us);
                 let until = arrived + Duration::from_micros(wait_us).max(RETRY_PAUSE_MIN);
@@ -272,23 +304,45 @@ impl<T: Ticket> GateCore<T> {
                 (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us), false)
             }
         };
-        let mut places = places.copied();
-        let counts = match spec.limits.get(passed.limit) {
+        let counted_with = match spec.limits.get(passed.limit) {
             // It can use no slot that becomes free, so none is kept for it.
             _ if answered.exceeds_share(passed) => None,
             Some(limit) if limit.scope != Scope::Provider => Some((limit.scope, limit.applies_to)),
             _ => {
-                // Waiters of this kind behind the first one are refused with its wait.
-                let (first, ahead) = (places.next(), self.persist_window.ahead().retry());
-                let block = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first, ahead, arrived);
-                self.kind_blocks.entry(kind).or_insert(block);
-                return;
+                let batch = answered.outgoing.batches.get(passed.request_index)?;
+                return Some(RefusedCost { batch, kind: Some(batch.scope.kind), reason, until, exact });
             }
         };
-        let ends_by_release = matches!(&by, BlockReason::Limit(name) if spec.counts_in_flight(name));
+        let ends_by_release = matches!(&reason, BlockReason::Limit(name) if spec.counts_in_flight(name));
         let until = if ends_by_release { self.release_check(until, arrived) } else { until };
-        let aside = Deferral { until, reason: by, exact, ends_by_release, counted_with: counts };
-        places.for_each(|place| self.queue.defer(place, &aside, arrived));
+        let aside = Deferral { until, reason, exact, ends_by_release, counted_with, is_by_cost: false };
+        places.copied().for_each(|place| self.queue.defer(place, &aside, arrived));
+        None
+    }
+
+    /// Lets cheaper waiters pass one that costs more than a limit of the provider has free, with those that cost as much,
+    /// unless it soon has its slots. Returns whether it did so. What costs 1 has no cheaper ones.
+    fn pass_costly(&mut self, refused: &RefusedCost<'_>, arrived: Instant) -> bool {
+        let RefusedCost { batch, kind, reason, until, exact } = refused;
+        let BlockReason::Limit(_) = reason else { return false };
+        if batch.cost <= 1 {
+            return false;
+        }
+        let first = batch.keys.iter().copied().find(|key| self.queue.contains(*key));
+        if first.is_some_and(|first| self.queue.holds_until(first, *until, arrived)) {
+            return false;
+        }
+        let deferral = Deferral {
+            until: *until,
+            reason: reason.clone(),
+            exact: *exact,
+            ends_by_release: false,
+            counted_with: None,
+            is_by_cost: true,
+        };
+        self.queue.defer_costly(batch.cost, *kind, &deferral, arrived);
+        self.call_at = arrived + RETRY_PAUSE_MIN;
+        true
     }
 
     /// When a waiter for a slot in flight is requested again: together with the others, so that they cost no more calls
@@ -330,16 +384,19 @@ impl<T: Ticket> GateCore<T> {
             ),
         };
         let limited = matches!(by, BlockReason::Limit(_));
+        let refused_batch = answered.refused_batch().filter(|_| limited);
+        if let Some(batch) = refused_batch {
+            let refused = RefusedCost { batch, kind: None, reason: by.clone(), until, exact };
+            if self.pass_costly(&refused, arrived) {
+                return None;
+            }
+        }
         let first = self.queue.first_ready(&self.kind_blocks, arrived).filter(|_| limited);
         // An urgent waiter asks as soon as its start can be booked.
         let is_urgent = first.is_some_and(|first| self.queue.is_urgent(first));
         let retry_ahead = if is_urgent { BookingAhead::urgent_booking() } else { self.persist_window.ahead().retry() };
-        let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first, retry_ahead, arrived);
-        if first.is_some_and(|first| self.queue.evict_oversized(first, &standing, arrived)) {
-            self.call_at = arrived + RETRY_PAUSE_MIN;
-            return None;
-        }
-        self.block_until_retry(standing);
+        let block = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first, retry_ahead, arrived);
+        self.block_until_retry(block.by_cost(refused_batch.map_or(1, |batch| batch.cost)));
         None
     }
 }

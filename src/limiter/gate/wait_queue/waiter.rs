@@ -1,7 +1,8 @@
 //! A job that waits for a permit: what its permit counts against, how long it waits, and why it is deferred or refused.
 //!
 //! A waiter that a limit of its own account or reference refuses is deferred, and later ones that the limit counts
-//! with it. One whose account is blocked by a rule, or whose cost no window can admit, is refused as soon as it arrives.
+//! with it. So is one that costs more than a limit of the provider has free, with those that cost as much. One whose
+//! account is blocked by a rule, or whose cost no window can admit, is refused as soon as it arrives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,9 @@ use crate::limiter::gate::{AcquireRequest, BlockReason, GateRefusal, RefusalScop
 
 /// Wait of a job whose account is blocked.
 const BLOCKED_WAIT: Duration = Duration::from_secs(60);
+/// Longest time for which a waiter that costs more than is free holds back cheaper ones behind it. Their slots would keep
+/// it waiting where a limit's window is short; where it is long, they would wait beside free slots.
+pub(super) const COST_HOLD_MAX: Duration = Duration::from_secs(3);
 /// How much longer than for other limits of their account the first waiters of an account wait for a slot in flight. It
 /// is free as soon as a request ends, so they start sooner than jobs that return to the ledger and are claimed again.
 pub(super) const RELEASE_WAIT: Duration = Duration::from_millis(1_750);
@@ -68,8 +72,8 @@ pub(crate) struct PermitWaiter<T> {
     pub wait_until: Instant,
     /// A block of the queue that lasts no longer is never refused.
     pub accepted_wait: Duration,
-    /// The waiter is refused if a limit of its account makes it wait longer than this; `None`: never for that. For a slot
-    /// in flight, the first ones wait [`RELEASE_WAIT`] longer.
+    /// The waiter is refused if a limit of its account, or its cost, makes it wait longer than this; `None`: never for
+    /// that. For a slot in flight, the first ones wait [`RELEASE_WAIT`] longer.
     pub account_wait_until: Option<Instant>,
     /// The worker slot that it takes with its permit.
     pub egress: Option<EgressRequest>,
@@ -79,6 +83,8 @@ pub(crate) struct PermitWaiter<T> {
     /// Set from its first deferral by a limit of its own that counts requests in flight until it leaves the queue or
     /// waits for something else. So it counts as such also while the limiter is asked for it again.
     pub(super) release_wait: Option<ReleaseWait>,
+    /// Since when it holds back cheaper ones, or last did, because too few slots were free for it.
+    pub(super) holds_since: Option<Instant>,
     /// A limit of its account has deferred it, now or before.
     pub(in crate::limiter::gate) waited_for_account: bool,
     /// Set by the queue.
@@ -113,6 +119,8 @@ pub(crate) struct Deferral {
     pub ends_by_release: bool,
     /// What the limit counts together; later waiters that it counts with this one are deferred too.
     pub counted_with: Option<(Scope, AppliesTo)>,
+    /// A limit of the provider has too few free slots for its cost.
+    pub is_by_cost: bool,
 }
 
 impl Deferral {
@@ -154,6 +162,7 @@ impl<T> PermitWaiter<T> {
             ticket,
             deferral: None,
             release_wait: None,
+            holds_since: None,
             waited_for_account: false,
             counted: Arc::default(),
         }
@@ -174,7 +183,7 @@ impl<T> PermitWaiter<T> {
     pub fn accepts_deferral(&self, deferral: &Deferral, is_first: bool, now: Instant) -> bool {
         let longer = if deferral.ends_by_release && is_first { RELEASE_WAIT } else { Duration::ZERO };
         let in_time = self.account_wait_until.is_none_or(|latest| deferral.until <= latest + longer);
-        (in_time || !deferral.is_by_account_limit()) && self.accepts(deferral.until, now, now)
+        (in_time || !deferral.is_by_account_limit() && !deferral.is_by_cost) && self.accepts(deferral.until, now, now)
     }
 
     /// Whether it leaves its lane before the later waiter does.

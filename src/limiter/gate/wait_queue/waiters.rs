@@ -118,6 +118,13 @@ impl<T: Ticket> Waiters<T> {
         waiter.deferral = Some(deferral);
     }
 
+    /// A waiter holds back cheaper ones since then.
+    pub fn hold(&mut self, key: QueueKey, since: Instant) {
+        if let Some(waiter) = self.by_key.get_mut(&key) {
+            waiter.holds_since = Some(since);
+        }
+    }
+
     fn resume(&mut self, key: QueueKey) {
         let Some(waiter) = self.by_key.get_mut(&key) else { return };
         if let Some(deferral) = waiter.deferral.take() {
@@ -311,6 +318,7 @@ mod tests {
                 exact: true,
                 ends_by_release: false,
                 counted_with,
+                is_by_cost: false,
             }
         }
 
@@ -342,6 +350,7 @@ mod tests {
                 ticket: reply,
                 deferral,
                 release_wait: None,
+                holds_since: None,
                 waited_for_account: false,
                 counted: Arc::default(),
             };

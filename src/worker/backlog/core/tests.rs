@@ -150,7 +150,7 @@ impl Rig {
             loop {
                 let (now, bounds, can_start) = (self.now, self.bounds, self.can_start);
                 let paused_until = self.processes[process].paused_until;
-                let facts = || LaneFacts { bounds, paused_until, can_start, order: JobOrder::None };
+                let facts = || LaneFacts { bounds, paused_until, can_start, order: JobOrder::None, cost_bound: None };
                 let step = self.processes[process].core.next_step(now, facts);
                 if let DispatchStep::Wait(until) = step {
                     assert!(until > now, "a wait ends later");
@@ -384,10 +384,10 @@ fn messages_do_not_repeat_a_failed_claim() {
 fn next_look_follows_the_last_one() {
     let began = Instant::now();
     let mut core = DispatchCore::<u8, u64>::new(began);
-    let facts = || LaneFacts { bounds: BOUNDS, paused_until: None, can_start: false, order: JobOrder::None };
+    let order = JobOrder::None;
+    let facts = || LaneFacts { bounds: BOUNDS, paused_until: None, can_start: false, order, cost_bound: None };
     core.looked(began, Vec::new(), began);
-    let wait = core.next_step(began + Duration::from_secs(1), facts);
-    assert_eq!(wait, DispatchStep::Wait(began + IDLE_INTERVAL));
+    assert_eq!(core.next_step(began + Duration::from_secs(1), facts), DispatchStep::Wait(began + IDLE_INTERVAL));
     assert_eq!(core.next_step(began + IDLE_INTERVAL, facts), DispatchStep::Look);
 }
 

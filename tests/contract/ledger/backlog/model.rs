@@ -59,7 +59,8 @@ impl Pair<'_> {
             (self.pick(&[2, 8, 1_000]), self.pick(&[FlowClass::LAST, FlowClass::of_priority(5)]));
         let except = FlowKey { class: FlowClass::LAST, account: Some(Identifier::new("d").unwrap()) };
         let except: Vec<FlowKey> = (0..self.random.below(2)).map(|_| except.clone()).collect();
-        let claim = FairClaim { at_most, quantum, flow_max, except, class_max, order: self.order };
+        let cost_below = self.pick(&[None, None, Some(4), Some(1)]);
+        let claim = FairClaim { at_most, quantum, flow_max, except, class_max, cost_below, order: self.order };
         let claimed = self.fixture.dispatch_with(&claim).await;
         let expected = self.model.claim(Duration::ZERO, &claim);
         let expected: Vec<&str> = expected.iter().map(|(_, job)| self.jobs[job.job as usize].id.as_str()).collect();

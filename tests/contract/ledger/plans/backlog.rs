@@ -61,13 +61,14 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn dispatch(&self, at_most: u32) -> Vec<BacklogJob> {
-        self.dispatch_in_order(at_most, JobOrder::None).await
+        self.dispatch_below(at_most, JobOrder::None, None).await
     }
 
-    async fn dispatch_in_order(&self, at_most: u32, order: JobOrder) -> Vec<BacklogJob> {
+    async fn dispatch_below(&self, at_most: u32, order: JobOrder, cost_below: Option<u32>) -> Vec<BacklogJob> {
         let (lane, owner, lease) = (name("backlogged"), "worker-a", LEASE);
         let except = vec![FlowKey { class: FlowClass::UNKNOWN, account: None }];
-        let bounds = FairClaim { at_most, quantum: 4, flow_max: 8, except, class_max: FlowClass::LAST, order };
+        let class_max = FlowClass::LAST;
+        let bounds = FairClaim { at_most, quantum: 4, flow_max: 8, except, class_max, cost_below, order };
         let request = BacklogClaimRequest { lane: &lane, owner, lease, bounds: &bounds };
         match self.fixture.database.claim_backlog(&request).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
@@ -99,8 +100,12 @@ impl<E: Explained> Working<'_, E> {
             assert!(join_all(returned).await.into_iter().all(|written| written.unwrap() == FencedWrite::Applied));
             self.did_in_backlog("a job returns to the backlog").await;
             self.look_at_backlog().await;
-            assert_eq!(self.dispatch_in_order(2, JobOrder::Account).await.len(), 2);
+            assert_eq!(self.dispatch_below(2, JobOrder::Account, None).await.len(), 2);
             self.did_in_backlog("the backlog is claimed in order").await;
+            for order in [JobOrder::None, JobOrder::Account] {
+                assert_eq!(self.dispatch_below(2, order, Some(2)).await.len(), 2);
+                self.did_in_backlog("the backlog is claimed below a cost").await;
+            }
         }
         for _ in 0..8 {
             ledger.unblock_flows(&lane).await.unwrap();
