@@ -315,8 +315,7 @@ mod tests {
             rule
         };
         let at_once = json!({"window_ms": null});
-        let disabled_slots = other(json!({"algorithm": "concurrency", "window_ms": -1, "enabled": false}));
-        let mut disabled_slots = disabled_slots;
+        let mut disabled_slots = other(json!({"algorithm": "concurrency", "enabled": false}));
         disabled_slots[1].as_object_mut().unwrap().remove("window_ms");
         // Limits, the rule, and the window of the limit that the rule makes; or the problem.
         let table = [
