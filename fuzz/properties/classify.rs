@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{HeaderMap, HeaderValue};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::response::{
     CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit,
@@ -104,7 +104,7 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
         Outcome::Unknown { retry_after, .. } => {
             let unread = matches!(status, 200 | 201) && (!readable || may_be_ambiguous(reading));
             let is_other_success = (203..300).contains(&status);
-            let named = reading.headers.contains_key(RETRY_AFTER) && status == 503;
+            let named = status == 503;
             let of_any_status = reading.body == ResponseBody::Ambiguous;
             (unread || is_other_success || of_any_status || status == 408 || !(200..500).contains(&status))
                 && (retry_after.is_none() || named)

@@ -183,9 +183,7 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
             let wait = named_wait(*retry_after, || throttle_backoff(history, policy));
             uncounted(wait, WaitReason::Throttled.into(), Some(PauseRequest::Quota { wait }))
         }
-        Outcome::Busy { retry_after } => {
-            uncounted(named_wait(*retry_after, step), WaitReason::ObjectBusy.into(), None)
-        }
+        Outcome::Busy { retry_after } => uncounted(named_wait(*retry_after, step), WaitReason::ObjectBusy.into(), None),
         Outcome::Misconfigured { status } => {
             let detail = format!("provider answered {status}: check url, credentials and method");
             let cause = Wait::with_detail(WaitReason::Misconfigured, detail);
@@ -223,7 +221,7 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
 /// provider meant to name one, and a job that came back at once would be refused again and again.
 fn named_wait(retry_after: Option<Duration>, backoff: impl FnOnce() -> Duration) -> Duration {
     match retry_after {
-        Some(Duration::ZERO) => backoff().max(UNREADABLE_WAIT_MIN),
+        Some(wait) if wait.is_zero() => backoff().max(UNREADABLE_WAIT_MIN),
         Some(wait) => wait.min(HONOURED_WAIT_MAX),
         None => backoff(),
     }

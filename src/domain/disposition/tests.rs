@@ -120,8 +120,12 @@ fn a_failed_probe_counts_no_attempt() {
         let got = after_outcome(outcome, &probe, &policy(day), 0.5);
         assert_eq!((got.transition.final_state(), got.counts_attempt), (None, false), "{outcome:?}");
     }
-    let got =
-        after_outcome(&Outcome::InProgress { retry_after: None }, &AttemptHistory { probe: true, ..history(0, true) }, &policy(day), 0.5);
+    let got = after_outcome(
+        &Outcome::InProgress { retry_after: None },
+        &AttemptHistory { probe: true, ..history(0, true) },
+        &policy(day),
+        0.5,
+    );
     assert!(got.counts_attempt, "that is an answer");
     let probe = AttemptHistory { probe: true, ..history(0, false) };
     let got = after_outcome(&unknown, &probe, &policy(None), 0.5);

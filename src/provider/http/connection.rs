@@ -98,8 +98,7 @@ impl HttpConnection {
         let stream = HalfDuplex::new(transport, header_names);
         let (early, head_writer) = (Arc::clone(&stream.early), Arc::clone(&stream.head_writer));
         let io = TokioIo::new(stream);
-        let (sender, driver) =
-            Builder::new().max_headers(HEADERS_MAX).title_case_headers(true).handshake(io).await?;
+        let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).title_case_headers(true).handshake(io).await?;
         let driver_state = DriverState::Running(Box::new(driver));
         Ok(Self { socket, sender, driver_state, early, head_writer, was_used: false, has_unexpected_bytes: false })
     }

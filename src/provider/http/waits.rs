@@ -68,7 +68,8 @@ impl WaitReader {
     fn read(&self, text: &str) -> Duration {
         let pieces: Vec<&str> = text.split(',').collect();
         let pairs = pieces.windows(2).map(|pair| pair.join(","));
-        let dates = pieces.iter().filter_map(|piece| parse_date(piece)).chain(pairs.filter_map(|pair| parse_date(&pair)));
+        let dates =
+            pieces.iter().filter_map(|piece| parse_date(piece)).chain(pairs.filter_map(|pair| parse_date(&pair)));
         let dates: Vec<Duration> = dates.map(|until| self.until(until)).collect();
         let numbers = pieces.iter().filter_map(|piece| self.read_number(piece.trim()));
         dates.into_iter().chain(numbers).max().unwrap_or_default().min(RETRY_AFTER_MAX)
