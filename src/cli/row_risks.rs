@@ -12,7 +12,8 @@ pub struct RowRisk {
 
 /// All risks of a row.
 pub fn row_risks(provider: &Provider) -> Vec<RowRisk> {
-    undecided_successes(provider).into_iter().chain(deduplication_costs(provider)).collect()
+    let successes = undecided_successes(provider).into_iter();
+    successes.chain(deduplication_costs(provider)).chain(stray_responses(provider)).collect()
 }
 
 /// Successes that the row leaves to the default table.
@@ -60,6 +61,18 @@ fn deduplication_costs(provider: &Provider) -> Vec<RowRisk> {
     costs
 }
 
+/// What a response to an earlier request of the same connection can do.
+fn stray_responses(provider: &Provider) -> Option<RowRisk> {
+    let is_exposed = provider.reuses_connections() && provider.request.echo.fields.is_empty();
+    is_exposed.then(|| RowRisk {
+        what:
+            "shares connections without `echo`: a response to an earlier request can be taken for the payment's own. A \
+               refusal such as 429 counts only if no other response follows, so its payment waits for its deadline"
+                .to_owned(),
+        fix: "Name in request.echo what its responses repeat, or set reuse_connections = false",
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -92,5 +105,24 @@ mod tests {
             let found = risks(statuses.clone());
             assert_eq!((found.contains(refusal), found.contains(pending)), (has_refusal, has_pending), "{statuses}");
         }
+    }
+
+    #[test]
+    fn shared_connections_without_echo_are_a_risk() {
+        let is_risk = |reuse: serde_json::Value, retention: serde_json::Value, request: serde_json::Value| {
+            let row = json!({
+                "name": "acme", "url": "https://pay.example.com", "idempotency_retention_s": retention,
+                "reuse_connections": reuse, "request": request,
+                "limit": [{"name": "second", "max_requests": 100, "window_ms": 1_000}],
+            });
+            let row: ProviderRow = serde_json::from_value(row).unwrap();
+            row_risks(&row.validate(1).unwrap()).iter().any(|risk| risk.what.contains("without `echo`"))
+        };
+        let (none, echo) = (json!(null), json!({"echo": {"id": "/order"}}));
+        assert!(is_risk(none.clone(), json!(86_400), none.clone()), "the default with deduplication");
+        assert!(is_risk(json!(true), none.clone(), none.clone()));
+        assert!(!is_risk(none.clone(), none.clone(), none.clone()), "a connection for each charge");
+        assert!(!is_risk(json!(false), json!(86_400), none.clone()));
+        assert!(!is_risk(none, json!(86_400), echo));
     }
 }

@@ -54,9 +54,10 @@ impl HealthSample {
                 | UnknownCause::ConnectionLost
                 | UnknownCause::WorkerLost
                 | UnknownCause::ServerError(502..=504) => Self::Down,
-                UnknownCause::ServerError(_) | UnknownCause::UnreadableResponse(_) | UnknownCause::NotEchoed(_) => {
-                    Self::DownOrJobFault
-                }
+                UnknownCause::ServerError(_)
+                | UnknownCause::UnreadableResponse(_)
+                | UnknownCause::NotEchoed(_)
+                | UnknownCause::OtherResponse(_) => Self::DownOrJobFault,
             },
         })
     }

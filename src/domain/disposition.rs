@@ -142,6 +142,13 @@ impl Transition {
             Self::Retry { .. } => None,
         }
     }
+
+    /// Counts time that has passed since the response towards the wait.
+    pub fn shorten(&mut self, passed: Duration) {
+        if let Self::Retry { after, .. } = self {
+            *after = after.saturating_sub(passed);
+        }
+    }
 }
 
 /// A pause that affects other jobs.

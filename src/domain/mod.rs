@@ -38,4 +38,5 @@ pub mod response;
 pub mod sensitive;
 pub mod sum;
 pub mod time;
+pub mod unconfirmed;
 pub mod wait_reason;

@@ -202,6 +202,8 @@ pub enum UnknownCause {
     UnreadableResponse(u16),
     /// The response does not repeat what the row's `echo` names: it may belong to another payment.
     NotEchoed(u16),
+    /// Another response followed this refusal on its connection: one of them answers an earlier request.
+    OtherResponse(u16),
     /// A worker was lost between `sending` and the outcome.
     WorkerLost,
 }
@@ -209,7 +211,7 @@ pub enum UnknownCause {
 impl UnknownCause {
     /// Whether no response to this request is known, so that the provider may count it later.
     pub fn is_no_response(self) -> bool {
-        matches!(self, Self::Timeout | Self::ConnectionLost | Self::NotEchoed(_))
+        matches!(self, Self::Timeout | Self::ConnectionLost | Self::NotEchoed(_) | Self::OtherResponse(_))
     }
 
     /// Stable text for `reason` columns, events and logs.
@@ -221,6 +223,9 @@ impl UnknownCause {
             Self::UnreadableResponse(status) => format!("provider answered {status} with a body that cannot be read"),
             Self::NotEchoed(status) => {
                 format!("provider answered {status} without what echo names of this payment, perhaps about another one")
+            }
+            Self::OtherResponse(status) => {
+                format!("provider answered {status}, and another response followed on the same connection")
             }
             Self::WorkerLost => "a worker was lost while the request was in flight".to_owned(),
         }

@@ -3,10 +3,13 @@
 //! One call of [`PaymentProvider::send`] sends at most one request. Permits and retries belong to the worker, records
 //! to the ledger.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::time::{Instant, timeout_at};
 
 use crate::domain::expansion::{REQUEST_BODY_BYTES_MAX, RequestBuildError, TooLarge, URL_BYTES_MAX};
 use crate::domain::job::Job;
@@ -15,6 +18,7 @@ use crate::domain::outcome::{LookupResult, Outcome};
 use crate::domain::provider::Provider;
 use crate::domain::response::PaymentIdentity;
 use crate::domain::sum::SentSum;
+use crate::domain::unconfirmed::ConnectionEvidence;
 use http::OutboundPolicy;
 
 pub mod http;
@@ -57,13 +61,40 @@ pub struct LookupRequest {
 }
 
 /// Result of one request: its meaning (a charge's [`Outcome`] or a look-up's [`LookupResult`]), status and age.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct RequestResult<T = Outcome> {
     pub outcome: T,
     /// HTTP status, if there was a response.
     pub status: Option<u16>,
     /// From the last byte read to the return of this value; zero when nothing was read.
     pub response_age: Duration,
+    /// The response may answer an earlier request of its connection, so the slot is held until the deadline.
+    pub watch: Option<ConnectionWatch>,
+}
+
+/// Watch of a connection whose last response may answer an earlier request. The connection carries no other request,
+/// and is closed when this is dropped.
+pub struct ConnectionWatch(Pin<Box<dyn Future<Output = bool> + Send>>);
+
+impl ConnectionWatch {
+    /// `other_response` ends when another response begins (true), or when none can follow (false).
+    pub fn new(other_response: impl Future<Output = bool> + Send + 'static) -> Self {
+        Self(Box::pin(other_response))
+    }
+
+    /// Reads the connection until the deadline.
+    pub async fn evidence_until(self, deadline: Instant) -> ConnectionEvidence {
+        match timeout_at(deadline, self.0).await {
+            Ok(true) => ConnectionEvidence::OtherResponse,
+            Ok(false) | Err(_) => ConnectionEvidence::Silence,
+        }
+    }
+}
+
+impl fmt::Debug for ConnectionWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ConnectionWatch")
+    }
 }
 
 /// Reason why a request could not be built. The text names the header or field and the fix, never a secret.

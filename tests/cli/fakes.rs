@@ -53,6 +53,7 @@ pub fn row(name: &str) -> ProviderRow {
         name: name.to_owned(),
         url: "https://pay.example.com".to_owned(),
         idempotency_retention_s: Some(86_400),
+        reuse_connections: Some(false),
         statuses: serde_json::from_str(STATUSES).unwrap(),
         limits: vec![second],
         ..ProviderRow::default()
@@ -67,7 +68,7 @@ const STATUSES: &str =
 pub fn provider_text(names: &[&str]) -> String {
     let table = |name: &&str| {
         format!(
-            "[[provider]]\nname = \"{name}\"\nurl = \"https://pay.example.com\"\nidempotency_retention_s = 86400\n\
+            "[[provider]]\nname = \"{name}\"\nurl = \"https://pay.example.com\"\nidempotency_retention_s = 86400\nreuse_connections = false\n\
              statuses = {{ 200 = [{{ code = \"succeeded\", at = \"/status\", means = \"accepted\" }}], 202 = \"in_progress\" }}\n\n\
              [[provider.limit]]\nname = \"second\"\nmax_requests = 100\nwindow_ms = 1000\n\n"
         )

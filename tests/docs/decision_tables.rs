@@ -11,6 +11,7 @@ use sluicegate::domain::disposition::{
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::outcome::{LookupResult, Outcome, PartialCharge, Refusal, UnknownCause};
 use sluicegate::domain::sum::UnsupportedSum;
+use sluicegate::domain::unconfirmed::{ConnectionEvidence, judge};
 use sluicegate::worker::sweeper::republish::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
 use crate::page::{Page, plain};
@@ -176,6 +177,34 @@ fn decision_table() -> Vec<Vec<String>> {
 fn decision_table_matches_the_code() {
     let wrong = disagreements(&decision_table());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn unconfirmed_table_matches_the_code() {
+    let table = Page::read(PAGE).table("### Unconfirmed refusals", "deduplicates");
+    let refusal = Refusal::Throttled { retry_after: None };
+    let mut met = vec![false; table.len()];
+    for deduplicates in [false, true] {
+        for (followed, evidence) in [
+            ("nothing, or its end", ConnectionEvidence::Silence),
+            ("another response", ConnectionEvidence::OtherResponse),
+            ("not known: the refusal was cut off", ConnectionEvidence::Unread),
+        ] {
+            let word = if deduplicates { "yes" } else { "no" };
+            let matching = |row: &usize| ["·", word].contains(&&*table[*row][0]) && table[*row][1] == followed;
+            let rows: Vec<usize> = (0..table.len()).filter(matching).collect();
+            let [row] = rows[..] else { panic!("{followed}, {word}: {} rows", rows.len()) };
+            met[row] = true;
+            let counts_as = match judge(refusal, 429, deduplicates, evidence) {
+                Outcome::Throttled { .. } => "the refusal itself",
+                Outcome::Unconfirmed { .. } => "the refusal, unconfirmed",
+                Outcome::Unknown { .. } => "unknown",
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(table[row][2], counts_as, "{followed}, {word}");
+        }
+    }
+    assert!(met.iter().all(|met| *met), "{met:?}");
 }
 
 #[test]

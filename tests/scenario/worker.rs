@@ -39,4 +39,5 @@ mod simulation;
 mod stricter_rules;
 mod sweeps;
 mod temporary_limits;
+mod unconfirmed;
 mod usage_history;

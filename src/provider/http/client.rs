@@ -29,6 +29,7 @@ use tokio_util::either::Either;
 use tower::Service as _;
 use url::{Host, Position, Url};
 
+use super::classify::ResponseBody;
 use super::connection::{ExchangeResult, HttpConnection, ReceivedResponse};
 use super::failure::{RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_before_send};
 use super::header_names::HeaderNames;
@@ -38,7 +39,7 @@ use super::socket::{Socket, SocketStream};
 use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::UnknownCause;
 use crate::domain::printable::redact_url;
-use crate::provider::FreezeError;
+use crate::provider::{ConnectionWatch, FreezeError};
 
 pub struct HttpClient {
     connector: Connector,
@@ -118,6 +119,26 @@ impl HttpClient {
         }
         let connection = self.connector.connect(deadline).await?;
         into_response(connection.exchange(request, deadline, &self.response_log).await)
+    }
+
+    /// Watches the connection of a response that may answer an earlier request. `None`: the response was cut off, so
+    /// nothing that follows can be told from it.
+    pub fn watch(&self, answered: ReceivedResponse) -> Option<ConnectionWatch> {
+        let ReceivedResponse { response, connection, .. } = answered;
+        let response_log = Arc::clone(&self.response_log);
+        match connection {
+            Some(connection) => Some(ConnectionWatch::new(async move {
+                let follows = connection.receives_more().await;
+                if follows {
+                    response_log.record(UnexpectedResponse::AfterResponse);
+                }
+                follows
+            })),
+            // The provider said that it closes the connection.
+            None => {
+                matches!(response.body, ResponseBody::Whole(_)).then(|| ConnectionWatch::new(std::future::ready(false)))
+            }
+        }
     }
 
     /// Keeps the connection for the next request, unless it is in doubt whether the response belongs to this request.

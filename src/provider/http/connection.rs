@@ -191,6 +191,19 @@ impl HttpConnection {
         ExchangeResult::Responded(received)
     }
 
+    /// Reads a connection that carries no other request until it ends. Returns whether any bytes came.
+    pub async fn receives_more(mut self) -> bool {
+        poll_fn(|cx| {
+            let polled = pin!(self.drive(std::future::ready(()))).poll(cx);
+            match self.driver_state {
+                DriverState::Running(_) => Poll::Pending,
+                DriverState::Complete | DriverState::Broken => polled,
+            }
+        })
+        .await;
+        self.has_unexpected_bytes
+    }
+
     async fn read_body(&mut self, response: &mut Response<Incoming>, deadline: Instant) -> (ResponseBody, Instant) {
         let (mut bytes, mut read_at) = (Vec::new(), Instant::now());
         loop {

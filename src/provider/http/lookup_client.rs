@@ -99,7 +99,7 @@ impl LookupClient {
                 }
                 let (status, read_at) = (reading.status, answered.read_at);
                 self.client.release_connection(*answered, doubt);
-                RequestResult { outcome: result, status: Some(status), response_age: read_at.elapsed() }
+                RequestResult { outcome: result, status: Some(status), response_age: read_at.elapsed(), watch: None }
             }
             Err(failure) => without_response(failure.into_lookup_result()),
         }

@@ -153,25 +153,29 @@ impl HttpProvider {
             Some(cause) => Outcome::Unknown { cause, retry_after: None },
             None => self.judge_sum(outcome, reading, payment),
         };
-        if let Some(refusal) = outcome.refusal()
-            && !is_confirmed(reading, &self.echo, payment)
-        {
-            if answered.on_used_connection {
+        let response_age = read_at.elapsed();
+        let refusal = outcome.refusal();
+        let may_be_stray = refusal.is_some() || matches!(outcome, Outcome::Rejected { .. });
+        let mut watch = None;
+        if !may_be_stray || is_confirmed(reading, &self.echo, payment) {
+            client.release_connection(answered, doubt);
+        } else if answered.on_used_connection {
+            if let Some(refusal) = refusal {
                 outcome = Outcome::Unconfirmed { refusal, status };
             }
-            // No other payment meets a copy of it, and on a connection of its own a refusal is certain.
-            drop(answered);
-        } else {
+            watch = client.watch(answered);
+        } else if refusal.is_none() {
             client.release_connection(answered, doubt);
         }
-        RequestResult { outcome, status: Some(status), response_age: read_at.elapsed() }
+        // Dropped otherwise: a refusal on a connection of its own is certain, and no other payment meets a copy of it.
+        RequestResult { outcome, status: Some(status), response_age, watch }
     }
 
     /// The outcome of a response that is about this payment, by the sum that it names.
     fn judge_sum(&self, outcome: Outcome, reading: &ProviderResponse, payment: &PaymentIdentity) -> Outcome {
         let reference = match &outcome {
             Outcome::Accepted { reference } => reference.clone(),
-            Outcome::InProgress => None,
+            Outcome::InProgress { .. } => None,
             _ => return outcome,
         };
         let is_accepted = matches!(outcome, Outcome::Accepted { .. });
@@ -231,7 +235,7 @@ impl PaymentProvider for HttpProvider {
 }
 
 fn without_response<T>(outcome: T) -> RequestResult<T> {
-    RequestResult { outcome, status: None, response_age: Duration::ZERO }
+    RequestResult { outcome, status: None, response_age: Duration::ZERO, watch: None }
 }
 
 impl fmt::Debug for HttpProvider {

@@ -24,11 +24,12 @@ use crate::domain::permit_protocol::CallKind;
 use crate::domain::persist_window::delay_before_send;
 use crate::domain::provider::Provider;
 use crate::domain::sensitive::Sensitive;
+use crate::domain::unconfirmed::judge;
 use crate::domain::wait_reason::WaitReason;
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::{AttemptEnd, BeginResult, LedgerError, LookupEnd};
-use crate::limiter::gate::{InFlightPermit, Permit};
+use crate::limiter::gate::{InFlightPermit, Permit, WorkerSlot};
 use crate::provider::RequestResult;
 use crate::queue::message::CardNumbers;
 use crate::telemetry::spans;
@@ -53,6 +54,14 @@ pub(super) struct BegunRequest<'a> {
 struct InFlightRequest {
     permit: InFlightPermit,
     began: Instant,
+}
+
+/// A charge that ended, with what the lane has learned from it.
+struct AnsweredCharge {
+    number: u32,
+    history: AttemptHistory,
+    trouble: Option<FaultScope>,
+    response: JudgedResponse<Outcome>,
 }
 
 /// The provider's response, and which part of it is not stored.
@@ -110,8 +119,8 @@ impl JobRun<'_> {
         let BegunRequest { call, number, mut permit, permission, is_ahead } = request;
         let lane = self.lane;
         permit.mark_persisted();
-        // Free for the next job once this one's outcome is recorded.
-        let _worker_slot = permit.take_worker_slot();
+        // Free for the next job once this one's outcome is recorded, or its connection is watched.
+        let worker_slot = permit.take_worker_slot();
         if number == 1 {
             record_missing_fields(lane, &self.settings.provider, &self.job);
         }
@@ -134,6 +143,7 @@ impl JobRun<'_> {
         if is_ahead {
             lane.worker.intake_turns.record_start(lateness);
         }
+        let answer_before = permit.answer_before;
         let in_flight = InFlightRequest { permit, began };
         match call {
             ProviderCall::Charge(request) => {
@@ -153,7 +163,9 @@ impl JobRun<'_> {
                     probe: permission.is_probe(),
                     ..self.attempt_history()
                 };
-                self.finish_charge(number, history, trouble, self.redact(answer, Outcome::redact)).await
+                let response = self.redact(answer, Outcome::redact);
+                let answered = AnsweredCharge { number, history, trouble, response };
+                self.finish_charge(answered, answer_before, worker_slot).await
             }
             ProviderCall::Lookup(question) => {
                 let no_response = LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after: None };
@@ -184,19 +196,21 @@ impl JobRun<'_> {
         JudgedResponse { result, withheld }
     }
 
+    /// Follows the response to a charge. An unconfirmed refusal pauses at once; what it means for its payment is known
+    /// at its deadline.
     async fn finish_charge(
         &self,
-        number: u32,
-        mut history: AttemptHistory,
-        trouble: Option<FaultScope>,
-        answer: JudgedResponse<Outcome>,
+        charge: AnsweredCharge,
+        answer_before: Instant,
+        worker_slot: Option<WorkerSlot>,
     ) -> DeliveryAction {
-        let JudgedResponse { result: RequestResult { outcome, status, .. }, withheld } = answer;
+        let AnsweredCharge { number, mut history, trouble, response } = charge;
+        let JudgedResponse { result: RequestResult { mut outcome, status, watch, .. }, withheld } = response;
         if outcome.may_have_charged() {
             history.first_sent_age.get_or_insert_default();
         }
         let policy = self.settings.provider.retry_policy();
-        let disposition = after_outcome(&outcome, &history, &policy, rand::random());
+        let mut disposition = after_outcome(&outcome, &history, &policy, rand::random());
         let refusal = outcome.refusal();
         if matches!(refusal, Some(Refusal::Throttled { .. })) {
             self.lane.meter.record_throttle();
@@ -205,8 +219,18 @@ impl JobRun<'_> {
         let by = if misconfigured { PauseCause::Setup } else { PauseCause::Provider };
         // Where only its account is refused, the lane goes on.
         let is_accounts = matches!(trouble, Some(FaultScope::Account { .. }));
-        let pause = disposition.pause.filter(|_| !(misconfigured && is_accounts));
+        let pause = disposition.pause.take().filter(|_| !(misconfigured && is_accounts));
         apply_pause(self.lane, pause, by, CallKind::Charge, history.throttle_generation);
+        let deduplicates = policy.idempotency_retention.is_some();
+        if let (Outcome::Unconfirmed { refusal, status }, Some(watch), true) = (&outcome, watch, deduplicates) {
+            // The limits hold the slot until then; the next job may use the worker's.
+            drop(worker_slot);
+            let answered = Instant::now();
+            let evidence = watch.evidence_until(answer_before).await;
+            outcome = judge(*refusal, *status, deduplicates, evidence);
+            disposition = after_outcome(&outcome, &history, &policy, rand::random());
+            disposition.transition.shorten(answered.elapsed());
+        }
         let (code, detail) = (outcome.code(), outcome.detail());
         let end = AttemptEnd { number, outcome: code, status, detail, counts: disposition.counts_attempt };
         let next = note_redaction(disposition.transition, withheld);
@@ -255,10 +279,18 @@ impl InFlightRequest {
         // The row's own timeout ends a request before this, unless the row changed since the permit was requested.
         let answer_before = permit.answer_before;
         let answer = timeout_at(answer_before, request).await;
-        let answer =
-            answer.unwrap_or(RequestResult { outcome: no_response, status: None, response_age: Duration::ZERO });
+        let answer = answer.unwrap_or(RequestResult {
+            outcome: no_response,
+            status: None,
+            response_age: Duration::ZERO,
+            watch: None,
+        });
         faults::crash(CrashPoint::AfterAnswer);
-        let transmission = transmission(&answer.outcome);
+        let transmission = match transmission(&answer.outcome) {
+            // It may answer an earlier request.
+            Transmission::Responded if answer.watch.is_some() => Transmission::NoResponse,
+            known => known,
+        };
         match transmission {
             Transmission::NotSent => permit.release_unused(),
             Transmission::NoResponse => {

@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use sluicegate::domain::job::Job;
-use sluicegate::domain::outcome::{LookupResult, Outcome, Transmission, UnknownCause};
+use sluicegate::domain::outcome::{LookupResult, Outcome, UnknownCause};
 use sluicegate::domain::provider::{LookupConfig, Provider, RequestShape};
 use sluicegate::domain::response::{
     Echo, EchoField, EchoedField, ResponseLocation, StatusCase, StatusMeaning, SumFields,
 };
-use sluicegate::provider::PaymentProvider as _;
+use sluicegate::domain::unconfirmed::ConnectionEvidence;
+use sluicegate::provider::{PaymentProvider as _, RequestResult};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 use super::raw::{RawServer, Then};
 use super::{SUM, charge, fake, job, provider, row, unknown};
@@ -90,14 +92,19 @@ async fn single_use_connections_receive_no_stray_response() {
     }
 }
 
-/// A used connection may deliver a copy of an earlier response. So a refusal on it does not prove that nothing was
-/// charged.
+/// A used connection may deliver a response to an earlier request. So a refusal on it does not prove that nothing was
+/// charged: its slot is held, and the connection is read and takes no other request.
 #[tokio::test]
-async fn refusal_on_a_used_connection_is_unknown() {
-    let by_order = || echo(EchoField::Id, ResponseLocation::Body("/order".to_owned()));
-    for (status, code) in
-        [(429, "throttled"), (401, "misconfigured"), (404, "misconfigured"), (405, "misconfigured"), (423, "busy")]
-    {
+async fn refusal_on_a_used_connection_is_unconfirmed() {
+    for (status, code) in [
+        (429, "throttled"),
+        (401, "misconfigured"),
+        (404, "misconfigured"),
+        (405, "misconfigured"),
+        (423, "busy"),
+        (400, "rejected"),
+        (422, "rejected"),
+    ] {
         let refusal = |order: &str| {
             Then::answer(&format!("{status} No"), "retry-after: 7\r\n", &format!(r#"{{"order":"{order}"}}"#))
         };
@@ -107,22 +114,69 @@ async fn refusal_on_a_used_connection_is_unknown() {
             let server = RawServer::start(script).await;
             let statuses = [(423, vec![StatusCase::always(StatusMeaning::Busy)])].into();
             let row = Provider { statuses, ..row(&server.url()) };
-            let provider = provider(&if has_echo { with_echo(row, by_order()) } else { row });
+            let by_order = echo(EchoField::Id, ResponseLocation::Body("/order".to_owned()));
+            let provider = provider(&if has_echo { with_echo(row, by_order) } else { row });
             charge(&provider, &job("pay-0")).await;
-            let outcome = charge(&provider, &job("pay-1")).await.outcome;
-            assert_eq!(outcome.code(), if has_echo { code } else { "unknown" }, "{outcome:?}");
-            if !has_echo {
-                assert_eq!(outcome.transmission(), Transmission::NoResponse, "{outcome:?}");
-                // A refusal may have a copy too, so its connection serves no other payment.
-                let next = charge(&provider, &job("pay-2")).await.outcome;
-                assert_eq!((next.code(), server.connections()), (code, 2), "{next:?}");
+            let RequestResult { outcome, watch, .. } = charge(&provider, &job("pay-1")).await;
+            if has_echo {
+                assert!(outcome.code() == code && watch.is_none(), "{outcome:?}");
+                continue;
             }
+            assert_eq!(outcome.code(), if code == "rejected" { code } else { "unknown" }, "{outcome:?}");
+            assert!(watch.is_some(), "{outcome:?}");
+            // The connection is not for others, whether it is watched or not.
+            let next = charge(&provider, &job("pay-2")).await;
+            assert_eq!((next.outcome.code(), server.connections()), (code, 2), "{:?}", next.outcome);
+            assert!(next.watch.is_none(), "the first response of a connection is certain");
         }
     }
 }
 
+/// What follows a refusal on its connection: nothing, the own response at once or late, or the end.
 #[tokio::test]
-async fn refusal_without_echoed_field_is_unknown() {
+async fn other_response_after_a_refusal_is_noticed() {
+    const REFUSAL: &[u8] = b"HTTP/1.1 429 Slow\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";
+    const CLOSING: &[u8] = b"HTTP/1.1 429 Slow\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let own = answer_to(0);
+    for (refusal, later, evidence) in [
+        (REFUSAL, None, ConnectionEvidence::Silence),
+        (CLOSING, None, ConnectionEvidence::Silence),
+        (REFUSAL, Some(&b""[..]), ConnectionEvidence::Silence),
+        (REFUSAL, Some(&own[..]), ConnectionEvidence::OtherResponse),
+        (REFUSAL, Some(REFUSAL), ConnectionEvidence::OtherResponse),
+        (REFUSAL, Some(b"HT"), ConnectionEvidence::OtherResponse),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let provider = provider(&row(&format!("http://{}/", listener.local_addr().unwrap())));
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            for answer in [&own[..], refusal] {
+                assert!(stream.read(&mut [0; 4_096]).await.unwrap() > 0);
+                stream.write_all(answer).await.unwrap();
+            }
+            stream
+        };
+        let charges = async {
+            charge(&provider, &job("pay-0")).await;
+            charge(&provider, &job("pay-1")).await
+        };
+        let (answer, mut stream) = tokio::join!(charges, serve);
+        assert!(matches!(answer.outcome, Outcome::Unconfirmed { status: 429, .. }), "{:?}", answer.outcome);
+        let watch = answer.watch.unwrap();
+        let deadline = Instant::now() + Duration::from_millis(if later.is_some() { 10_000 } else { 100 });
+        let watched = tokio::spawn(watch.evidence_until(deadline));
+        match later {
+            // An empty one is the end of the connection.
+            Some(b"") => drop(stream),
+            Some(bytes) => stream.write_all(bytes).await.unwrap(),
+            None => {}
+        }
+        assert_eq!(watched.await.unwrap(), evidence, "{later:?}");
+    }
+}
+
+#[tokio::test]
+async fn refusal_without_echoed_field_is_unconfirmed() {
     let server = RawServer::start(vec![
         Then::answer("200 OK", "", r#"{"order":"pay-0"}"#),
         Then::answer("429 Slow", "retry-after: 7\r\n", "{}"),

@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use serde_json::json;
-use sluicegate::domain::outcome::{Outcome, Refusal};
 use sluicegate::ledger::provider_row::ProviderRow;
 
 use super::bench::{Bench, limit, row};
@@ -19,20 +18,6 @@ async fn a_job_past_its_expiry_is_not_sent() {
     assert_eq!((job.attempts, bench.script.sent().len()), (0, 0));
     bench.until("the event", async || bench.events_of("late").await.len() == 1).await;
     assert_eq!(bench.events_of("late").await[0].body["state"], "expired");
-}
-
-/// The job may have been charged, so its expiry does not end it.
-#[tokio::test]
-async fn unconfirmed_refusal_outlives_the_expiry() {
-    let bench = Bench::open(&[row("acme")]).await;
-    let refusal = Refusal::Throttled { retry_after: Some(Duration::from_millis(1_200)) };
-    bench.script.plan("job", [Act::Answer(Outcome::Unconfirmed { refusal, status: 429 })]);
-    let soon = Timestamp::now() + Duration::from_secs(1);
-    let job = json!({ "id": "job", "amount": 1, "currency": "EUR", "expires_at": soon.to_string() });
-    bench.publish("acme", &job.to_string()).await;
-    bench.until_state("job", "unknown").await;
-    let job = bench.until_state("job", "succeeded").await;
-    assert_eq!((job.attempts, bench.script.sent().len()), (1, 2), "{job:?}");
 }
 
 /// A job expires while it waits for a permit, not only on arrival.

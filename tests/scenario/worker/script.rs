@@ -13,7 +13,7 @@ use sluicegate::domain::provider::Provider;
 use sluicegate::domain::response::PaymentIdentity;
 use sluicegate::domain::sum::SentSum;
 use sluicegate::provider::{
-    FreezeError, FrozenRequest, LookupRequest, PaymentProvider, ProviderFactory, RequestResult,
+    ConnectionWatch, FreezeError, FrozenRequest, LookupRequest, PaymentProvider, ProviderFactory, RequestResult,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,6 +22,8 @@ use tokio::time::Instant;
 #[derive(Clone, Debug)]
 pub enum Act {
     Answer(Outcome),
+    /// Responds on a connection that carried a response before. Once the test releases the job, another response follows.
+    AnswerOnUsedConnection(Outcome),
     /// Charges, but the response never arrives.
     ChargeAndLose,
     /// Responds, with acceptance, once the test releases it.
@@ -247,8 +249,15 @@ impl PaymentProvider for Scripted {
 
     async fn send(&self, _: &Job, request: &FrozenRequest) -> RequestResult {
         let (id, act) = self.script.arrive(&self.row, request);
+        let mut watch = None;
         let outcome = match act {
             Act::Answer(outcome) => outcome,
+            Act::AnswerOnUsedConnection(outcome) => {
+                let (mut released, id) = (self.script.released.subscribe(), id.clone());
+                let other = async move { released.wait_for(|released| released.includes(&id)).await.is_ok() };
+                watch = Some(ConnectionWatch::new(other));
+                outcome
+            }
             Act::ChargeAndLose => {
                 self.script.charge(&self.row, &request.idempotency_key);
                 timeout()
@@ -268,7 +277,7 @@ impl PaymentProvider for Scripted {
             other => other,
         };
         self.script.state.lock().unwrap().answered.insert(id, Instant::now());
-        RequestResult { outcome, status: None, response_age: Duration::ZERO }
+        RequestResult { outcome, status: None, response_age: Duration::ZERO, watch }
     }
 
     /// The account is the job's id, so that the script can identify the job.
@@ -295,6 +304,11 @@ impl PaymentProvider for Scripted {
         } else {
             LookupResult::NotFound
         };
-        RequestResult { outcome: planned.unwrap_or(known), status: Some(200), response_age: Duration::ZERO }
+        RequestResult {
+            outcome: planned.unwrap_or(known),
+            status: Some(200),
+            response_age: Duration::ZERO,
+            watch: None,
+        }
     }
 }
