@@ -113,6 +113,8 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
         Outcome::NotSent { .. } | Outcome::LocalFault(_) | Outcome::Busy { .. } => false,
         // The connection decides that, not the response.
         Outcome::Unconfirmed { .. } => false,
+        // The sum decides these, after the status.
+        Outcome::PartlyAccepted(_) | Outcome::Differs { .. } => false,
     };
     assert!(fits, "{status} must not be {outcome:?}");
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{DATE, HeaderMap, HeaderValue, RETRY_AFTER};
-use sluicegate::provider::http::response_fields::{RETRY_AFTER_MAX, retry_after};
+use sluicegate::provider::http::waits::{RETRY_AFTER_MAX, retry_after};
 
 use super::Bytes;
 

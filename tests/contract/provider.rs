@@ -19,7 +19,7 @@ use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{
     JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown,
 };
-use sluicegate::domain::response::{Echo, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit};
+use sluicegate::domain::response::{Echo, ResponseLocation, StatusCase, StatusMeaning, SumFields, WaitField, WaitUnit};
 use sluicegate::domain::sum::{AmountRules, SentSum};
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{FreezeError, PaymentProvider, RequestResult};
@@ -364,6 +364,7 @@ async fn row_defines_request_and_response_mapping() {
         reference_pointer: Some("/data/ref".to_owned()),
         wait: None,
         echo: Echo::default(),
+        sum: SumFields::default(),
     };
     let row = Provider {
         request,

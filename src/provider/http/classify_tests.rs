@@ -36,6 +36,8 @@ fn code_of(outcome: &Outcome) -> &'static str {
         Outcome::Unknown { .. } | Outcome::Unconfirmed { .. } => "unknown",
         Outcome::Rejected { .. } => "review",
         Outcome::NotSent { .. } | Outcome::LocalFault(_) => "not sent",
+        // The sum decides these, after the status.
+        Outcome::PartlyAccepted(_) | Outcome::Differs { .. } => "by the sum",
     }
 }
 

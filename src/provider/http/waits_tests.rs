@@ -34,7 +34,7 @@ fn ms(ms: u64) -> Option<Duration> {
 
 #[test]
 fn every_form_of_retry_after_is_read() {
-    let seconds = |s| ms(s * 1_000);
+    let seconds = |s: u64| ms(s * 1_000);
     let unreadable = seconds(0);
     let table: [(Option<&str>, &[&str], Option<Duration>); 34] = [
         (None, &[], None),

@@ -187,7 +187,7 @@ async fn slowed_limit_waits_no_longer_than_its_window() {
                 }
             }
             AcquireResult::Refused(_) => {}
-            AcquireResult::Granted(_) => panic!("granted"),
+            AcquireResult::Granted(_) | AcquireResult::NoWorkerSlot => panic!("granted"),
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     };

@@ -16,7 +16,7 @@ fn throttled_on_used_connection(wait: Duration) -> Act {
 }
 
 /// A row whose requests may take this long.
-fn with_timeout(timeout_ms: u64) -> ProviderRow {
+fn with_timeout(timeout_ms: i64) -> ProviderRow {
     ProviderRow { timeout_ms, ..row("acme") }
 }
 
