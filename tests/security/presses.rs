@@ -133,8 +133,6 @@ fn requests_about_payments(rejected: &[i64]) -> Vec<Request> {
     let again = json!({ "as": "resend", "confirm_id": "review-api-3" });
     vec![
         request("/api/v1/jobs/{id}/cancel", "waiting-api-1", why(), state_of("waiting-api-1", "cancelled")),
-        request("/api/v1/jobs/{id}/assignment", "review-api-1", json!({ "to": "alice" }), unchanged()),
-        request("/api/v1/jobs/{id}/comments", "review-api-1", json!({ "text": "seen" }), unchanged()),
         request(resolve, "review-api-1", charged, state_of("review-api-1", "succeeded")),
         request(resolve, "review-api-2", json!({ "as": "declined" }), state_of("review-api-2", "declined")),
         request(resolve, "review-api-3", again, state_of("review-api-3", "waiting")),
@@ -165,8 +163,6 @@ fn lines(rejected: &[i64]) -> Vec<(String, Proof)> {
             &format!("enqueue --provider {PROVIDER} --amount 1299 --currency EUR --id new-1"),
             state_of("new-1", "succeeded"),
         ),
-        line("jobs assign review-cli-1 --to alice", unchanged()),
-        line("jobs comment review-cli-1 --text seen", unchanged()),
         line("jobs resolve review-cli-1 --as succeeded --reference ch_8", state_of("review-cli-1", "succeeded")),
         line("jobs resolve review-cli-2 --as declined --because seen", state_of("review-cli-2", "declined")),
         line("jobs resolve review-cli-3 --as resend --confirm review-cli-3", state_of("review-cli-3", "waiting")),
