@@ -61,7 +61,8 @@ fn answer(stream: TcpStream, config: Arc<ServerConfig>, record: &Mutex<Vec<Strin
         let message = serde_json::json!({ "error": { "code": "bad", "message": request } });
         ("400 Bad Request", message.to_string())
     } else {
-        ("200 OK", r#"{"id":"ch_1","state":"succeeded"}"#.to_owned())
+        let id = format!("ch_of_request_{}", record.lock().unwrap().len());
+        ("200 OK", serde_json::json!({ "id": id, "state": "succeeded" }).to_string())
     };
     let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close");
     let quoted = format!("x-quoted: {}", request.lines().find(|line| line.starts_with("Authorization")).unwrap_or("-"));
