@@ -39,12 +39,18 @@ impl Default for CommittedWrites {
 }
 
 impl CommittedWrites {
-    /// Records the result of a write.
-    pub fn record<T>(&self, written: &Result<T, LedgerError>) {
+    /// Records the result of a write. One that found no row has written nothing: it needs no space on a full disk, and
+    /// proves nothing.
+    pub fn record<T>(&self, written: &Result<Option<T>, LedgerError>) {
         match written {
-            Ok(_) => *self.0.lock() = LastWrite { committed_at: Instant::now(), failure: None },
+            Ok(Some(_)) => self.record_commit(),
+            Ok(None) => {}
             Err(error) => self.record_failure(error.to_string()),
         }
+    }
+
+    pub fn record_commit(&self) {
+        *self.0.lock() = LastWrite { committed_at: Instant::now(), failure: None };
     }
 
     /// Records why a write failed, or was not tried.
@@ -82,7 +88,9 @@ mod tests {
         assert_eq!(text(), None, "one failed write");
         advance(Duration::from_millis(1)).await;
         assert!(text().unwrap().ends_with("for 10 s: database unavailable: the disk is full"), "{:?}", text());
-        writes.record(&Ok(()));
+        writes.record::<()>(&Ok(None));
+        assert!(text().is_some(), "a write that found no row");
+        writes.record(&Ok(Some(())));
         assert_eq!(text(), None);
         advance(WRITES_STALLED_AFTER * 2).await;
         assert_eq!(text().unwrap(), "no write was committed for 20 s: the database does not answer");

@@ -135,7 +135,7 @@ impl HeartbeatReporter {
     fn record_write(&self, written: &Result<(), String>) {
         let writes = self.backends.ledger.committed_writes();
         match written {
-            Ok(()) => writes.record(&Ok(())),
+            Ok(()) => writes.record_commit(),
             Err(cause) => writes.record_failure(cause.clone()),
         }
     }
