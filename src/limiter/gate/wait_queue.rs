@@ -308,14 +308,8 @@ impl<T: Ticket> WaitQueue<T> {
         let deferred = self.waiters.ready().filter_map(|(key, waiter)| Some((*key, until(waiter)?)));
         for (key, until) in deferred.collect::<Vec<_>>() {
             let reason = BlockReason::StoreUnavailable("its clock was not compared for too long".to_owned());
-            let deferral = Deferral {
-                until,
-                reason,
-                exact: false,
-                ends_by_release: false,
-                counted_with: None,
-                is_by_cost: false,
-            };
+            let deferral =
+                Deferral { until, reason, exact: false, ends_by_release: false, counted_with: None, is_by_cost: false };
             self.waiters.defer(key, deferral);
         }
     }
