@@ -316,6 +316,20 @@ CREATE TRIGGER reference_never_changes BEFORE UPDATE OF reference ON attempts
     FOR EACH ROW WHEN (NEW.reference IS NOT NULL AND NEW.reference IS DISTINCT FROM OLD.reference)
     EXECUTE FUNCTION jobs_refuse_change_of_content();
 
+-- How often a provider has refused single payments as such (address, method, credential), or their requests could not be
+-- built. docs/failures.md.
+CREATE TABLE payment_refusals (
+    job_id text COLLATE "C" NOT NULL PRIMARY KEY REFERENCES jobs (id),
+    -- All under this version of the provider's row.
+    refusals bigint NOT NULL CONSTRAINT refusals_are_1_or_more CHECK (refusals >= 1),
+    -- The first one, and each before which another payment of its account has passed since the last one.
+    alone bigint NOT NULL CONSTRAINT alone_is_1_or_more CHECK (alone >= 1),
+    row_version bigint NOT NULL,
+    refused_at timestamptz NOT NULL,
+    CONSTRAINT instants_are_finite CHECK (
+        refused_at >= '0001-01-01 00:00:00+00' AND refused_at < '9999-12-30 22:00:00+00')
+);
+
 -- The outbox: written with the final state, published at least once.
 CREATE TABLE outcome_events (
     sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

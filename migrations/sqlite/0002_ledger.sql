@@ -343,6 +343,30 @@ BEGIN
     SELECT raise(ABORT, 'what a payment is never changes: publish a new payment');
 END;
 
+-- How often a provider has refused single payments as such (address, method, credential), or their requests could not be
+-- built. docs/failures.md.
+CREATE TABLE payment_refusals (
+    job_id TEXT NOT NULL PRIMARY KEY REFERENCES jobs (id),
+    -- All under this version of the provider's row.
+    refusals INTEGER NOT NULL CONSTRAINT refusals_are_1_or_more CHECK (refusals >= 1),
+    -- The first one, and each before which another payment of its account has passed since the last one.
+    alone INTEGER NOT NULL CONSTRAINT alone_is_1_or_more CHECK (alone >= 1),
+    row_version INTEGER NOT NULL,
+    refused_at INTEGER NOT NULL
+) STRICT;
+CREATE TRIGGER instants_are_finite_of_payment_refusals_on_insert
+    BEFORE INSERT ON payment_refusals
+    WHEN NEW.refused_at NOT BETWEEN -62135596800000 AND 253402207199999
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
+END;
+CREATE TRIGGER instants_are_finite_of_payment_refusals
+    BEFORE UPDATE OF refused_at ON payment_refusals
+    WHEN NEW.refused_at NOT BETWEEN -62135596800000 AND 253402207199999
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
+END;
+
 -- The outbox: written with the final state, published at least once.
 CREATE TABLE outcome_events (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,

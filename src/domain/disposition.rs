@@ -28,6 +28,16 @@ const UNREADABLE_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Pause of a lane after a response that says our set-up is wrong, before it tries one more job.
 pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 
+/// Time after such a pause in which payments that were refused leave the test to others, if there are any. Those that
+/// a paused lane has delayed are back by then.
+pub const REFUSED_YIELD: Duration = Duration::from_secs(10);
+/// Longest wait of a payment that is refused again and again. It doubles with each refusal.
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
+/// Refusals of one payment after which it goes to review, if another payment passed between each two of them.
+pub const REFUSED_ALONE_MAX: u32 = 3;
+/// Begins the reason of such a review.
+pub const REFUSED_ALONE: &str = "refused_alone";
+
 /// Time for which a lane takes no jobs after a fault of its own process; active jobs continue.
 pub const LOCAL_FAULT_PAUSE: Duration = Duration::from_secs(1);
 /// Number of workers in a row that may be lost while they hold a job's lease and before they begin a request for it.
@@ -58,6 +68,18 @@ pub struct AttemptHistory {
     pub throttle_generation: u32,
     /// This request is a circuit breaker probe: its failure does not count.
     pub probe: bool,
+    /// Refusals of this payment, the one at hand included.
+    pub refusals: Refusals,
+}
+
+/// How often a provider has refused a payment's request as such (address, method, credential), or it could not be built,
+/// under the present version of its row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refusals {
+    pub all: u32,
+    /// The first one, and each before which another payment of its account has passed since the last one; of those
+    /// without an account, another one without.
+    pub alone: u32,
 }
 
 /// Whether a look-up that found nothing allowed one more request to charge.
@@ -193,14 +215,13 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
         Outcome::Busy { retry_after } => uncounted(named_wait(*retry_after, step), WaitReason::ObjectBusy.into(), None),
         Outcome::Misconfigured { status } => {
             let detail = format!("provider answered {status}: check url, credentials and method");
-            let cause = Wait::with_detail(WaitReason::Misconfigured, detail);
-            let pause = PauseRequest::Lane { wait: MISCONFIGURED_PAUSE, cause: cause.clone() };
-            uncounted(MISCONFIGURED_PAUSE, cause, Some(pause))
+            after_refusal(Wait::with_detail(WaitReason::Misconfigured, detail), history, policy)
         }
         Outcome::NotSent { cause } => {
             let reason = Wait::with_detail(WaitReason::Retry, cause);
             after_failure(history, policy, fraction, history.unknown, reason, None)
         }
+        Outcome::LocalFault(fault @ LocalFault::Unbuildable(_)) => after_refusal(fault.wait(), history, policy),
         Outcome::LocalFault(fault) => {
             let pause = PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
             uncounted(step(), fault.wait(), Some(pause))
@@ -232,6 +253,34 @@ fn named_wait(retry_after: Option<Duration>, backoff: impl FnOnce() -> Duration)
         Some(wait) => wait.min(HONOURED_WAIT_MAX),
         None => backoff(),
     }
+}
+
+/// Decides on a payment whose request as such is refused, or cannot be built, for this reason. It waits longer each time.
+/// The pause is for the case that it is the lane's trouble.
+pub fn after_refusal(reason: Wait, history: &AttemptHistory, policy: &RetryPolicy) -> Disposition {
+    let Refusals { all, alone } = history.refusals;
+    if alone >= REFUSED_ALONE_MAX {
+        let charged = if history.unknown { "the outcome is unknown" } else { "confirmed not charged" };
+        let reason = format!(
+            "{REFUSED_ALONE}: refused {alone} times, and other payments passed in between; {charged}; {reason}"
+        );
+        return Disposition { transition: review(&reason), counts_attempt: false, pause: None };
+    }
+    let pause = PauseRequest::Lane { wait: MISCONFIGURED_PAUSE, cause: reason.clone() };
+    let doubled = MISCONFIGURED_PAUSE.saturating_mul(1 << all.saturating_sub(1).min(16)).min(REFUSED_WAIT_MAX);
+    let reason = match alone {
+        0 | 1 => reason,
+        _ => Wait { detail: Some(refused_detail(reason.detail, alone)), ..reason },
+    };
+    let transition = retry_or_give_up(doubled, history.unknown, reason, history, policy);
+    Disposition { transition, counts_attempt: false, pause: Some(pause) }
+}
+
+fn refused_detail(detail: Option<String>, alone: u32) -> String {
+    let detail = detail.unwrap_or_default();
+    format!(
+        "{detail}; others pass, so it waits alone, and goes to review at refusal {REFUSED_ALONE_MAX} ({alone} so far)"
+    )
 }
 
 /// The wait after a 429 that names none. It holds for the whole quota, so it needs no random spread.

@@ -222,8 +222,9 @@ fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneRepor
     statuses.min_by_key(|status| status.state).unwrap_or_else(|| {
         let busy = input.waiting || lane.active > 0 || lane.sent_10s > 0;
         let state = if busy { ProviderState::Running } else { ProviderState::Idle };
-        match lane.costly.as_ref().filter(|costly| input.waiting && is_long(costly)) {
-            Some(costly) => ProviderStatus { state, cause: Some(costly.words.clone()), ends_in_ms: costly.ends_in_ms },
+        let aside = || lane.refused.as_ref().or_else(|| lane.costly.as_ref().filter(|costly| is_long(costly)));
+        match aside().filter(|_| input.waiting) {
+            Some(aside) => ProviderStatus { state, cause: Some(aside.words.clone()), ends_in_ms: aside.ends_in_ms },
             None => ProviderStatus::new(state),
         }
     })

@@ -1,8 +1,8 @@
 //! The report of a worker, as stored in the `report` column of `worker_reports`: JSON, format 1.
 //!
 //! Readers ignore unknown fields and use defaults for missing ones, so fields may be added. A change of meaning needs
-//! another format number, and readers leave an unknown format alone. A report holds no job id, no account and nothing
-//! of a payload.
+//! another format number, and readers leave an unknown format alone. A report holds no account and nothing of a payload.
+//! It names one payment at most of each lane: the one that the provider refuses.
 //!
 //! [`LaneStatus`] is the only model of a lane's state. The overview, `explain`, `/api/v1/lanes` and the metrics read it.
 
@@ -44,7 +44,7 @@ impl ProcessReport {
         for pause in self
             .lanes
             .values_mut()
-            .flat_map(|lane| [&mut lane.status.pause, &mut lane.gate, &mut lane.costly])
+            .flat_map(|lane| [&mut lane.status.pause, &mut lane.gate, &mut lane.costly, &mut lane.refused])
             .flatten()
         {
             pause.ends_in_ms = pause.ends_in_ms.and_then(|ms| ms.checked_sub(age_ms)).filter(|ms| *ms > 0);
@@ -92,6 +92,9 @@ pub struct LaneReport {
     /// Why costly payments wait while cheaper ones pass them; absent if none do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub costly: Option<ReportedPause>,
+    /// The payment that was refused last and waits alone; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<ReportedPause>,
     /// Jobs that wait at the gate for a permit.
     pub gate_waiting: u64,
     pub active: u64,

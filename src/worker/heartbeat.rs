@@ -314,6 +314,7 @@ fn lane_report(mut figures: LaneReport, pauses: &LaneControl, gate: &GateView, d
         status: pauses.status(),
         gate: gate.block.as_ref().and_then(|(by, until)| reported_block(by, *until)),
         costly: pauses.reported_cost_wait(),
+        refused: pauses.reported_refusal(),
         gate_waiting: u64::try_from(gate.waiting).unwrap_or(u64::MAX),
         ..figures
     }

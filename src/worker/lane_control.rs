@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
-use crate::domain::account_faults::{AccountFaults, FaultScope, SetupSign};
+use crate::domain::account_faults::{AccountFaults, FaultScope, Requester, SetupSign};
 use crate::domain::backoff::ThrottleStreak;
 use crate::domain::breaker::{Breaker, BreakerTransition, HealthSample};
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
@@ -22,8 +22,12 @@ use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_down;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::{LaneState, LaneStatus, PauseCause, ReportedPause};
-use crate::worker::backlog::cost_waits::{CostBound, CostWait, CostWaits};
+use crate::worker::backlog::cost_waits::CostWaits;
 use crate::worker::outcome_writes::{OutcomePermission, OutcomeWrites};
+
+mod waits_aside;
+
+use self::waits_aside::RefusedPayment;
 
 /// A pause of a lane: its end and its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +71,7 @@ pub struct LaneControl {
     /// Why the broker refuses the lane its queue, until it grants it.
     queue_refusal: Mutex<Option<LanePause>>,
     account_faults: Mutex<AccountFaults>,
+    refused_payment: Mutex<Option<RefusedPayment>>,
     /// One for charges and one for look-ups: a provider may count them apart.
     throttle_streaks: [Mutex<ThrottleStreak>; 2],
     deadline_misses: Mutex<MissStreak>,
@@ -107,6 +112,7 @@ impl Default for LaneControl {
             cost_waits: Mutex::default(),
             queue_refusal: Mutex::default(),
             account_faults: Mutex::default(),
+            refused_payment: Mutex::default(),
             throttle_streaks: Default::default(),
             deadline_misses: Mutex::default(),
             outcomes: Arc::default(),
@@ -144,31 +150,6 @@ impl LaneControl {
     pub fn is_at_limit(&self) -> bool {
         let pauses = [&self.intake, &self.charges].map(active_pause);
         pauses.into_iter().flatten().any(|pause| pause.cause == PauseCause::Limit)
-    }
-
-    /// Jobs of at least this cost wait: a limit has too few free slots for them.
-    pub fn record_cost_wait(&self, cost: u32, limit: &str, until: Instant) {
-        self.cost_waits.lock().record(CostWait { cost, limit: limit.to_owned(), until }, Instant::now());
-    }
-
-    /// The wait of a job of this cost; `None`: it may ask for its permit.
-    pub fn cost_wait(&self, cost: u32) -> Option<CostWait> {
-        self.cost_waits.lock().of(cost, Instant::now()).cloned()
-    }
-
-    /// Why costly jobs wait, for reports.
-    pub fn reported_cost_wait(&self) -> Option<ReportedPause> {
-        let now = Instant::now();
-        let waits = self.cost_waits.lock();
-        let CostWait { cost, limit, until } = waits.least(now)?;
-        let words = format!("payments that cost {cost} or more wait for limit {limit}; cheaper ones pass them");
-        let ends_in_ms = Some(millis_down(until.saturating_duration_since(now)));
-        Some(ReportedPause { by: PauseCause::Limit, limit: Some(limit.clone()), words, ends_in_ms, wait: None })
-    }
-
-    /// What the lane may send now; `None`: every job.
-    pub fn cost_bound(&self) -> Option<CostBound> {
-        self.cost_waits.lock().bound(Instant::now())
     }
 
     /// Whether look-ups may be sent, even if charges are paused.
@@ -311,10 +292,11 @@ impl LaneControl {
 
     /// Judges whose trouble a refused request is that began then. An account pauses here; so does a lane whose payments are
     /// rejected, because only an operator can judge them. `None`: it is no refusal, or pauses nothing yet.
-    pub fn judge_refusal(&self, account: Option<&Identifier>, outcome: &Outcome, began: Instant) -> Option<FaultScope> {
+    pub fn judge_refusal(&self, job: &Job, outcome: &Outcome, began: Instant) -> Option<FaultScope> {
         let sign = SetupSign::from_outcome(outcome)?;
         let (began, now) = (self.since_origin(began), self.since_origin(Instant::now()));
-        let scope = self.account_faults.lock().record(account.map(Identifier::as_str), sign, began, now);
+        let of = Requester { account: job.account.as_ref().map(Identifier::as_str), job: &job.id };
+        let scope = self.account_faults.lock().record(of, sign, began, now);
         match (scope, sign) {
             (Some(FaultScope::Account { until }), _) => {
                 let wait_ms = until.saturating_sub(now).as_millis();
@@ -324,8 +306,15 @@ impl LaneControl {
             (Some(FaultScope::Lane), SetupSign::Rejected) => {
                 self.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, WaitReason::RejectedStreak.into());
             }
+            (Some(FaultScope::Payment), _) => {
+                let (provider, job, code) = (&self.provider, &job.id, outcome.code());
+                tracing::warn!(provider, %job, code, "one payment is refused; it waits alone");
+            }
             // The outcome's own disposition pauses the lane.
             (Some(FaultScope::Lane) | None, _) => {}
+        }
+        if sign == SetupSign::Passed {
+            self.refused_payment.lock().take_if(|refused| refused.job == job.id);
         }
         scope
     }
@@ -374,6 +363,7 @@ impl LaneControl {
         drop(unhealthy_until);
         self.breaker.lock().probe_from(self.since_origin(Instant::now()));
         *self.account_faults.lock() = AccountFaults::default();
+        *self.refused_payment.lock() = None;
         self.cost_waits.lock().clear();
         self.throttle_streaks.iter().for_each(|streak| *streak.lock() = ThrottleStreak::default());
         for paused in [&self.intake, &self.charges, &self.sending] {

@@ -43,6 +43,7 @@ mod plans;
 mod poll_connections;
 mod pooler;
 mod recent;
+mod refusals;
 mod rejected;
 mod schema;
 mod settings;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use sluicegate::domain::backoff::{BackoffPolicy, LookupPolicy, RetryPolicy};
 use sluicegate::domain::disposition::lookup::after_lookup;
 use sluicegate::domain::disposition::{
-    AttemptHistory, Disposition, LOST_HOLDERS_MAX, PauseRequest, PreSend, Resend, SendObstacle, Transition,
-    after_outcome, before_request,
+    AttemptHistory, Disposition, LOST_HOLDERS_MAX, PauseRequest, PreSend, REFUSED_ALONE_MAX, Refusals, Resend,
+    SendObstacle, Transition, after_outcome, before_request,
 };
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::outcome::{LookupResult, Outcome, PartialCharge, Refusal, UnknownCause};
@@ -31,7 +31,7 @@ struct Situation {
     too_old: bool,
 }
 
-const OUTCOMES: [&str; 16] = [
+const OUTCOMES: [&str; 18] = [
     "accepted",
     "accepted in part",
     "differs",
@@ -48,6 +48,8 @@ const OUTCOMES: [&str; 16] = [
     "throttled, unconfirmed",
     "busy, unconfirmed",
     "misconfigured, unconfirmed",
+    "misconfigured, alone",
+    "unbuildable",
 ];
 
 impl Situation {
@@ -86,7 +88,8 @@ impl Situation {
             "rejected" => Outcome::Rejected { reason: String::new() },
             "throttled" => Outcome::Throttled { retry_after: Some(second) },
             "busy" => Outcome::Busy { retry_after: Some(second) },
-            "misconfigured" => Outcome::Misconfigured { status: 401 },
+            "misconfigured" | "misconfigured, alone" => Outcome::Misconfigured { status: 401 },
+            "unbuildable" => Outcome::LocalFault(LocalFault::Unbuildable(String::new())),
             "not sent" => Outcome::NotSent { cause: String::new() },
             "local fault" => Outcome::LocalFault(LocalFault::ProcessDescriptors),
             "in progress" => Outcome::InProgress { retry_after: None },
@@ -108,6 +111,10 @@ impl Situation {
             throttle_generation: 1,
             lost_holders: 0,
             probe: false,
+            refusals: match self.outcome {
+                "misconfigured, alone" => Refusals { all: 3, alone: REFUSED_ALONE_MAX },
+                _ => Refusals { all: 1, alone: 1 },
+            },
         };
         after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY), self.asked), 0.5)
     }
@@ -342,6 +349,7 @@ fn lookup_table_matches_the_code() {
                 throttle_generation: 1,
                 lost_holders: 0,
                 probe: false,
+                refusals: Refusals::default(),
             };
             let judged = after_lookup(&finding, &history, &policy, 0.5);
             let becomes = becomes(&judged.transition);

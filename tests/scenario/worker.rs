@@ -32,6 +32,7 @@ mod pauses;
 mod raised_limits;
 mod refused_accounts;
 mod refused_outcomes;
+mod refused_payments;
 mod rejected;
 mod rejected_events;
 mod script;

@@ -29,6 +29,7 @@ mod program;
 mod provider_pause;
 mod readouts;
 mod refused_outcomes;
+mod refused_payment;
 mod revoked_rights;
 mod signals;
 mod stalled_log;

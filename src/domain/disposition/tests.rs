@@ -36,6 +36,32 @@ fn history(attempts: u32, unknown: bool) -> AttemptHistory {
     }
 }
 
+/// 30 s, and twice as long each time, at most 15 minutes; the same if it cannot be built.
+#[test]
+fn refused_payment_waits_longer_and_goes_to_review_alone() {
+    let unbuildable = Outcome::LocalFault(LocalFault::Unbuildable("no file".to_owned()));
+    for outcome in [Outcome::Misconfigured { status: 404 }, unbuildable] {
+        let after = |all: u32, alone: u32, unknown: bool| {
+            let history = AttemptHistory { refusals: Refusals { all, alone }, ..history(1, unknown) };
+            after_outcome(&outcome, &history, &policy(None), 0.5)
+        };
+        for (all, wait_s) in [(0, 30), (1, 30), (2, 60), (3, 120), (5, 480), (6, 900), (100, 900)] {
+            let decided = after(all, 2, false);
+            let Transition::Retry { after: wait, unknown: false, .. } = decided.transition else {
+                panic!("{decided:?}")
+            };
+            assert_eq!((wait, decided.counts_attempt), (Duration::from_secs(wait_s), false));
+            assert!(matches!(decided.pause, Some(PauseRequest::Lane { wait: MISCONFIGURED_PAUSE, .. })));
+        }
+        for (unknown, charged) in [(false, "confirmed not charged"), (true, "the outcome is unknown")] {
+            let decided = after(9, REFUSED_ALONE_MAX, unknown);
+            let Transition::Finalize { state, reason, .. } = decided.transition else { panic!("{decided:?}") };
+            assert_eq!((state, decided.pause), (FinalState::Review, None));
+            assert!(reason.starts_with("refused_alone: refused 3 times") && reason.contains(charged), "{reason}");
+        }
+    }
+}
+
 #[test]
 fn outcomes_follow_the_disposition_table() {
     let day = Some(Duration::from_secs(86_400));

@@ -31,6 +31,7 @@ mod pause_of_all;
 pub mod postgres;
 mod queue_position;
 mod recent;
+mod refusals;
 mod rejected;
 mod resolution;
 pub mod result;

@@ -20,6 +20,7 @@ use super::lane::{LaneContext, LaneSettings};
 use super::meter::ReturnReason;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use crate::domain::job::Job;
+use crate::domain::permit_protocol::CallKind;
 use crate::domain::wait_reason::{Wait, WaitReason, sentence};
 use crate::faults::{self, CrashPoint};
 use crate::ledger::copies::{Claimant, DeliveredCopy, ReturnPlan};
@@ -38,6 +39,7 @@ pub(crate) mod backlog;
 mod commit;
 mod fast_path;
 mod prepare;
+mod refusal;
 mod send;
 
 /// Delay of jobs whose lane must not send.
@@ -175,9 +177,15 @@ impl<'a> JobRun<'a> {
             // Rare, and boxed so that the thousands of waiting jobs do not carry its memory.
             Prepared::Unbuildable(error) => {
                 discard(self.lane, reservation);
-                return Box::pin(self.pause_unbuildable(error)).await;
+                return Box::pin(self.on_unbuildable(error)).await;
             }
         };
+        if call.kind() == CallKind::Charge
+            && let Some(action) = self.yield_test().await
+        {
+            discard(self.lane, reservation);
+            return action;
+        }
         if let Some(reason) = self.must_return_to_backlog(&call) {
             discard(self.lane, reservation);
             return self.return_to_backlog(reason).await;

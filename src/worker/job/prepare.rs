@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::{JobRun, LANE_PAUSED_DELAY, WaitCause};
 use crate::domain::disposition::{
-    AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, PreSend, SendObstacle, Transition,
-    before_request, review_unless_lookup,
+    AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, PreSend, Refusals, SendObstacle, Transition, before_request,
+    review_unless_lookup,
 };
 use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::{FinalState, NOT_SENT};
@@ -15,12 +15,11 @@ use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::Provider;
 use crate::domain::sum::{SentSum, UnsupportedSum};
 use crate::domain::wait_reason::{Wait, WaitReason};
-use crate::fleet::report::PauseCause;
 use crate::limiter::gate::EgressRule;
 use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
 use crate::queue::DELAY_STEPS;
 use crate::worker::intake::DeliveryAction;
-use crate::worker::log_throttle::{log_fault, pause_for_fault};
+use crate::worker::log_throttle::pause_for_fault;
 
 /// The one request that a job is claimed for.
 pub(super) enum ProviderCall {
@@ -141,16 +140,14 @@ impl JobRun<'_> {
         }
     }
 
-    /// Pauses the lane for a fault of its row, its secrets or its process.
-    pub(super) async fn pause_unbuildable(&self, error: FreezeError) -> DeliveryAction {
+    /// Delays a job for a fault of its row or its secrets, and pauses the lane for one of its process.
+    pub(super) async fn on_unbuildable(&self, error: FreezeError) -> DeliveryAction {
         let fault = LocalFault::from(error);
         if !matches!(fault, LocalFault::Unbuildable(_)) {
             pause_for_fault(self.lane, LOCAL_FAULT_PAUSE, &fault);
             return self.delay(LANE_PAUSED_DELAY, WaitCause::new(NOT_SENT, fault.wait())).await;
         }
-        self.lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, fault.wait());
-        log_fault(self.lane, &fault, "lane paused: the request cannot be built from the provider row");
-        self.delay(MISCONFIGURED_PAUSE, WaitCause::new("misconfigured", fault.wait())).await
+        self.delay_unbuildable(fault).await
     }
 
     /// History of the job until now, for the decision tables.
@@ -168,6 +165,7 @@ impl JobRun<'_> {
             throttle_generation: 1,
             lost_holders: claimed.lost_holders,
             probe: false,
+            refusals: Refusals::default(),
         }
     }
 }

@@ -12,10 +12,10 @@ use tracing::Instrument as _;
 use super::JobRun;
 use super::commit::AttemptResult;
 use super::prepare::ProviderCall;
-use crate::domain::account_faults::FaultScope;
+use crate::domain::account_faults::{FaultScope, SetupSign};
 use crate::domain::breaker::BreakerTransition;
 use crate::domain::disposition::lookup::after_lookup;
-use crate::domain::disposition::{AttemptHistory, PauseRequest, Transition, after_outcome};
+use crate::domain::disposition::{AttemptHistory, PauseRequest, Refusals, Transition, after_outcome};
 use crate::domain::job::{Job, JobField};
 use crate::domain::outcome::{
     FinalState, LookupResult, Outcome, Refusal, Transmission, UnknownCause, redacted_reference_note,
@@ -156,11 +156,13 @@ impl JobRun<'_> {
                 drop(started);
                 let change = lane.control.observe(&self.job.id, &answer.outcome, began, rand::random());
                 record_breaker_transition(lane, change, &answer.outcome);
-                let trouble = lane.control.judge_refusal(self.job.account.as_ref(), &answer.outcome, began);
+                let trouble = lane.control.judge_refusal(&self.job, &answer.outcome, began);
                 let passed = answer.outcome.passed_rate_limit();
+                let is_refused = SetupSign::from_outcome(&answer.outcome) == Some(SetupSign::Misconfigured);
                 let history = AttemptHistory {
                     throttle_generation: throttle_generation(lane, CallKind::Charge, began, passed),
                     probe: permission.is_probe(),
+                    refusals: if is_refused { self.count_refusal().await } else { Refusals::default() },
                     ..self.attempt_history()
                 };
                 let response = self.redact(answer, Outcome::redact);
@@ -215,11 +217,16 @@ impl JobRun<'_> {
         if matches!(refusal, Some(Refusal::Throttled { .. })) {
             self.lane.meter.record_throttle();
         }
-        let misconfigured = matches!(refusal, Some(Refusal::Misconfigured { .. }));
-        let by = if misconfigured { PauseCause::Setup } else { PauseCause::Provider };
-        // Where only its account is refused, the lane goes on.
-        let is_accounts = matches!(trouble, Some(FaultScope::Account { .. }));
-        let pause = disposition.pause.take().filter(|_| !(misconfigured && is_accounts));
+        let is_refused = SetupSign::from_outcome(&outcome) == Some(SetupSign::Misconfigured);
+        let by = if is_refused { PauseCause::Setup } else { PauseCause::Provider };
+        let pause = match disposition.pause.take() {
+            // Where only its account or itself is refused, the lane goes on.
+            Some(_) if is_refused && trouble != Some(FaultScope::Lane) => None,
+            Some(PauseRequest::Lane { wait, cause }) if is_refused => {
+                Some(PauseRequest::Lane { wait, cause: self.naming_this_payment(cause) })
+            }
+            pause => pause,
+        };
         apply_pause(self.lane, pause, by, CallKind::Charge, history.throttle_generation);
         let deduplicates = policy.idempotency_retention.is_some();
         if let (Outcome::Unconfirmed { refusal, status }, Some(watch), true) = (&outcome, watch, deduplicates) {
@@ -230,6 +237,9 @@ impl JobRun<'_> {
             outcome = judge(*refusal, *status, deduplicates, evidence);
             disposition = after_outcome(&outcome, &history, &policy, rand::random());
             disposition.transition.shorten(answered.elapsed());
+        }
+        if SetupSign::from_outcome(&outcome) == Some(SetupSign::Misconfigured) {
+            self.report_refusal(&disposition.transition);
         }
         let (code, detail) = (outcome.code(), outcome.detail());
         let end = AttemptEnd { number, outcome: code, status, detail, counts: disposition.counts_attempt };

@@ -265,19 +265,22 @@ async fn persistently_busy_object_backs_off() {
     );
 }
 
-/// 401: the worker's credentials are wrong, so the lane pauses before it declines a whole billing day.
+/// 401 for each payment: the worker's credentials are wrong, so the lane pauses before it declines a whole billing day.
 #[tokio::test]
 async fn unauthorized_pauses_the_lane_until_fixed() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
-    bench.script.plan("first", [Act::Answer(Outcome::Misconfigured { status: 401 })]);
-    bench.pay("acme", "first").await;
-    let first = bench.until_delayed("first", "401").await;
-    assert_eq!((first.state.as_str(), first.attempts), ("waiting", 0));
-    assert_eq!(bench.attempts("first").await, [("misconfigured".to_owned(), false)]);
+    let first = ["first-0", "first-1", "first-2", "first-3", "first-4"];
+    for id in first {
+        bench.script.plan(id, [Act::Answer(Outcome::Misconfigured { status: 401 })]);
+        bench.pay("acme", id).await;
+        let job = bench.until_delayed(id, "401").await;
+        assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+        assert_eq!(bench.attempts(id).await, [("misconfigured".to_owned(), false)]);
+    }
     bench.pay("acme", "second").await;
     bench.pay("bolt", "other").await;
     bench.until_state("other", "succeeded").await;
-    assert_eq!(bench.script.order(), ["first", "other"], "a paused lane sent a request");
+    assert_eq!(bench.script.order(), [&first[..], &["other"]].concat(), "a paused lane sent a request");
     let mended = serde_json::Map::from_iter([("authorization".to_owned(), "new".into())]);
     bench.apply(&[ProviderRow { headers: mended, ..row("acme") }]).await;
     bench.until_state("second", "succeeded").await;

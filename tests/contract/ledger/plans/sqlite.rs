@@ -13,7 +13,7 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// Tables that may be scanned in full: small ones, and rows that a statement made itself.
-const SMALL: [&str; 47] = [
+const SMALL: [&str; 48] = [
     "json_each",
     "held",
     "names",
@@ -58,6 +58,7 @@ const SMALL: [&str; 47] = [
     "sampled",
     "decision_batches",
     "decision_batch_refusals",
+    "payment_refusals",
     "batch",
     "turn",
     "old",

@@ -2,7 +2,7 @@
 //! message.
 
 use sluicegate::domain::backoff::{LookupPolicy, RetryPolicy};
-use sluicegate::domain::disposition::{AttemptHistory, PreSend, Resend, before_request};
+use sluicegate::domain::disposition::{AttemptHistory, PreSend, Refusals, Resend, before_request};
 use sluicegate::ledger::LookupEnd;
 use sluicegate::ledger::copies::{DeliveredCopy, ReturnPlan};
 use sluicegate::ledger::operator::Actor;
@@ -110,6 +110,7 @@ async fn due_lookups_follow_the_lookup_rule(kind: Kind) {
             lost_holders: claimed.lost_holders,
             throttle_generation: 1,
             probe: false,
+            refusals: Refusals::default(),
         };
         match before_request(&history, &DEDUPLICATES, None) {
             PreSend::LookUp => by_rule.push(id),
