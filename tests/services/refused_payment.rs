@@ -1,17 +1,18 @@
-//! One payment without an account whose address the provider does not know (404), among a hundred good ones.
+//! One payment without an account whose payer the provider does not know (404), among a hundred good ones.
 //!
 //! Real backends, two workers.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sluicegate::provider::simulated::FakeOptions;
+use sluicegate::provider::simulated::{AccountStatus, FakeOptions};
 
 use crate::stand::Stand;
 
 const GOOD: u64 = 100;
-/// The address names the payment's reference. The strict provider has no page below `/_`.
-const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}/${job:reference}\"\nrequire = [\"reference\"]\n\
+/// The payments have no account here; at the provider, the reference is the account that is charged.
+const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\n[provider.request]\n\
+    template = { id = \"${id}\", amount = \"${amount}\", currency = \"${currency}\", account = \"${reference}\" }\n\
     [[provider.limit]]\nname = \"all\"\nmax_requests = 50\nwindow_ms = 1000\n";
 
 fn job(id: String, reference: &str) -> Value {
@@ -27,10 +28,11 @@ fn done(count: u64) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_payment_stops_no_other() {
     let mut stand = Stand::start();
-    stand.add_provider("acme", FakeOptions::default()).await;
+    let account_statuses = vec![AccountStatus { account: "gone".to_owned(), status: 404 }];
+    stand.add_provider("acme", FakeOptions { account_statuses, ..FakeOptions::default() }).await;
     stand.apply(ROWS);
-    let bad = job("bad".to_owned(), "_gone");
-    let good = (0..GOOD).map(|number| job(format!("good-{number}"), "charges"));
+    let bad = job("bad".to_owned(), "gone");
+    let good = (0..GOOD).map(|number| job(format!("good-{number}"), "shop"));
     let messages: Vec<_> = std::iter::once(bad).chain(good).collect();
     assert_eq!(stand.publish(&messages), messages.len());
     stand.add_worker();
@@ -43,7 +45,7 @@ async fn refused_payment_stops_no_other() {
     let explained = stand.sluicegate(&["jobs", "explain", "bad"]);
     assert!(explained.contains("provider answered 404"), "{explained}");
     for (round, refusals) in [(1, 2), (2, 3)] {
-        assert_eq!(stand.publish(&[job(format!("between-{round}"), "charges")]), 1);
+        assert_eq!(stand.publish(&[job(format!("between-{round}"), "shop")]), 1);
         stand.await_count(&done(GOOD + round), 1);
         let attempts = "SELECT count(*) FROM attempts WHERE job_id = 'bad' AND outcome = 'misconfigured'";
         stand.await_that(Duration::from_secs(120), || stand.count(attempts) == refusals);
