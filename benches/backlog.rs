@@ -89,6 +89,7 @@ async fn measure(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         flow_max: 8,
         except: Vec::new(),
         class_max: FlowClass::LAST,
+        cost_below: None,
         order: JobOrder::None,
     };
     let request = BacklogClaimRequest { lane: &lane, owner: "bench", lease: Duration::from_secs(60), bounds: &bounds };

@@ -4,7 +4,6 @@
 //! [`provider`]. The rules are in [`domain`], which depends on no other module. [`app`] wires everything.
 //! `docs/architecture.md` is the map.
 
-pub mod amount;
 pub mod app;
 pub mod batcher;
 pub mod cli;

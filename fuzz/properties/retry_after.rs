@@ -1,4 +1,4 @@
-//! The Retry-After parser: the longest wait that is named, within its bound, and none where none is named.
+//! The Retry-After parser: the longest wait that is named, within its bound, and zero for a wait that cannot be read.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,8 +26,8 @@ pub fn holds(bytes: &[u8]) {
             let meant = text.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs).min(RETRY_AFTER_MAX);
             assert_eq!((wait, read(None, std::slice::from_ref(value))), (Some(meant), Some(meant)));
         }
-        // A value that is no text names no wait.
-        assert!(value.to_str().is_ok() || wait.is_none());
+        // A value that is no text names no wait that can be read.
+        assert!(wait.is_some() && (value.to_str().is_ok() || wait.is_some_and(|wait| wait.is_zero())));
     }
 }
 

@@ -57,7 +57,7 @@ CREATE TABLE providers (
         CONSTRAINT require_is_a_list_of_account_and_reference
             CHECK (jsonb_typeof(require) = 'array' AND require <@ '["account", "reference"]'),
     -- How the provider counts money. NULL: every currency, as ISO 4217 counts it.
-    currencies jsonb CONSTRAINT currencies_is_a_list_of_iso_4217_codes
+    currencies jsonb CONSTRAINT currencies_is_a_list_of_currency_codes
         CHECK (jsonb_typeof(currencies) = 'array' AND currencies <> '[]' AND NOT jsonb_path_exists(
             currencies, '$[*] ? (!(@.type() == "string" && @ like_regex "^[A-Z]{3}$"))')),
     decimals jsonb CONSTRAINT decimals_is_an_object_of_digits

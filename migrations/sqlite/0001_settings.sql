@@ -60,7 +60,7 @@ CREATE TABLE providers (
                 AND replace(replace(replace(replace(replace(json(require), '"account"', ''), '"reference"', ''), ',', ''),
                     '[', ''), ']', '') = ''),
     -- How the provider counts money. NULL: every currency, as ISO 4217 counts it.
-    currencies TEXT CONSTRAINT currencies_is_a_list_of_iso_4217_codes
+    currencies TEXT CONSTRAINT currencies_is_a_list_of_currency_codes
         CHECK (currencies IS NULL OR (json_valid(currencies) AND json_type(currencies) = 'array')),
     decimals TEXT CONSTRAINT decimals_is_an_object_of_digits
         CHECK (decimals IS NULL OR (json_valid(decimals) AND json_type(decimals) = 'object')),

@@ -1,9 +1,11 @@
 //! Business rules as values and functions: jobs, limits, outcomes, and the decisions that follow from them.
 //!
-//! This module uses no clock, randomness, I/O or serialisation. Beside `std` and the derive of `thiserror`, four files use one pure part of a crate
-//! each: a schedule ([`backoff`]), the calendar ([`format`] and [`cutoff`]) and Base64 ([`sensitive::secret`]). Time and random fractions are arguments, so each rule can be tested as a table.
+//! This module uses no clock, randomness, I/O or serialisation. Beside `std` and the derive of `thiserror`, five files use one pure part of a
+//! crate each: a schedule ([`backoff`]), currencies ([`amount`]), the calendar ([`format`] and [`cutoff`]) and Base64
+//! ([`sensitive::secret`]). Time and random fractions are arguments, so each rule can be tested as a table.
 
 pub mod account_faults;
+pub mod amount;
 pub mod backoff;
 pub mod breaker;
 pub mod clear_time;

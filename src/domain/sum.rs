@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::amount::{decimal_text, iso_decimals, rescale};
 use super::job::{InvalidReason, Job};
-use crate::amount::{decimal_text, iso_decimals, rescale};
 
 /// Most digits after the point that a row may set.
 pub const DECIMALS_MAX: u8 = 6;

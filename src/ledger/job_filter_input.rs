@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use crate::amount::minor_amount;
+use crate::domain::amount::minor_amount;
 use crate::domain::job::Identifier;
 use crate::domain::job_filter::{JobFilter, Range, ReasonFilter, STATES, is_instant};
 use crate::domain::provider::ProviderName;

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use serde_json::json;
 
-use crate::amount::decimal_amount;
+use crate::domain::amount::decimal_amount;
 use crate::domain::job::JobId;
 use crate::domain::job_filter::{JobFilter, is_finished};
 use crate::domain::names::named_enum;

@@ -1,7 +1,7 @@
 //! A provider's row that no worker can start with, and what is in force meanwhile.
 //!
-//! The row is invalid, or an invalid row of its quota may hold limits that nobody knows. Workers that knew a valid row keep
-//! it, so what is in force follows from their reports.
+//! The row is invalid, or an invalid row of its quota may hold limits that no worker knows. Workers that loaded a valid row
+//! keep it, so what is in force follows from their reports.
 
 use std::fmt;
 use std::time::Duration;

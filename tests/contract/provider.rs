@@ -5,6 +5,7 @@ mod answers;
 mod connections;
 mod expansion;
 mod fake;
+mod header_names;
 mod raw;
 mod secrets;
 mod stray_responses;
@@ -316,40 +317,6 @@ async fn the_same_bytes_are_sent_every_time() {
     assert!(text.starts_with("POST /v1/charges?expand=1 HTTP/1.1\r\n") && text.ends_with(body), "{text}");
     for header in ["Idempotency-Key: key-9", "Content-Type: application/json"] {
         assert!(text.contains(&format!("\r\n{header}\r\n")), "{text}");
-    }
-}
-
-/// Names of a request's headers, as they were on the wire.
-fn header_names(request: &[u8]) -> Vec<String> {
-    let text = String::from_utf8_lossy(request);
-    let head = text.split("\r\n\r\n").next().unwrap();
-    let mut names: Vec<String> = head.lines().skip(1).map(|line| line.split(':').next().unwrap().to_owned()).collect();
-    names.sort();
-    names
-}
-
-/// Some servers compare header names with regard to case, and would not deduplicate by another spelling.
-#[tokio::test]
-async fn header_names_are_in_title_case_or_as_the_row_spells() {
-    let usual = ["Accept", "Content-Length", "Content-Type", "Host", "User-Agent"];
-    let of_row = ["authorization", "X-API-Key", "Prefer"].map(|name| (name.to_owned(), "one".to_owned()));
-    for (key_header, headers, added) in [
-        (None, BTreeMap::new(), vec!["Idempotency-Key"]),
-        (Some("PayPal-Request-Id"), of_row.into(), vec!["PayPal-Request-Id", "Prefer", "X-API-Key", "authorization"]),
-    ] {
-        let server = RawServer::start(vec![Then::ok()]).await;
-        let request = RequestShape { key_header: key_header.map(str::to_owned), ..RequestShape::default() };
-        let provider = provider(&Provider { request, headers, ..row(&server.url()) });
-        // The second request is on the same connection.
-        for id in ["pay-1", "pay-2"] {
-            charge(&provider, &job(id)).await;
-        }
-        let mut wanted = [usual.to_vec(), added].concat();
-        wanted.sort_unstable();
-        assert_eq!(server.connections(), 1);
-        for request in server.requests() {
-            assert_eq!(header_names(&request), wanted);
-        }
     }
 }
 

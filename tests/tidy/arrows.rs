@@ -24,7 +24,8 @@ const DRIVERS: [(&str, &[&str]); 5] = [
     ("axum", &["ops/", "provider/simulated"]),
 ];
 /// Crates of which the named files of `domain` use a pure part. All files may derive errors by `thiserror`.
-const PURE: [(&str, &str); 4] = [
+const PURE: [(&str, &str); 5] = [
+    ("iso_currency", "src/domain/amount.rs"),
     ("backoff", "src/domain/backoff.rs"),
     ("base64", "src/domain/sensitive/secret.rs"),
     ("jiff", "src/domain/cutoff.rs"),

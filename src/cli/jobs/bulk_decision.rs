@@ -7,12 +7,12 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::amount::display_amount;
 use crate::cli::console::group_thousands;
 use crate::cli::jobs::actor;
 use crate::cli::jobs::report::DecisionReport;
 use crate::cli::jobs::unseen::UNKNOWN_JOB;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
+use crate::domain::amount::display_amount;
 use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;

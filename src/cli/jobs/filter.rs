@@ -1,8 +1,8 @@
 //! The filter of a list as flags, the same for `jobs list` and `dlq list`, and the exports and totals of both.
 
-use crate::amount::display_amount;
 use crate::cli::console::group_thousands;
 use crate::cli::{CommandContext, CommandError, Exit};
+use crate::domain::amount::display_amount;
 use crate::domain::format::count;
 use crate::domain::job_filter::JobFilter;
 use crate::ledger::job_filter_input::RawJobFilter;

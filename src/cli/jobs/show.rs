@@ -5,12 +5,12 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 
-use crate::amount::display_amount;
 use crate::cli::console::TableShape;
 use crate::cli::jobs::filter::{FilterArgs, parse_format};
 use crate::cli::jobs::{filter, parse_id};
 use crate::cli::provider::unknown_provider;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
+use crate::domain::amount::display_amount;
 use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;

@@ -259,14 +259,16 @@ mod tests {
     #[test]
     fn zero_retry_after_of_finding_is_ignored() {
         let get = |finding: &LookupResult| after_lookup(finding, &asked(1, 0), &policy(false), 1.0);
-        let pairs = [
-            |retry_after| LookupResult::Throttled { retry_after },
-            |retry_after| LookupResult::Busy { retry_after },
-            |retry_after| LookupResult::Unknown { cause: UnknownCause::ServerError(503), retry_after },
-        ];
+        let pairs =
+            [|retry_after| LookupResult::Throttled { retry_after }, |retry_after| LookupResult::Busy { retry_after }];
         for finding in pairs {
             assert_eq!(get(&finding(Some(Duration::ZERO))), get(&finding(None)), "{:?}", finding(None));
         }
+        // A 503 that names a wait, however it is written, asks the lane to wait.
+        let unavailable = LookupResult::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(secs(0)) };
+        let disposition = get(&unavailable);
+        assert_eq!(outcome(&disposition), Err(1));
+        assert!(matches!(disposition.pause, Some(PauseRequest::Lane { wait, .. }) if wait == secs(1)));
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl RowValidator {
     }
 
     /// Checks a rule that is a limit of its own, because the row enforces no account limit. Numbers of requests in flight
-    /// may be meant for a disabled limit, but else have none.
+    /// may belong to a disabled limit, and to nothing else.
     fn rule_limit(&mut self, own: LimitOverride, is_alone: bool, burst_is_wrong: bool) {
         if own.rate.is_at_once() && !is_alone {
             return;

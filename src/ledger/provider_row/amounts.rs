@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::validate::RowValidator;
 use super::{Object, ProviderRow};
-use crate::amount::is_currency;
+use crate::domain::amount::is_currency;
 use crate::domain::sum::{AMOUNT_STEP_MAX, AmountRules, DECIMALS_MAX};
 
 impl RowValidator {

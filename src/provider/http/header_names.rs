@@ -1,4 +1,4 @@
-//! Spelling of header names on the wire: title case (`Idempotency-Key`), or the row's own (`PayPal-Request-Id`).
+//! Spelling of header names as they are sent: title case (`Idempotency-Key`), or the row's own (`PayPal-Request-Id`).
 //!
 //! HTTP compares names without regard to case, but some servers do not. hyper keeps names in small letters and can only
 //! write them in title case: its map of other spellings is private. So the row's spelling is restored in the bytes of

@@ -10,7 +10,7 @@ use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE};
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::amount::Decimal;
+use crate::domain::amount::Decimal;
 
 /// A whole JSON text.
 pub struct ResponseJson {

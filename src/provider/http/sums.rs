@@ -4,7 +4,7 @@
 //! `partial = "accept"`, a smaller sum is a success in part. An amount that is missing or cannot be read decides nothing.
 
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
-use crate::amount::{Decimal, decimal_text, iso_decimals, rescale};
+use crate::domain::amount::{Decimal, decimal_text, iso_decimals, rescale};
 use crate::domain::outcome::AMOUNT_DIFFERS;
 use crate::domain::response::{AmountUnit, PaymentIdentity, SumFields};
 

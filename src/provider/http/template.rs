@@ -11,7 +11,7 @@ use std::io;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::amount::Decimal;
+use crate::domain::amount::Decimal;
 use crate::domain::expansion::{BoundedBuffer, REQUEST_BODY_BYTES_MAX};
 use crate::domain::job::Job;
 use crate::domain::sum::SentSum;

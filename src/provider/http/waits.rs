@@ -12,7 +12,7 @@ use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 
 use super::classify::ProviderResponse;
 use super::response_json::FieldValue;
-use crate::amount::Decimal;
+use crate::domain::amount::Decimal;
 use crate::domain::response::{ResponseLocation, WaitField, WaitUnit};
 
 /// Longest wait that is returned. It keeps instants that are computed from it far from overflow; a policy may cap

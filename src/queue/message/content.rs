@@ -5,7 +5,7 @@
 //! together too.
 
 use super::{Json, Member};
-use crate::amount::Decimal;
+use crate::domain::amount::Decimal;
 use crate::domain::sensitive::secret::looks_secret;
 use crate::domain::sensitive::{
     CardNumbers, FieldMeaning, Sensitive, TextContext, are_alike, field_meaning, find_card_data, is_part,

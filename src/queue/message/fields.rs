@@ -11,7 +11,7 @@ use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use sha2::{Digest, Sha256};
 
 use super::{Json, Member, named};
-use crate::amount::{Decimal, is_currency};
+use crate::domain::amount::{Decimal, is_currency};
 use crate::domain::job::{
     COST_MAX, ContentHash, Identifier, InvalidMessage, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX,
 };

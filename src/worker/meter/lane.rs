@@ -353,9 +353,9 @@ mod tests {
         assert!(shown() < 20, "{}", shown());
         drop(lane.delivery_started(false));
         let rejected = || samples(&meter, "sluicegate_rejected_messages_total");
-        assert_eq!((rejected().len(), rejected().iter().filter(|line| line.ends_with("} 0")).count()), (15, 15));
+        assert_eq!((rejected().len(), rejected().iter().filter(|line| line.ends_with("} 0")).count()), (17, 17));
         lane.record_rejected(InvalidReason::BadAmount.code());
-        assert_eq!((rejected().len(), rejected().iter().filter(|line| line.ends_with("} 0")).count()), (15, 14));
+        assert_eq!((rejected().len(), rejected().iter().filter(|line| line.ends_with("} 0")).count()), (17, 16));
         for (name, count) in
             [("jobs_total", 6), ("permit_returned", 5), ("provider_requests", 7), ("hold_seconds_c", 1)]
         {

@@ -444,8 +444,7 @@ async fn settings_version_from_limiter_triggers_reload(kind: Kind) {
     gate.observe(version);
     let known = following.wait_for(|known| known.version > version).await.unwrap().clone();
     assert_eq!((known.version, known.providers.len()), (version + 6, 2));
-    // A worker without gates continues to poll.
-    drop(gate);
+    drop(gate); // A worker without gates continues to poll.
     stop.cancel();
     watch.await.unwrap();
 }
