@@ -102,7 +102,7 @@ local function usages(keys, args)
   local m, s, known_text = kept[1], kept[2], kept[3]
   if not m or not s or not known_text then return {} end
   -- A clock that went back counts as standing still.
-  local _, _, _, born, warm, last, _, paused, resumed = decode(HEAD, m)
+  local _, _, born, warm, last, _, paused, resumed = decode(HEAD, m)
   local now = max(clock, last)
   -- The earliest start: later if the state is cold, or the provider named a wait that no operator has lifted.
   local from = max(now, warm, resumed == words[2] + 0 and paused or 0)

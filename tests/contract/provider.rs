@@ -10,7 +10,6 @@ mod raw;
 mod secrets;
 mod stray_responses;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sluicegate::domain::backoff::BackoffPolicy;
@@ -340,7 +339,7 @@ async fn row_defines_request_and_response_mapping() {
     };
     assert_eq!(send_one(&row).await.outcome, Outcome::Accepted { reference: Some("77".to_owned()) });
     let text = String::from_utf8(server.requests()[0].clone()).unwrap();
-    assert!(text.starts_with("PUT / ") && text.contains("\r\nx-request-id: pay-1\r\n"), "{text}");
+    assert!(text.starts_with("PUT / ") && text.contains("\r\nX-Request-Id: pay-1\r\n"), "{text}");
     assert!(text.ends_with("amount=1299&metadata%5Bjob%5D=pay-1&source=tok_1"), "{text}");
 }
 

@@ -67,7 +67,7 @@ async fn single_use_connections_send_connection_close() {
     let single = Provider { reuse_connections: Some(false), ..row(&server.url()) };
     outcomes(&single, 2).await;
     let requests = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap());
-    let announced = requests.filter(|request| request.contains("\r\nconnection: close\r\n")).count();
+    let announced = requests.filter(|request| request.contains("\r\nConnection: close\r\n")).count();
     assert_eq!((announced, server.connections()), (2, 2));
 }
 
