@@ -134,6 +134,8 @@ pub(crate) struct GateCore<T> {
     history: HistoryStock,
     /// Our settings are older than the store's.
     stale: bool,
+    /// The store's state is to be reset, and the call for that need not be made at once.
+    may_delay_reset: bool,
     store: StoreChecks,
     notices: Vec<Notice>,
 }
@@ -165,6 +167,7 @@ impl<T: Ticket> GateCore<T> {
             cold: None,
             history: HistoryStock::default(),
             stale: false,
+            may_delay_reset: false,
             store: StoreChecks::new(now),
             notices: Vec::new(),
         }
@@ -343,7 +346,7 @@ impl<T: Ticket> GateCore<T> {
         let ready_at = may_ask.then(|| self.queue.next_ready_at(&self.kind_blocks, now)).flatten();
         let wants = ready_at.map(|ready_at| ready_at.max(self.call_at));
         // With older settings than the store's a call has no effect, however urgent it is.
-        let urgent_at = if self.stale { self.call_at } else { now };
+        let urgent_at = if self.stale || self.may_delay_reset { self.call_at } else { now };
         let pause = self.pause_until.map(|_| urgent_at);
         let distrust = self.store.invalidate_epoch().map(|_| urgent_at);
         let idle = self.replied_at + IDLE_MAX;

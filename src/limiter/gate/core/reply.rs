@@ -134,6 +134,7 @@ impl<T: Ticket> GateCore<T> {
         self.call_at = arrived.max(outgoing.next_call_at(reply));
         self.replied_at = arrived;
         self.persist_window.record_call(arrived.saturating_duration_since(outgoing.sent_at));
+        self.may_delay_reset = false;
         if self.state_epoch.replace(reply.state_epoch).is_some_and(|before| before != reply.state_epoch) {
             let paused_until = self.sent_pause_until.filter(|until| *until > arrived);
             self.pause_until = self.pause_until.max(paused_until);
@@ -174,7 +175,7 @@ impl<T: Ticket> GateCore<T> {
         self.release_at = (!self.releases.is_empty()).then(|| arrived + STALE_PAUSE);
         let is_plausible = theirs.saturating_sub(ours) <= VERSION_AHEAD_MAX;
         if !is_plausible {
-            self.reset_state(reply, Notice::StateReset(IMPLAUSIBLE_VERSION));
+            self.reset_state(reply, arrived, Notice::StateReset(IMPLAUSIBLE_VERSION));
         } else if !self.stale {
             self.notices.push(Notice::NewerSettings { ours, theirs });
         }

@@ -213,7 +213,7 @@ impl<T: Ticket> GateCore<T> {
         } else {
             return false;
         };
-        self.reset_state(reply, notice);
+        self.reset_state(reply, arrived, notice);
         self.repeat_pause(outgoing);
         true
     }
@@ -230,9 +230,11 @@ impl<T: Ticket> GateCore<T> {
         true
     }
 
-    /// Has the state reset with the next call.
-    pub(super) fn reset_state(&mut self, reply: &LimiterReply, notice: Notice) {
+    /// Has the state reset with the next call, after a delay: another version's functions may ignore it for ever.
+    pub(super) fn reset_state(&mut self, reply: &LimiterReply, arrived: Instant, notice: Notice) {
         self.store.invalidate(reply.state_epoch);
+        self.may_delay_reset = true;
+        self.block_until_retry(QueueBlock::new(BlockReason::Cold, arrived + STALE_PAUSE, false, arrived));
         self.notices.push(notice);
     }
 
