@@ -248,14 +248,10 @@ fn before_request_table_matches_the_code() {
         let forgotten = AttemptHistory { first_sent_age: Some(DAY / 2), ..usual };
         let exhausted = AttemptHistory { attempts: 3, ..usual };
         let lost = AttemptHistory { lost_holders: LOST_HOLDERS_MAX, ..usual };
+        let refused = SendObstacle::of(true, true, UNSUPPORTED);
         let situations = [
-            (
-                "5 workers in a row lost the job before a request began",
-                lost,
-                Some(DAY),
-                SendObstacle::of(true, true, UNSUPPORTED),
-            ),
-            ("a rule `refuse` is set for its account", usual, Some(DAY), SendObstacle::of(true, true, UNSUPPORTED)),
+            ("5 workers in a row lost the job before a request began", lost, Some(DAY), refused),
+            ("a rule `refuse` is set for its account", usual, Some(DAY), refused),
             ("`expires_at` has passed", usual, Some(DAY), SendObstacle::of(false, true, UNSUPPORTED)),
             ("its row cannot express its sum any more", usual, Some(DAY), SendObstacle::of(false, false, UNSUPPORTED)),
             ("older than `max_age_s`", AttemptHistory { age: HOUR + second, ..usual }, Some(DAY), None),
