@@ -35,7 +35,7 @@ fn reject_sensitive(text: &str, cards: CardNumbers) -> Result<(), String> {
 /// When the charge cannot be stored, or the resolution takes none.
 pub fn with_charge(resolution: JobResolution, charge: Charge, cards: CardNumbers) -> Result<JobResolution, String> {
     if !matches!(resolution, JobResolution::Succeeded(_)) {
-        let none = |field: &str| Err(format!("`{field}`: only a payment that `succeeded` has one: leave it out"));
+        let none = |field: &str| Err(format!("{field}: only a payment that `succeeded` has one: leave it out"));
         return match charge {
             Charge { reference: Some(_), .. } => none("reference"),
             Charge { amount: Some(_), .. } => none("amount"),
@@ -43,10 +43,10 @@ pub fn with_charge(resolution: JobResolution, charge: Charge, cards: CardNumbers
         };
     }
     if charge.amount.is_some_and(|amount| amount < 1) {
-        return Err("`amount`: must be a whole number above 0, in minor units (12.99 EUR is 1299)".to_owned());
+        return Err("amount: must be a whole number above 0, in minor units (12.99 EUR is 1299)".to_owned());
     }
     if let Some(text) = &charge.reference {
-        check_reference(text, cards).map_err(|problem| format!("`reference`: {problem}"))?;
+        check_reference(text, cards).map_err(|problem| format!("reference: {problem}"))?;
     }
     Ok(JobResolution::Succeeded(charge))
 }
@@ -79,7 +79,7 @@ mod tests {
         let paid = |amount| Charge { reference: None, amount: Some(amount) };
         let resolved = |amount| with(JobResolution::Succeeded(Charge::default()), paid(amount));
         assert_eq!(resolved(500), Ok(JobResolution::Succeeded(paid(500))));
-        assert!(resolved(0).unwrap_err().starts_with("`amount`: must be a whole number above 0"));
+        assert!(resolved(0).unwrap_err().starts_with("amount: must be a whole number above 0"));
         for (text, words) in [(" ", "is empty"), ("ch\n1", "control characters"), (&"x".repeat(256), "at most 255")] {
             assert!(succeeded(text).unwrap_err().contains(words), "{text:?}");
         }

@@ -91,7 +91,8 @@ pub async fn resolve(
     }
     let resolution = kind
         .resolution(Charge { reference, amount }, ops.operator_context.card_numbers)
-        .map_err(ApiError::bad_request)?;
+        // It begins with the field, which errors of the API quote.
+        .map_err(|why| ApiError::bad_request(format!("`{}", why.replacen(':', "`:", 1))))?;
     apply_resolution(&ops.operator_context, id, resolution, actor(&caller, why)?).await
 }
 
