@@ -28,9 +28,9 @@ fn job(expires_in: Duration) -> String {
 /// If no other response followed until the deadline, the refusal counts as what it says.
 #[tokio::test]
 async fn refused_payment_expires_after_its_deadline() {
-    let bench = Bench::open(&[with_timeout(500)]).await;
+    let bench = Bench::open(&[with_timeout(4_000)]).await;
     bench.script.plan("job", [throttled_on_used_connection(Duration::from_millis(100))]);
-    bench.publish("acme", &job(Duration::from_millis(300))).await;
+    bench.publish("acme", &job(Duration::from_secs(3))).await;
     let job = bench.until_state("job", "expired").await;
     assert_eq!((job.attempts, bench.script.sent().len()), (0, 1), "{job:?}");
 }
