@@ -34,7 +34,7 @@ fn counts(all: u32, alone: u32) -> Option<Refusals> {
 async fn refusals_count_alone_only_with_a_pass_between(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.ends("before", None, "accepted").await;
-    let bad = job("bad");
+    let bad = Job { account: None, ..job("bad") };
     let hold = fixture.take(&bad).await.lease;
     assert_eq!(fixture.refuse(&hold, 7).await, counts(1, 1));
     assert_eq!(fixture.refuse(&hold, 7).await, counts(2, 1), "nothing has passed since");
