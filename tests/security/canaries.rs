@@ -78,7 +78,7 @@ fn mistakes(deployment: &Deployment) {
         (with("SLUICEGATE_LIMITER__URL", redis), &["check"]),
         (good.clone(), &["enqueue", "--provider", PROVIDER, "--file", bad]),
         // The worker's role lacks this right.
-        (worker, &["provider", "pause", PROVIDER]),
+        (worker, &["jobs", "erase", "--account", "shop", "--because", "ticket 4711"]),
     ] {
         let output = deployment.run(&environment, args);
         assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));

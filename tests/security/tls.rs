@@ -46,7 +46,7 @@ async fn rabbitmq(port: u16, trusted: &Authorities) -> Attempt {
 }
 
 async fn redis(port: u16, trusted: &Authorities) -> Attempt {
-    let url = format!("rediss://sluicegate:{}@localhost:{port}", password(">PASSWORD"));
+    let url = format!("rediss://sluicegate:{}@localhost:{port}", password("#PASSWORD-SHA256"));
     let limiter = RedisLimiter::new(&url, "sluicegate").unwrap().with_authorities(trusted).unwrap();
     limiter.ping().await.map(drop).map_err(|error| error.to_string())
 }
