@@ -122,6 +122,7 @@ fn honest() -> Evidence {
     let effect = |id: &str, amount, count| Effect {
         id: id.to_owned(),
         amount,
+        charged: None,
         currency: "EUR".to_owned(),
         account: None,
         key: None,
