@@ -147,7 +147,8 @@ pub fn role_names() -> String {
 /// Validates all keys about people; `None` if one has a problem.
 pub fn validate(keys: &mut KeyValidator<'_>) -> Option<PeopleConfig> {
     let token_role = keys.choice("ops.token_role", &Role::ALL.map(|role| (role.name(), role)));
-    let (tokens, proxy) = (validate_tokens(keys), validate_proxy(keys));
+    let tokens = validate_tokens(keys);
+    let proxy = validate_proxy(keys);
     Some(PeopleConfig { tokens: tokens?, proxy: proxy?, token_role: TokenRole(token_role?) })
 }
 

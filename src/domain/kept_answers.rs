@@ -136,7 +136,8 @@ impl KeptAnswers {
     /// Keeps an answer whose first write was refused.
     pub fn keep(&mut self, now: Duration) -> Ticket {
         let ticket = Ticket(self.number());
-        let (accepted_before, retry_at) = (self.accepted, now + RETRIES.delay(1, RETRY_FRACTION));
+        let accepted_before = self.accepted;
+        let retry_at = now + RETRIES.delay(1, RETRY_FRACTION);
         let stage = KeptStage::Retried;
         self.kept.insert(ticket, Kept { tries: 1, refusals: 1, accepted_before, retry_at, stage });
         if self.probe.take().is_some() {
