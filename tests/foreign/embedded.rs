@@ -103,14 +103,15 @@ impl Embedded {
         }
     }
 
-    /// Waits until this many jobs are `succeeded`, `declined` or in `review`. Returns the number of each.
+    /// Waits until this many jobs are `succeeded`, `declined`, `expired` or in `review`. Returns the number of each.
     pub async fn await_finished(&self, jobs: u64) -> BTreeMap<String, u64> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let states: Vec<(String, i64)> = self.rows("SELECT state, count(*) FROM jobs GROUP BY state").await;
             let states: BTreeMap<String, u64> =
                 states.into_iter().map(|(state, count)| (state, count.unsigned_abs())).collect();
-            let finished: u64 = ["succeeded", "declined", "review"].iter().filter_map(|state| states.get(*state)).sum();
+            let ended = ["succeeded", "declined", "expired", "review"];
+            let finished: u64 = ended.iter().filter_map(|state| states.get(*state)).sum();
             if finished >= jobs {
                 return states;
             }
