@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::plan::{Engine, Fault, Plan, Planned};
+use crate::plan::{Engine, Fault, Plan, Planned, WriteTrouble};
 use crate::provider::Trouble;
-use crate::records::Records;
-use crate::stand::Stand;
+use crate::records::{Call, Records};
+use crate::stand::{Stand, quota_key};
 use crate::watch::Watch;
 
 /// Events that faults are meant to provoke, by name, with how often they happened.
@@ -18,23 +18,27 @@ pub struct Coverage {
 }
 
 /// Phrases of the workers' logs, each of which shows one event.
-const PHRASES: [(&str, &str); 6] = [
+const PHRASES: [(&str, &str); 9] = [
     ("redelivery", "redelivered=true"),
     ("blocked connection", "broker blocks publishers"),
     ("broker connection lost", "broker connection lost"),
     ("limiter's clock stepped", "the limiter store's clock made a step"),
     ("limiter store replaced", "the limiter store was replaced"),
     ("ledger away", "backend unavailable, retrying"),
+    ("write refused: read-only", "SQLSTATE 25006"),
+    ("write refused: disk full", "SQLSTATE 53100"),
+    ("report not written", "failed to write this worker's report"),
 ];
 
 /// Queries of the ledger, each of which counts one event.
-const ROWS: [(&str, &str); 4] = [
+const ROWS: [(&str, &str); 5] = [
     (
         "lease takeover",
         "SELECT count(*) FROM attempts WHERE detail = 'a worker was lost while the request was in flight'",
     ),
     ("unknown outcome", "SELECT count(*) FROM attempts WHERE outcome = 'unknown'"),
     ("attempt surely not sent", "SELECT count(*) FROM attempts WHERE outcome = 'not_sent'"),
+    ("sum differs", "SELECT count(*) FROM attempts WHERE outcome = 'differs'"),
     ("review", "SELECT count(*) FROM jobs WHERE state = 'review'"),
 ];
 
@@ -48,8 +52,7 @@ pub fn sample_births(stand: &Stand, over: &AtomicBool) -> BTreeSet<(String, Vec<
         let Ok(mut connection) = client.get_connection_with_timeout(patience) else { continue };
         let _ = connection.set_read_timeout(Some(patience));
         for name in stand.providers.keys() {
-            let key = format!("sluicegate:{{{name}}}");
-            let state = redis::cmd("HGET").arg(key).arg("m").query::<Option<Vec<u8>>>(&mut connection);
+            let state = redis::cmd("HGET").arg(quota_key(name)).arg("m").query::<Option<Vec<u8>>>(&mut connection);
             if let Ok(Some(state)) = state {
                 births.insert((name.clone(), state[16..23].to_vec()));
             }
@@ -78,6 +81,9 @@ impl Coverage {
         counted.insert("same-key replay answered", calls().filter(|call| call.replayed).count() as u64);
         counted.insert("look-up", calls().filter(|call| call.is_look_up).count() as u64);
         counted.insert("request cut in the middle", calls().filter(|call| call.received_us.is_none()).count() as u64);
+        let is_not_found = |call: &&Call| call.status == Some(404) && !call.is_look_up;
+        counted.insert("404 to a charge", calls().filter(is_not_found).count() as u64);
+        counted.insert("approved in part", calls().filter(|call| call.approved_part.is_some()).count() as u64);
         counted.insert("409 in progress", of_status(409));
         counted.insert("429", of_status(429));
         counted.insert("declined", of_status(402));
@@ -95,32 +101,54 @@ impl Coverage {
 
 /// Events that a plan is certain to provoke while there is work.
 fn expected(plan: &Plan) -> Vec<&'static str> {
-    let has = |what: fn(&Fault) -> bool| plan.faults.iter().any(|planned| what(&planned.fault));
-    let roads = plan.faults.iter().filter(|planned| matches!(planned.fault, Fault::Road { .. })).count();
-    let forgetful = |fault: &Fault| matches!(fault, Fault::ForgetQuota | Fault::KillEngine(Engine::Redis));
-    let rows: [(&str, bool); 8] = [
-        ("cold start", has(forgetful)),
-        ("redelivery", has(|fault| matches!(fault, Fault::KillWorker { .. }))),
-        ("broker connection lost", has(|fault| matches!(fault, Fault::KillEngine(Engine::Rabbit)))),
-        ("blocked connection", has(|fault| matches!(fault, Fault::Alarm(_)))),
-        ("ledger away", has(|fault| matches!(fault, Fault::KillEngine(Engine::Postgres)))),
-        ("limiter store replaced", has(|fault| matches!(fault, Fault::KillEngine(Engine::Redis)))),
+    let number = |what: fn(&Planned) -> bool| plan.faults.iter().filter(|planned| what(planned)).count();
+    let has = |what: fn(&Planned) -> bool| number(what) > 0;
+    let roads = number(|planned| matches!(planned.fault, Fault::Road { .. }));
+    let forgets = has(|planned| matches!(planned.fault, Fault::ForgetQuota | Fault::KillEngine(Engine::Redis)));
+    // Before the first fault, the state may not have been sampled yet. After the last one, no job may need a new one.
+    let mut between = plan.faults.iter().take(plan.faults.len().saturating_sub(1)).skip(1);
+    let evicts = between.any(|planned| matches!(planned.fault, Fault::EvictQuota { .. }));
+    let rows: [(&str, bool); 10] = [
+        ("cold start", forgets || evicts),
+        ("redelivery", has(|planned| matches!(planned.fault, Fault::KillWorker { .. }))),
+        ("broker connection lost", has(|planned| matches!(planned.fault, Fault::KillEngine(Engine::Rabbit)))),
+        ("blocked connection", has(|planned| matches!(planned.fault, Fault::Alarm(_)))),
+        // Other troubles of writes are shorter than a statement may take, or meet a time without jobs.
+        ("ledger away", has(|planned| matches!(planned.fault, Fault::KillEngine(Engine::Postgres)))),
+        ("limiter store replaced", has(|planned| matches!(planned.fault, Fault::KillEngine(Engine::Redis)))),
+        // Even an idle worker writes its report every two seconds, and waits two seconds for that.
+        ("write refused: read-only", has(|planned| planned.fault == Fault::Writes(WriteTrouble::ReadOnly))),
+        ("report not written", has(holds_reports)),
         // A single network path may carry no traffic during its fault.
         ("connection in trouble", roads > 5),
         ("declined", true),
     ];
     let mut names: Vec<&str> = rows.into_iter().filter(|(_, expected)| *expected).map(|(name, _)| name).collect();
-    let answers_lost = |planned: &&Planned| {
-        matches!(
-            planned.fault,
-            Fault::Provider { trouble: Trouble::ResetAfter | Trouble::Silent | Trouble::Garbled, .. }
-        )
-    };
     // A single provider fault may meet no work, or only jobs that must not be sent again.
-    if plan.faults.iter().filter(answers_lost).count() > 5 {
+    if number(loses_answers) > 5 {
         names.extend(["unknown outcome", "same-key replay answered"]);
     }
+    if number(|planned| is_long(planned, Trouble::NotFound)) > 0 {
+        names.push("404 to a charge");
+    }
+    if number(|planned| is_long(planned, Trouble::Partial)) > 0 {
+        names.extend(["approved in part", "sum differs"]);
+    }
     names
+}
+
+fn holds_reports(planned: &Planned) -> bool {
+    planned.fault == Fault::Writes(WriteTrouble::MissingStandby) && planned.lasts >= Duration::from_secs(5)
+}
+
+fn loses_answers(planned: &Planned) -> bool {
+    let Fault::Provider { trouble, .. } = planned.fault else { return false };
+    matches!(trouble, Trouble::ResetAfter | Trouble::Silent | Trouble::Garbled)
+}
+
+fn is_long(planned: &Planned, which: Trouble) -> bool {
+    matches!(planned.fault, Fault::Provider { trouble, .. } if trouble == which)
+        && planned.lasts >= Duration::from_secs(1)
 }
 
 impl fmt::Display for Coverage {

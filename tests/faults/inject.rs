@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use crate::plan::{Alarm, Engine, Fault, PROVIDERS, Peer, Planned};
 use crate::provider::Trouble;
 use crate::proxy::{Road, Rules};
-use crate::stand::Stand;
+use crate::stand::{Stand, quota_key};
 use crate::support::clock::skewed_by;
+use crate::writes;
 
 /// Log text of a worker that the broker has notified of an alarm.
 const BLOCKED: &str = "broker blocks publishers";
@@ -92,9 +93,17 @@ pub fn happen(stand: &Stand, planned: &Planned, timeline: &Timeline) {
         }
         Fault::KillEngine(engine) => kill_engine(stand, engine, lasts),
         Fault::FreezeEngine(engine) => freeze_engine(stand, engine, lasts),
+        Fault::Writes(trouble) => {
+            let _held = held(&stand.postgres_lock);
+            writes::refuse(stand, trouble, lasts);
+        }
         Fault::ForgetQuota => {
             let _held = held(&stand.redis_lock);
             stand.redis.command::<String>("FLUSHALL");
+        }
+        Fault::EvictQuota { provider } => {
+            let _held = held(&stand.redis_lock);
+            stand.redis.command::<u64>(&format!("DEL {}", quota_key(PROVIDERS[provider])));
         }
         Fault::ForgetScripts => {
             let _held = held(&stand.redis_lock);

@@ -29,3 +29,4 @@ mod readouts;
 mod records;
 mod stand;
 mod watch;
+mod writes;

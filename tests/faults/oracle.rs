@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::records::{Call, FINAL, Records};
+use crate::records::{Call, FINAL, Records, Row};
 
 /// One violation that an oracle found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Violation {
 type Oracle = fn(&Records) -> Vec<String>;
 
 /// All oracles, in the order of the reports.
-pub const ORACLES: [(&str, Oracle); 7] = [
+pub const ORACLES: [(&str, Oracle); 8] = [
     ("O1 lost", lost),
     ("O2 double", double),
     ("O3 breach", breach),
@@ -25,6 +25,17 @@ pub const ORACLES: [(&str, Oracle); 7] = [
     ("O5 key misuse", key_misuse),
     ("O6 call after settled", after_finished),
     ("O7 ledger is not the provider", ledger_differs),
+    ("O8 needless review", needless_review),
+];
+
+/// Reasons for which an operator has to decide, whatever the provider does with a repeated key.
+const GOOD_REASONS: [&str; 4] = [
+    // The faults at the provider, or on the way to it, outlasted `max_attempts` requests.
+    "attempts made",
+    "the outcome is unknown after",
+    // A job that workers do not survive may be what kills them. In a large run the harness kills as often.
+    "workers in a row were lost while they held the job",
+    "its message reached the broker's delivery limit repeatedly",
 ];
 
 pub fn judge(records: &Records) -> Vec<Violation> {
@@ -159,9 +170,12 @@ fn ledger_differs(records: &Records) -> Vec<String> {
     let effects = records.effects();
     let mut found = Vec::new();
     for (id, row) in &records.ledger {
-        let charged = effects.contains_key(id.as_str());
+        let charges = effects.get(id.as_str());
+        let charged = charges.is_some();
+        let in_part = charges.is_some_and(|charges| approved_in_part(charges));
         match row.state.as_str() {
             "succeeded" if !charged => found.push(format!("{id}: succeeded, but was never charged ({})", row.reason)),
+            "succeeded" if in_part => found.push(format!("{id}: succeeded, but a smaller sum was charged")),
             "succeeded" | "review" | "unknown" | "sending" => {}
             state if charged => found.push(format!("{id}: charged, but the ledger has {state} ({})", row.reason)),
             _ => {}
@@ -181,6 +195,24 @@ fn ledger_differs(records: &Records) -> Vec<String> {
         }
     }
     found
+}
+
+/// Payments in review at a provider that deduplicates: a repeated request would have told the outcome. Those that were
+/// approved for a smaller sum are left out, by the provider's record alone.
+fn needless_review(records: &Records) -> Vec<String> {
+    let effects = records.effects();
+    let needless = |(id, row): (&String, &Row)| {
+        let deduplicates = records.providers.get(&row.provider).is_some_and(|record| record.deduplicates);
+        let in_part = effects.get(id.as_str()).is_some_and(|charges| approved_in_part(charges));
+        let has_reason = in_part || GOOD_REASONS.iter().any(|reason| row.reason.contains(reason));
+        let is_needless = row.state == "review" && deduplicates && !has_reason;
+        is_needless.then(|| format!("{id}: in review at {}, which deduplicates: {}", row.provider, row.reason))
+    };
+    records.ledger.iter().filter_map(needless).collect()
+}
+
+fn approved_in_part(charges: &[(&str, &Call)]) -> bool {
+    charges.iter().any(|(_, call)| call.approved_part.is_some())
 }
 
 fn at(call: &Call) -> String {

@@ -26,7 +26,7 @@ fn honest() -> Records {
     let calls = vec![call("p1", 0, true), call("p2", 10, false), call("p3", SECOND_US, true)];
     let mut records = Records::default();
     let limits = vec![(2, SECOND_US)];
-    records.providers.insert("acme".to_owned(), ProviderRecord { calls, limits, by_grant: false });
+    records.providers.insert("acme".to_owned(), ProviderRecord { calls, limits, ..ProviderRecord::default() });
     for (id, state) in [("p1", "succeeded"), ("p2", "declined"), ("p3", "review")] {
         let (provider, currency) = ("acme".to_owned(), "EUR".to_owned());
         let message = Published {
@@ -79,7 +79,7 @@ fn only(oracle: &'static str, violations: usize) -> BTreeMap<&'static str, usize
 #[test]
 fn correct_record_has_no_findings() {
     assert_eq!(judge(&honest()), []);
-    assert_eq!(ORACLES.len(), 7);
+    assert_eq!(ORACLES.len(), 8);
 }
 
 #[test]
@@ -209,12 +209,33 @@ fn ledger_and_event_mismatches_are_found() {
     assert_eq!(with_state("p1", "review"), BTreeMap::new(), "an operator resolves a job in review");
     assert_eq!(planted(|records| records.events[0].state = "declined".to_owned()), only("O7", 1));
     assert_eq!(planted(|records| row(records, "p1").amount = 7), only("O7", 1));
+    let in_part = |records: &mut Records| calls(records)[0].approved_part = Some(50);
+    assert_eq!(planted(in_part), only("O7", 1), "succeeded with a smaller sum");
+    assert_eq!(planted(|records| calls(records)[2].approved_part = Some(50)), BTreeMap::new(), "it is in review");
     let unknown_to_us = |records: &mut Records| {
         records.ledger.remove("p1");
         records.published.get_mut("p1").unwrap().confirmed = false;
         records.events.remove(0);
     };
     assert_eq!(planted(unknown_to_us), only("O7", 1));
+}
+
+#[test]
+fn needless_reviews_are_found() {
+    let at_one_that_deduplicates = |change: fn(&mut Records)| {
+        planted(|records| {
+            records.providers.get_mut("acme").unwrap().deduplicates = true;
+            row(records, "p3").reason = "connection lost after the request was begun".to_owned();
+            change(records);
+        })
+    };
+    assert_eq!(at_one_that_deduplicates(|_| {}), only("O8", 1));
+    let differs = |records: &mut Records| row(records, "p3").reason = "amount_differs: check the payment".to_owned();
+    assert_eq!(at_one_that_deduplicates(differs), only("O8", 1), "the whole sum was approved");
+    let in_part = |records: &mut Records| calls(records)[2].approved_part = Some(50);
+    assert_eq!(at_one_that_deduplicates(in_part), BTreeMap::new());
+    let used_up = |records: &mut Records| row(records, "p3").reason = "no answer in time; 8 attempts made".to_owned();
+    assert_eq!(at_one_that_deduplicates(used_up), BTreeMap::new());
 }
 
 #[test]

@@ -42,6 +42,17 @@ pub enum Alarm {
     Memory,
 }
 
+/// Why PostgreSQL commits no write, though it answers reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteTrouble {
+    /// Every transaction is read-only, as at a demoted primary.
+    ReadOnly,
+    /// Writes of jobs and attempts fail for lack of space.
+    DiskFull,
+    /// Commits wait for a synchronous standby that does not exist.
+    MissingStandby,
+}
+
 /// One fault. It begins at its instant and ends after `lasts`, where it has an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -56,8 +67,14 @@ pub enum Fault {
     },
     KillEngine(Engine),
     FreezeEngine(Engine),
+    /// PostgreSQL refuses or holds writes.
+    Writes(WriteTrouble),
     /// FLUSHALL.
     ForgetQuota,
+    /// Redis drops the key that has a provider's state, as it does when its memory is short.
+    EvictQuota {
+        provider: usize,
+    },
     /// FUNCTION FLUSH and SCRIPT FLUSH.
     ForgetScripts,
     Alarm(Alarm),
@@ -103,7 +120,7 @@ pub struct Size {
     pub engine_kills: usize,
     pub freezes: usize,
     pub cuts: usize,
-    /// Lost or wrong state in stores, alarms, and provider faults.
+    /// Refused writes, lost or wrong state in stores, alarms, and provider faults.
     pub others: usize,
     /// Mean time between faults.
     pub every: Duration,
@@ -116,7 +133,7 @@ impl Size {
         engine_kills: 3,
         freezes: 2,
         cuts: 2,
-        others: 5,
+        others: 8,
         every: Duration::from_millis(3_600),
     };
     pub const LARGE: Self = Self {
@@ -125,7 +142,7 @@ impl Size {
         engine_kills: 12,
         freezes: 10,
         cuts: 10,
-        others: 15,
+        others: 20,
         every: Duration::from_millis(3_500),
     };
     pub const HUGE: Self = Self {
@@ -188,8 +205,9 @@ pub fn plan(seed: u64, size: &Size) -> Plan {
     }));
     let first = rng.random_range(0..6);
     faults.extend((0..size.cuts).map(|n| road(rng, first + n)));
-    let first = rng.random_range(0..7);
-    faults.extend((0..size.others).map(|n| other(rng, first + n)));
+    // By the seed itself, so that successive seeds go through all of them.
+    let first = usize::try_from(seed).unwrap();
+    faults.extend((0..size.others).map(|n| other(rng, first.wrapping_add(n))));
     faults.shuffle(rng);
     let planned = |(number, fault): (usize, Fault)| {
         let slot = size.every * u32::try_from(number + 1).unwrap();
@@ -224,23 +242,35 @@ fn road(rng: &mut StdRng, kind: usize) -> Fault {
     Fault::Road { worker: rng.random_range(0..WORKERS), peer, rules }
 }
 
-fn other(rng: &mut StdRng, kind: usize) -> Fault {
-    match kind % 7 {
-        0 => Fault::ForgetQuota,
-        1 => Fault::Alarm(if rng.random() { Alarm::Disk } else { Alarm::Memory }),
-        2 => Fault::ForgetScripts,
-        4 => Fault::RedisClock { millis: [-30_000, -300, 300, 3_600_000][rng.random_range(0..4)] },
+/// Provider troubles, in the order in which successive provider faults of a plan go through them.
+const TROUBLES: [Trouble; 9] = [
+    Trouble::ResetBefore,
+    Trouble::ResetAfter,
+    Trouble::NotFound,
+    Trouble::Error,
+    Trouble::Unavailable,
+    Trouble::Partial,
+    Trouble::Throttle { seconds: 2 },
+    Trouble::Garbled,
+    Trouble::Silent,
+];
+
+const WRITE_TROUBLES: [WriteTrouble; 3] =
+    [WriteTrouble::DiskFull, WriteTrouble::ReadOnly, WriteTrouble::MissingStandby];
+
+/// Eleven kinds in turn. Any eight of them in a row, as a small plan has, contain refused writes, an eviction, and two
+/// provider faults.
+fn other(rng: &mut StdRng, number: usize) -> Fault {
+    match number % 11 {
+        // These two are five or six apart, so each is another trouble than the one before.
+        0 | 6 => Fault::Writes(WRITE_TROUBLES[number / 5 % WRITE_TROUBLES.len()]),
+        1 | 7 => Fault::EvictQuota { provider: rng.random_range(0..PROVIDERS.len()) },
+        3 => Fault::ForgetQuota,
+        4 => Fault::Alarm(if rng.random() { Alarm::Disk } else { Alarm::Memory }),
+        9 => Fault::ForgetScripts,
+        10 => Fault::RedisClock { millis: [-30_000, -300, 300, 3_600_000][rng.random_range(0..4)] },
         _ => {
-            let troubles = [
-                Trouble::ResetBefore,
-                Trouble::ResetAfter,
-                Trouble::Silent,
-                Trouble::Error,
-                Trouble::Unavailable,
-                Trouble::Throttle { seconds: 2 },
-                Trouble::Garbled,
-            ];
-            let trouble = troubles[rng.random_range(0..troubles.len())];
+            let trouble = TROUBLES[number % TROUBLES.len()];
             Fault::Provider { provider: rng.random_range(0..PROVIDERS.len()), trouble }
         }
     }
@@ -253,7 +283,8 @@ fn lasts(rng: &mut StdRng, fault: Fault) -> Duration {
         Fault::FreezeWorker { .. } if rng.random_ratio(1, 4) => rng.random_range(31_000..36_000),
         Fault::FreezeWorker { .. } | Fault::FreezeEngine(_) => rng.random_range(1_000..8_000),
         Fault::KillEngine(_) => rng.random_range(0..3_000),
-        Fault::ForgetQuota | Fault::ForgetScripts => 0,
+        Fault::Writes(_) => rng.random_range(3_000..8_000),
+        Fault::ForgetQuota | Fault::EvictQuota { .. } | Fault::ForgetScripts => 0,
         // Meanwhile the broker blocks every publisher.
         Fault::Alarm(_) => rng.random_range(3_000..6_000),
         Fault::RedisClock { .. } => rng.random_range(1_000..6_000),
@@ -284,11 +315,13 @@ fn waves(rng: &mut StdRng, size: &Size, faults: &[Planned]) -> Vec<Wave> {
         let at_once = if faults.is_empty() { jobs } else { jobs / 3 };
         wave(Duration::ZERO, at_once);
         for (number, fault) in faults.iter().enumerate() {
+            let is_aimed_at = matches!(fault.fault, Fault::Provider { provider: at, .. } if at == provider);
             // The fast provider's jobs come in larger waves; otherwise its limit would never be reached.
-            if provider == 0 && number % 7 != 6 && number + 1 != faults.len() {
+            if provider == 0 && number % 7 != 6 && number + 1 != faults.len() && !is_aimed_at {
                 continue;
             }
-            let ahead = Duration::from_millis(rng.random_range(200..1_200));
+            // A wave that is gone before its provider is in trouble would meet nothing of that.
+            let ahead = Duration::from_millis(if is_aimed_at { 0 } else { rng.random_range(200..1_200) });
             wave(whole(fault.at.saturating_sub(ahead)), at_once + (jobs - at_once) * (number + 1) / faults.len());
         }
     }
@@ -332,7 +365,9 @@ impl fmt::Display for Fault {
             Self::FreezeWorker { worker } => write!(f, "freeze worker {worker}"),
             Self::KillEngine(engine) => write!(f, "kill {engine:?}"),
             Self::FreezeEngine(engine) => write!(f, "freeze {engine:?}"),
+            Self::Writes(trouble) => write!(f, "PostgreSQL's writes: {trouble:?}"),
             Self::ForgetQuota => f.write_str("FLUSHALL"),
+            Self::EvictQuota { provider } => write!(f, "evict the state of {}", PROVIDERS[*provider]),
             Self::ForgetScripts => f.write_str("FUNCTION FLUSH, SCRIPT FLUSH"),
             Self::Alarm(alarm) => write!(f, "{alarm:?} alarm at the broker"),
             Self::RedisClock { millis } => write!(f, "Redis' clock {millis:+} ms"),

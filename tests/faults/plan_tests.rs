@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::mem::discriminant;
 
 use crate::plan::{Alarm, Engine, Fault, GRANT_LANE, LANES, PROVIDERS, Peer, Size, WORKERS, plan};
+use crate::provider::Trouble;
 use crate::proxy::{Flow, Rules};
 
 #[test]
@@ -18,10 +19,10 @@ fn plan_depends_only_on_its_seed() {
 #[test]
 fn plan_sizes_have_their_fault_counts() {
     let kills = |size: Size| size.worker_kills + size.engine_kills;
-    assert_eq!((Size::SMALL.jobs, Size::SMALL.faults()), (2_000, 15));
+    assert_eq!((Size::SMALL.jobs, Size::SMALL.faults()), (2_000, 18));
     assert_eq!((Size::LARGE.jobs, kills(Size::LARGE), Size::LARGE.freezes, Size::LARGE.cuts), (10_000, 50, 10, 10));
     assert_eq!((Size::HUGE.jobs, kills(Size::HUGE)), (100_000, 1_000));
-    for faults in [0, 1, 15, 70, 1_001] {
+    for faults in [0, 1, 18, 70, 1_001] {
         assert_eq!(Size::LARGE.with_faults(faults).faults(), faults);
     }
 }
@@ -60,6 +61,7 @@ fn plans_cover_every_backend_and_fault() {
     let mut flows = BTreeSet::new();
     let (mut workers, mut peers) = (BTreeSet::new(), BTreeSet::new());
     let mut alarms = BTreeSet::new();
+    let mut writes = BTreeSet::new();
     for seed in 0..40 {
         let plan = plan(seed, &Size::SMALL);
         for engine in [Engine::Redis, Engine::Rabbit, Engine::Postgres] {
@@ -69,6 +71,7 @@ fn plans_cover_every_backend_and_fault() {
             kinds.insert(format!("{:?}", discriminant(&planned.fault)));
             match planned.fault {
                 Fault::Provider { trouble, .. } => drop(troubles.insert(format!("{trouble:?}"))),
+                Fault::Writes(trouble) => drop(writes.insert(format!("{trouble:?}"))),
                 Fault::Alarm(alarm) => drop(alarms.insert(alarm == Alarm::Disk)),
                 Fault::KillWorker { worker, .. } => drop(workers.insert(worker)),
                 Fault::Road { peer, rules, .. } => {
@@ -84,8 +87,23 @@ fn plans_cover_every_backend_and_fault() {
     }
     let shapes = ["cut", "delay", "reset", "short back", "short there", "silent back", "silent there"];
     assert_eq!(flows.into_iter().collect::<Vec<_>>(), shapes);
-    assert_eq!((kinds.len(), troubles.len(), alarms.len()), (10, 7, 2));
+    assert_eq!((kinds.len(), troubles.len(), alarms.len(), writes.len()), (12, 9, 2, 3));
     assert_eq!((workers.len(), peers.len()), (WORKERS, 3 + PROVIDERS.len()));
+}
+
+/// Every small plan has the rare troubles; the first seed, with which `tests/run` runs it, has each kind of them.
+#[test]
+fn small_plans_contain_the_rare_troubles() {
+    let has = |seed: u64, what: fn(&Fault) -> bool| {
+        plan(seed, &Size::SMALL).faults.iter().any(|planned| what(&planned.fault))
+    };
+    for seed in 0..99 {
+        assert!(has(seed, |fault| matches!(fault, Fault::Writes(_))), "seed {seed}");
+        assert!(has(seed, |fault| matches!(fault, Fault::EvictQuota { .. })), "seed {seed}");
+        assert!(has(seed, |fault| matches!(fault, Fault::Provider { .. })), "seed {seed}");
+    }
+    assert!(has(1, |fault| matches!(fault, Fault::Provider { trouble: Trouble::NotFound, .. })));
+    assert!(has(1, |fault| matches!(fault, Fault::Provider { trouble: Trouble::Partial, .. })));
 }
 
 fn shape(rules: Rules) -> &'static str {

@@ -46,12 +46,16 @@ pub enum Trouble {
     /// Responds 401, without a charge: the credential has expired. The billing day alone does so.
     #[cfg(feature = "faults")]
     Unauthorized,
+    /// Responds 404, without a charge: its address has moved.
+    NotFound,
     /// Responds 429 with `Retry-After`, without a charge.
     Throttle {
         seconds: u64,
     },
     /// Charges and responds 200 with half a body.
     Garbled,
+    /// Approves and charges half of the sum, and says so.
+    Partial,
 }
 
 struct Memory {
@@ -63,7 +67,7 @@ struct Memory {
 struct Books {
     calls: Vec<Call>,
     memory: HashMap<String, Memory>,
-    /// Amount, currency and reference of each payment charged.
+    /// The amount that was approved, currency and reference of each payment charged.
     charged: BTreeMap<String, (i64, String, String)>,
     declined: BTreeMap<String, (i64, String)>,
     trouble: Trouble,
@@ -129,7 +133,12 @@ impl Provider {
     pub fn record(&self) -> ProviderRecord {
         let micros = |window: Duration| u64::try_from(window.as_micros()).unwrap();
         let limits = self.options.limits.iter().map(|(requests, window)| (*requests, micros(*window)));
-        ProviderRecord { calls: self.books().calls.clone(), limits: limits.collect(), by_grant: self.options.by_grant }
+        ProviderRecord {
+            calls: self.books().calls.clone(),
+            limits: limits.collect(),
+            deduplicates: self.options.deduplicates,
+            by_grant: self.options.by_grant,
+        }
     }
 
     /// An instant of the monotonic clock as microseconds of the records.
@@ -252,9 +261,10 @@ impl Provider {
             Trouble::Error => return plain(500, "fault"),
             #[cfg(feature = "faults")]
             Trouble::Unauthorized => return plain(401, "expired_key"),
+            Trouble::NotFound => return plain(404, "no_such_page"),
             Trouble::Unavailable => return later(503, 1),
             Trouble::Throttle { seconds } => return later(429, seconds),
-            Trouble::None | Trouble::ResetAfter | Trouble::Silent | Trouble::Garbled => {}
+            Trouble::None | Trouble::ResetAfter | Trouble::Silent | Trouble::Garbled | Trouble::Partial => {}
         }
         let key = call.key.clone().filter(|_| self.options.deduplicates);
         if let Some(known) = key.as_ref().and_then(|key| books.memory.get(key)) {
@@ -273,9 +283,12 @@ impl Provider {
             (402, json!({ "error": { "type": "card_error", "code": "card_declined" } }))
         } else {
             let reference = format!("ch_{}", number + 1);
-            books.calls[number].effect_us = Some(now_us);
-            books.charged.insert(payment, (amount, currency.clone(), reference.clone()));
-            (200, json!({ "id": reference, "amount": amount, "currency": currency }))
+            let approved = if books.trouble == Trouble::Partial { amount / 2 } else { amount };
+            let noted = &mut books.calls[number];
+            noted.effect_us = Some(now_us);
+            noted.approved_part = (approved < amount).then_some(approved);
+            books.charged.insert(payment, (approved, currency.clone(), reference.clone()));
+            (200, json!({ "id": reference, "amount": approved, "currency": currency }))
         };
         let answer = answer.to_string();
         if let Some(key) = key {

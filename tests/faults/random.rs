@@ -24,6 +24,7 @@ use crate::readouts::Watched;
 use crate::records::{Call, Published, Records};
 use crate::stand::{DATABASE, Stand, StandOptions};
 use crate::watch::Watch;
+use crate::writes;
 
 /// Time until all jobs have finished. A lost worker's jobs return after its lease (30 s) and two delays. A message
 /// whose delay ended while the broker started returns after 180 s. Its dead-letter worker found no exchange and retries
@@ -49,6 +50,7 @@ fn rows() -> String {
     let row = |name: &str, keeps: bool, requests: usize, window_ms: u64, more: &str| {
         format!(
             "[[provider]]\nname = \"{name}\"\nurl = \"{{url:{name}}}\"\ntimeout_ms = 2000\nbackoff_max_ms = 4000\n{}{more}\
+             [provider.request]\namount = \"/amount\"\ncurrency = \"/currency\"\n\
              [[provider.limit]]\nname = \"all\"\nmax_requests = {requests}\nwindow_ms = {window_ms}\n\n",
             retention(keeps)
         )
@@ -66,6 +68,7 @@ fn rows() -> String {
 
 fn stand() -> Stand {
     let mut stand = Stand::start(StandOptions::default());
+    writes::prepare(&stand);
     let limit = |requests: usize, ms: u64| vec![(requests, Duration::from_millis(ms))];
     let latency = (Duration::from_millis(20), Duration::from_millis(80));
     for (name, deduplicates, can_be_asked, limits) in [

@@ -23,6 +23,8 @@ pub struct Call {
     pub received_wall_us: u64,
     /// Instant of its charge; `None`: it charged nothing.
     pub effect_us: Option<u64>,
+    /// The sum that its charge approved, if that is less than was asked for.
+    pub approved_part: Option<i64>,
     /// Instant at which the response was written to the socket.
     pub answered_us: Option<u64>,
     pub status: Option<u16>,
@@ -36,6 +38,8 @@ pub struct ProviderRecord {
     pub calls: Vec<Call>,
     /// Requests per window; the window in microseconds.
     pub limits: Vec<(usize, u64)>,
+    /// A request that is repeated under its key charges nothing more.
+    pub deduplicates: bool,
     /// Slots are released after the grant, not after the response: its windows are reported, not judged.
     pub by_grant: bool,
 }

@@ -31,6 +31,11 @@ pub const DATABASE: &str = "faults";
 /// Queue of the subscribers' events.
 pub const OUTCOMES: &str = "test.outcomes";
 
+/// Redis' key of a provider's limiter state (`lua/quota.lua`).
+pub fn quota_key(provider: &str) -> String {
+    format!("sluicegate:{{{provider}}}")
+}
+
 /// Options of a stand.
 #[derive(Clone, Default)]
 pub struct StandOptions {
