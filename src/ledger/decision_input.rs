@@ -29,13 +29,25 @@ fn reject_sensitive(text: &str, cards: CardNumbers) -> Result<(), String> {
     found.map_or(Ok(()), |what| Err(format!("holds {}, which is not kept: leave it out", what.describe())))
 }
 
+/// A field of a charge that cannot be stored, and how to fix it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChargeError {
+    pub field: &'static str,
+    pub problem: String,
+}
+
 /// The resolution with the given charge.
 ///
 /// # Errors
 /// When the charge cannot be stored, or the resolution takes none.
-pub fn with_charge(resolution: JobResolution, charge: Charge, cards: CardNumbers) -> Result<JobResolution, String> {
+pub fn with_charge(
+    resolution: JobResolution,
+    charge: Charge,
+    cards: CardNumbers,
+) -> Result<JobResolution, ChargeError> {
+    let wrong = |field, problem: String| Err(ChargeError { field, problem });
     if !matches!(resolution, JobResolution::Succeeded(_)) {
-        let none = |field: &str| Err(format!("{field}: only a payment that `succeeded` has one: leave it out"));
+        let none = |field| wrong(field, "only a payment that `succeeded` has one: leave it out".to_owned());
         return match charge {
             Charge { reference: Some(_), .. } => none("reference"),
             Charge { amount: Some(_), .. } => none("amount"),
@@ -43,12 +55,12 @@ pub fn with_charge(resolution: JobResolution, charge: Charge, cards: CardNumbers
         };
     }
     if charge.amount.is_some_and(|amount| amount < 1) {
-        return Err("amount: must be a whole number above 0, in minor units (12.99 EUR is 1299)".to_owned());
+        return wrong("amount", "must be a whole number above 0, in minor units (12.99 EUR is 1299)".to_owned());
     }
-    if let Some(text) = &charge.reference {
-        check_reference(text, cards).map_err(|problem| format!("reference: {problem}"))?;
+    match charge.reference.as_deref().map_or(Ok(()), |text| check_reference(text, cards)) {
+        Ok(()) => Ok(JobResolution::Succeeded(charge)),
+        Err(problem) => wrong("reference", problem),
     }
-    Ok(JobResolution::Succeeded(charge))
 }
 
 fn check_reference(text: &str, cards: CardNumbers) -> Result<(), String> {
@@ -79,18 +91,20 @@ mod tests {
         let paid = |amount| Charge { reference: None, amount: Some(amount) };
         let resolved = |amount| with(JobResolution::Succeeded(Charge::default()), paid(amount));
         assert_eq!(resolved(500), Ok(JobResolution::Succeeded(paid(500))));
-        assert!(resolved(0).unwrap_err().starts_with("amount: must be a whole number above 0"));
+        assert!(resolved(0).unwrap_err().problem.starts_with("must be a whole number above 0"));
         for (text, words) in [(" ", "is empty"), ("ch\n1", "control characters"), (&"x".repeat(256), "at most 255")] {
-            assert!(succeeded(text).unwrap_err().contains(words), "{text:?}");
+            assert!(succeeded(text).unwrap_err().problem.contains(words), "{text:?}");
         }
         for text in ["4111 1111 1111 1111", "sk_live_4eC39HqLyjWD"] {
-            let refused = [validate_reason(&format!("seen: {text}")).unwrap_err(), succeeded(text).unwrap_err()];
+            let refused =
+                [validate_reason(&format!("seen: {text}")).unwrap_err(), succeeded(text).unwrap_err().problem];
             assert!(refused.iter().all(|why| why.contains("leave it out") && !why.contains(text)), "{refused:?}");
         }
         for resolution in [JobResolution::Declined, JobResolution::Resend] {
             assert_eq!(with(resolution.clone(), Charge::default()), Ok(resolution.clone()));
-            for charge in [charge("ch_1"), paid(1)] {
-                assert!(with(resolution.clone(), charge).unwrap_err().contains("`succeeded`"));
+            for (field, charge) in [("reference", charge("ch_1")), ("amount", paid(1))] {
+                let refused = with(resolution.clone(), charge).unwrap_err();
+                assert!(refused.field == field && refused.problem.contains("`succeeded`"), "{refused:?}");
             }
         }
     }

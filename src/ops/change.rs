@@ -9,11 +9,12 @@ use utoipa::ToSchema;
 
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
+use crate::ledger::decision_input::{self, ChargeError};
 use crate::ledger::operator::{Actor, Charge, JobResolution};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::RawRate;
-use crate::ledger::{LedgerError, decision_input};
 use crate::ops::row_in_force::UnusableRow;
 use crate::queue::message::CardNumbers;
 use crate::worker::resend::{ResendError, Resender};
@@ -37,8 +38,8 @@ impl ResolutionKind {
     /// The resolution of a payment in `review`, with its charge.
     ///
     /// # Errors
-    /// What is wrong with the charge, beginning with its field.
-    pub fn resolution(self, charge: Charge, card_numbers: CardNumbers) -> Result<JobResolution, String> {
+    /// What is wrong with the charge.
+    pub fn resolution(self, charge: Charge, card_numbers: CardNumbers) -> Result<JobResolution, ChargeError> {
         let resolution = match self {
             Self::Succeeded => JobResolution::Succeeded(Charge::default()),
             Self::Declined => JobResolution::Declined,

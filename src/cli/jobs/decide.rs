@@ -70,7 +70,7 @@ pub async fn resolve(args: &ResolveArgs, cx: &mut CommandContext<'_>) -> Result<
     let resolution = args
         .kind
         .resolution(Charge { reference: args.reference.clone(), amount: args.amount }, cx.config.worker.card_numbers)
-        .map_err(|why| CommandError::Usage(format!("--{why}")))?;
+        .map_err(|wrong| CommandError::Usage(format!("--{}: {}", wrong.field, wrong.problem)))?;
     let Some(id) = &args.ids.id else {
         let decision = match args.kind {
             ResolutionKind::Succeeded => BatchDecision::Succeeded,

@@ -91,8 +91,7 @@ pub async fn resolve(
     }
     let resolution = kind
         .resolution(Charge { reference, amount }, ops.operator_context.card_numbers)
-        // It begins with the field, which errors of the API quote.
-        .map_err(|why| ApiError::bad_request(format!("`{}", why.replacen(':', "`:", 1))))?;
+        .map_err(|wrong| ApiError::bad_request(format!("`{}`: {}", wrong.field, wrong.problem)))?;
     apply_resolution(&ops.operator_context, id, resolution, actor(&caller, why)?).await
 }
 

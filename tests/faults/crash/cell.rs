@@ -330,12 +330,6 @@ impl Worker {
         .await;
     }
 
-    /// Sends SIGTERM and waits for its end, even if it abandons requests.
-    pub async fn leaves(self) {
-        self.0.signal("TERM");
-        self.is_gone().await;
-    }
-
     /// Sends SIGTERM and waits until all requests are finished or requeued. Returns the log.
     pub async fn stop(self) -> String {
         self.0.signal("TERM");

@@ -4,14 +4,12 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::time::sleep;
 
 /// Clones share one state.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +17,6 @@ pub struct Trap(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Delay of bytes to the server.
-    late_ms: AtomicU64,
     /// While true, bytes from the server are held back.
     held: watch::Sender<bool>,
     /// Once these bytes have reached the server, its response is dropped and the connection is cut.
@@ -33,11 +29,6 @@ impl Trap {
     /// Drops the response to the first statement that contains these bytes.
     pub fn on(bait: &[u8]) -> Self {
         Self(Arc::new(Inner { bait: bait.to_owned(), armed: AtomicBool::new(true), ..Inner::default() }))
-    }
-
-    /// From now on, bytes reach the server with this delay.
-    pub fn delay(&self, late: Duration) {
-        self.0.late_ms.store(late.as_millis().try_into().unwrap(), Ordering::SeqCst);
     }
 
     /// From now on, holds back the server's responses, until `release`.
@@ -83,7 +74,6 @@ impl Trap {
     async fn up(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, swallow: &AtomicBool) {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
-            sleep(Duration::from_millis(self.0.late_ms.load(Ordering::SeqCst))).await;
             let bait = &self.0.bait;
             let taken = !bait.is_empty() && buffer[..count].windows(bait.len()).any(|bytes| bytes == bait);
             if taken && self.0.armed.swap(false, Ordering::SeqCst) {
