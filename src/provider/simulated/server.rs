@@ -132,8 +132,9 @@ async fn handle_request(
     if request.uri().path().starts_with("/_") {
         return json_response(404, error_body("no_such_page"));
     }
+    let key = request.headers().get(IDEMPOTENCY_KEY).cloned();
     let arrival = handle.record_arrival();
-    let response = match arrival.refused_for {
+    let mut response = match arrival.refused_for {
         Some(wait) => rate_limit_response(wait),
         None => match respond_to_the_end(&handle, arrival, request).await {
             Some(response) => response,
@@ -145,6 +146,10 @@ async fn handle_request(
         },
     };
     handle.record_response(arrival, response.status().as_u16());
+    // It tells to which request this response belongs, a refusal too.
+    if let Some(key) = key {
+        response.headers_mut().insert(IDEMPOTENCY_KEY, key);
+    }
     response
 }
 

@@ -62,6 +62,21 @@ fn install_tls_provider() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
+/// A row with `echo` compares that key: a refusal that repeats it is certain on any connection.
+#[tokio::test]
+async fn each_response_repeats_its_key() {
+    install_tls_provider();
+    let limits = vec!["1/1m".parse().unwrap()];
+    let fake = Fake::start(FakeOptions { limits, ..FakeOptions::default() }).await;
+    for (key, status) in [("key-1", 200), ("key-2", 429)] {
+        let body = r#"{"id":"pay-1","amount":5,"currency":"EUR"}"#;
+        let response = fake.client.post(&fake.url).header("Idempotency-Key", key).body(body).send().await.unwrap();
+        assert_eq!(response.status(), status);
+        assert_eq!(response.headers()["idempotency-key"], key);
+    }
+    fake.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn its_report_agrees_with_an_independent_recount() {
     install_tls_provider();
