@@ -21,6 +21,8 @@ const RETRIES: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100),
 const RETRY_FRACTION: f64 = 0.5;
 /// Wait for a payment as the probe: at first and at most.
 const PAYMENT_WAIT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(15 * 60));
+/// A lane with one worker slot needs a probe beside its one kept answer.
+const KEPT_MAX_MIN: usize = 2;
 /// Time between two writes of an answer that is set aside.
 const ASIDE_WAIT: Duration = Duration::from_secs(30);
 
@@ -224,8 +226,12 @@ impl KeptAnswers {
         }
     }
 
-    /// Asks whether a request may begin, while at most `kept_max` answers are kept.
-    pub fn admit(&mut self, kept_max: usize, now: Duration) -> Admission {
+    /// Asks whether a request may begin beside `in_flight` others, each of which may leave one more answer: at most
+    /// `kept_max` are kept.
+    pub fn admit(&mut self, kept_max: usize, in_flight: usize, now: Duration) -> Admission {
+        if !self.kept.is_empty() && self.kept.len() + in_flight >= kept_max.max(KEPT_MAX_MIN) {
+            return Admission::Refused;
+        }
         match self.gate(kept_max, now) {
             LaneGate::Open => Admission::Free,
             LaneGate::Probing if self.probe.is_none() => {
@@ -245,8 +251,7 @@ impl KeptAnswers {
     /// Whether requests may begin, while at most `kept_max` answers are kept.
     pub fn gate(&self, kept_max: usize, now: Duration) -> LaneGate {
         match self.phase {
-            // A lane with one worker slot needs a probe beside its one kept answer.
-            _ if self.kept.len() >= kept_max.max(2) => LaneGate::Closed(now + PAYMENT_WAIT.1),
+            _ if self.kept.len() >= kept_max.max(KEPT_MAX_MIN) => LaneGate::Closed(now + PAYMENT_WAIT.1),
             Phase::Open => LaneGate::Open,
             Phase::Stalled { .. } if now < self.payment_at => LaneGate::Closed(self.payment_at),
             Phase::Stalled { .. } | Phase::Probing => LaneGate::Probing,

@@ -30,7 +30,7 @@ fn write_due(kept: &mut KeptAnswers, now: Duration, accepts: impl Fn(Ticket, Kep
 #[test]
 fn lane_begins_nothing_while_no_answer_is_accepted() {
     let mut kept = KeptAnswers::default();
-    assert_eq!(kept.admit(WORKERS, s(0)), Admission::Free);
+    assert_eq!(kept.admit(WORKERS, 0, s(0)), Admission::Free);
     let tickets = [kept.keep(s(0)), kept.keep(s(0))];
     assert_eq!(kept.gate(WORKERS, s(1)), LaneGate::Closed(s(30)));
     // One is written at a time, the one that was tried least.
@@ -42,10 +42,10 @@ fn lane_begins_nothing_while_no_answer_is_accepted() {
     kept.accept(Some(tickets[1]), s(7));
     // The other one may follow at once, and one payment is the next probe.
     assert_eq!(kept.next(tickets[0], s(7)), KeptStep::Write(KeptWrite::Answer));
-    let Admission::Probe(probe) = kept.admit(WORKERS, s(7)) else { panic!("{kept:?}") };
-    assert_eq!(kept.admit(WORKERS, s(7)), Admission::Refused);
+    let Admission::Probe(probe) = kept.admit(WORKERS, 0, s(7)) else { panic!("{kept:?}") };
+    assert_eq!(kept.admit(WORKERS, 0, s(7)), Admission::Refused);
     kept.end_probe(probe);
-    assert!(matches!(kept.admit(WORKERS, s(7)), Admission::Probe(_)), "its request was not sent");
+    assert!(matches!(kept.admit(WORKERS, 0, s(7)), Admission::Probe(_)), "its request was not sent");
     kept.accept(None, s(8));
     assert_eq!((kept.gate(WORKERS, s(8)), kept.count()), (LaneGate::Open, 1));
 }
@@ -61,7 +61,7 @@ fn failed_probe_doubles_the_wait_for_the_next() {
         let LaneGate::Closed(until) = kept.gate(100, now) else { panic!("{kept:?}") };
         waits.push((until - now).as_secs());
         now = until;
-        assert!(matches!(kept.admit(100, now), Admission::Probe(_)));
+        assert!(matches!(kept.admit(100, 0, now), Admission::Probe(_)));
         kept.keep(now);
     }
     assert_eq!(waits, [30, 60, 120, 240, 480, 900, 900]);
@@ -121,7 +121,7 @@ fn answer_set_aside_is_written_as_both_in_turn() {
         kept.keep(s(200));
         kept.accept(None, s(200));
     }
-    assert_eq!(kept.admit(WORKERS, s(200)), Admission::Refused);
+    assert_eq!(kept.admit(WORKERS, 0, s(200)), Admission::Refused);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn lane_goes_on_after_the_last_kept_answer_is_forgotten() {
     let tickets = [kept.keep(s(0)), kept.keep(s(0))];
     assert_eq!(kept.next(tickets[0], s(1)), KeptStep::Write(KeptWrite::Answer));
     tickets.into_iter().for_each(|ticket| kept.forget(ticket, s(1)));
-    assert!(matches!(kept.admit(WORKERS, s(1)), Admission::Probe(_)));
+    assert!(matches!(kept.admit(WORKERS, 0, s(1)), Admission::Probe(_)));
 }
 
 /// What the ledger accepts during a step of a random history.
@@ -155,15 +155,16 @@ proptest! {
         for (ledger, seconds, requests) in steps.into_iter().chain(ends) {
             for _ in 0..requests {
                 let is_open = kept.gate(WORKERS, now) == LaneGate::Open;
-                match kept.admit(WORKERS, now) {
+                if in_flight.len() == WORKERS {
+                    break;
+                }
+                match kept.admit(WORKERS, in_flight.len(), now) {
                     Admission::Free => prop_assert!(is_open),
                     Admission::Probe(_) => prop_assert!(!is_open),
                     Admission::Refused => continue,
                 }
-                if in_flight.len() < WORKERS {
-                    begun += 1;
-                    in_flight.push(begun);
-                }
+                begun += 1;
+                in_flight.push(begun);
             }
             let accepts = |number: u64| match ledger {
                 Ledger::All => true,
@@ -186,7 +187,7 @@ proptest! {
                 prop_assert!(ledger != Ledger::Nothing || kept.count() == before);
                 prop_assert!(accepted > 0 || !reviews.contains(&KeptWrite::Review));
             }
-            prop_assert!(kept.count() <= 2 * WORKERS, "{} answers", kept.count());
+            prop_assert!(kept.count() <= WORKERS, "{} answers", kept.count());
         }
         prop_assert_eq!((kept.count() as u64, accepted), (0, begun));
         prop_assert_eq!(kept.gate(WORKERS, now), LaneGate::Open);

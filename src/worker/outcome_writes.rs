@@ -26,6 +26,8 @@ pub struct OutcomeWrites {
     kept: Mutex<KeptAnswers>,
     /// The lane's worker slots.
     kept_max: AtomicUsize,
+    /// Requests that were admitted, and whose answers are not written.
+    requests: AtomicUsize,
     /// Changes with each result.
     changed: watch::Sender<()>,
     pause: watch::Sender<Option<LanePause>>,
@@ -52,6 +54,7 @@ impl Default for OutcomeWrites {
         Self {
             kept: Mutex::default(),
             kept_max: AtomicUsize::new(KEPT_MAX_FIRST),
+            requests: AtomicUsize::new(0),
             changed: watch::Sender::new(()),
             pause: watch::Sender::new(None),
             origin: Instant::now(),
@@ -64,11 +67,14 @@ impl OutcomeWrites {
     pub fn admit(self: &Arc<Self>, workers: u32) -> Option<OutcomePermission> {
         self.kept_max.store(usize::try_from(workers).unwrap_or(usize::MAX), Ordering::Relaxed);
         let now = self.now();
-        let probe = match self.kept.lock().admit(self.kept_max(), now) {
+        let mut kept = self.kept.lock();
+        let probe = match kept.admit(self.kept_max(), self.requests.load(Ordering::Relaxed), now) {
             Admission::Free => None,
             Admission::Probe(number) => Some(number),
             Admission::Refused => return None,
         };
+        // The lock is held, so that two requests do not take the last place.
+        self.requests.fetch_add(1, Ordering::Relaxed);
         Some(OutcomePermission { probe, writes: Arc::clone(self) })
     }
 
@@ -171,6 +177,7 @@ impl Drop for KeptAnswer {
 
 impl Drop for OutcomePermission {
     fn drop(&mut self) {
+        self.writes.requests.fetch_sub(1, Ordering::Relaxed);
         if let Some(probe) = self.probe {
             self.writes.change(|kept, _| kept.end_probe(probe));
         }
