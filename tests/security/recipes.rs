@@ -57,9 +57,11 @@ pub fn apply_rabbitmq(deployment: &Deployment) {
 
 /// A Redis with the file of users; the tests administer it.
 pub fn with_users(dir: &Path, mut options: RedisOptions) -> RedisOptions {
-    let file = dir.join("users.acl");
+    let setting = block("text", 1);
+    let (directive, path) = setting.trim().split_once(' ').unwrap();
+    let file = dir.join(Path::new(path).file_name().unwrap());
     std::fs::write(&file, block("text", 0)).unwrap();
-    options.arguments.extend(["--aclfile".to_owned(), file.to_str().unwrap().to_owned()]);
+    options.arguments.extend([format!("--{directive}"), file.to_str().unwrap().to_owned()]);
     RedisOptions { credentials: format!("admin:{}@", password("#ADMIN-PASSWORD-SHA256")), ..options }
 }
 
