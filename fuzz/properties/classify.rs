@@ -33,7 +33,8 @@ pub fn holds(bytes: &[u8]) {
     }
     let body = match end % 4 {
         0 | 1 => ResponseBody::Whole(bytes.0.to_vec()),
-        2 => ResponseBody::TooLarge,
+        2 => [ResponseBody::TooLarge, ResponseBody::HeadTooLarge, ResponseBody::Undecodable][usize::from(end >> 2) % 3]
+            .clone(),
         _ if end >= 128 => ResponseBody::Ambiguous,
         _ => ResponseBody::Incomplete(UnknownCause::ConnectionLost),
     };
@@ -88,25 +89,27 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
     let status = reading.status;
     let readable = match &reading.body {
         ResponseBody::Whole(body) => serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(body).is_ok(),
-        ResponseBody::TooLarge | ResponseBody::Incomplete(_) | ResponseBody::Ambiguous => false,
+        _ => false,
     };
+    let is_whole = matches!(reading.body, ResponseBody::Whole(_));
     let is_unknown = matches!(outcome, Outcome::Unknown { .. });
     assert!(reading.body != ResponseBody::Ambiguous || is_unknown, "{status} must not be {outcome:?}");
     let fits = match outcome {
         Outcome::Accepted { .. } => matches!(status, 200 | 201) && readable,
-        Outcome::Declined { .. } => status == 402,
+        Outcome::Declined { .. } => status == 402 && is_whole,
         Outcome::Throttled { .. } => status == 429,
-        Outcome::InProgress { .. } => matches!(status, 202 | 409),
+        Outcome::InProgress { .. } => matches!(status, 202 | 409) && is_whole,
         Outcome::Misconfigured { status: reported } => {
             *reported == status && matches!(status, 401 | 403 | 404 | 405 | 407)
         }
-        Outcome::Rejected { .. } => (300..500).contains(&status),
+        Outcome::Rejected { .. } => (300..500).contains(&status) && is_whole,
         Outcome::Unknown { retry_after, .. } => {
             let unread = matches!(status, 200 | 201) && (!readable || may_be_ambiguous(reading));
+            let may_end = !is_whole && !matches!(status, 401 | 403 | 404 | 405 | 407 | 429);
             let is_other_success = (203..300).contains(&status);
             let named = status == 503;
             let of_any_status = reading.body == ResponseBody::Ambiguous;
-            (unread || is_other_success || of_any_status || status == 408 || !(200..500).contains(&status))
+            (unread || may_end || is_other_success || of_any_status || status == 408 || !(200..500).contains(&status))
                 && (retry_after.is_none() || named)
         }
         // The provider answered, so the request was sent. Only a row can name locks.

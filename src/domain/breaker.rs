@@ -56,6 +56,7 @@ impl HealthSample {
                 | UnknownCause::ServerError(502..=504) => Self::Down,
                 UnknownCause::ServerError(_)
                 | UnknownCause::UnreadableResponse(_)
+                | UnknownCause::ResponseTooLarge(_)
                 | UnknownCause::NotEchoed(_)
                 | UnknownCause::OtherResponse(_) => Self::DownOrJobFault,
             },

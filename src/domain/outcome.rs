@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::local_fault::LocalFault;
 use super::names::named_enum;
+use super::response::{RESPONSE_BODY_BYTES_MAX, RESPONSE_HEADERS_MAX};
 use super::sensitive::{CardNumbers, REDACTED, Sensitive, TextContext, find_sensitive};
 
 /// Outcome of one request.
@@ -200,6 +201,8 @@ pub enum UnknownCause {
     ConnectionLost,
     ServerError(u16),
     UnreadableResponse(u16),
+    /// The response has more headers, or a larger body, than is read.
+    ResponseTooLarge(u16),
     /// The response does not repeat what the row's `echo` names: it may belong to another payment.
     NotEchoed(u16),
     /// Another response followed this refusal on its connection: one of them answers an earlier request.
@@ -221,6 +224,10 @@ impl UnknownCause {
             Self::ConnectionLost => "connection lost after the request was begun".to_owned(),
             Self::ServerError(status) => format!("provider answered {status}"),
             Self::UnreadableResponse(status) => format!("provider answered {status} with a body that cannot be read"),
+            Self::ResponseTooLarge(status) => {
+                let kib = RESPONSE_BODY_BYTES_MAX / 1024;
+                format!("provider answered {status} with more than {RESPONSE_HEADERS_MAX} headers or {kib} KiB")
+            }
             Self::NotEchoed(status) => {
                 format!("provider answered {status} without what echo names of this payment, perhaps about another one")
             }

@@ -10,6 +10,12 @@ use super::job::Job;
 use super::names::named_enum;
 use super::sum::SentSum;
 
+/// Largest body of a response that is read, in bytes, as sent and decoded. No payment response needs more, and memory
+/// stays bounded.
+pub const RESPONSE_BODY_BYTES_MAX: usize = 256 * 1024;
+/// Largest number of headers of a response. Their bytes are bounded by the HTTP client's read buffer (about 400 KiB).
+pub const RESPONSE_HEADERS_MAX: usize = 256;
+
 /// Place where a response without `Retry-After` names its wait: a throttled one, or, in its body, a busy one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitField {

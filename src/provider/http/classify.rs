@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
 
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
 use super::waits::{read_wait_field, retry_after};
@@ -27,16 +27,17 @@ const TOKEN_DIGITS_MAX: usize = 6;
 /// Usual JSON pointers to an error code, tried in this order.
 const CODE_POINTERS: [&str; 5] = ["/code", "/error/code", "/error", "/type", "/error/type"];
 
-/// Content codings that browsers know. No request of ours asks for one, so a JSON body with such a label contradicts
-/// its header. Browsers ignore other labels, such as `utf-8`.
-const CONTENT_CODINGS: [&str; 7] = ["gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"];
-
 /// Response body, as far as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResponseBody {
+    /// Decoded.
     Whole(Vec<u8>),
-    /// It is longer than the client reads.
+    /// It is longer than the client reads, as sent or decoded.
     TooLarge,
+    /// The head has more headers than the client reads, or is too long, so not even the headers are known.
+    HeadTooLarge,
+    /// It has a content coding that is not read, or contradicts its coding.
+    Undecodable,
     /// It ended early, for this reason.
     Incomplete(UnknownCause),
     /// It is unclear which bytes are the response, for one of two reasons. The head may have a length and a transfer
@@ -59,17 +60,19 @@ impl ProviderResponse {
     pub(super) fn json(&self) -> Option<ResponseJson> {
         let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match &self.body {
-            ResponseBody::Whole(bytes) if !self.is_encoded() => ResponseJson::parse(bytes, content_type),
+            ResponseBody::Whole(bytes) => ResponseJson::parse(bytes, content_type),
             _ => None,
         }
     }
 
-    /// Whether a header says that the body is compressed.
-    fn is_encoded(&self) -> bool {
-        let values = [CONTENT_ENCODING, TRANSFER_ENCODING].map(|name| self.headers.get_all(name));
-        let values = values.iter().flatten().filter_map(|value| value.to_str().ok());
-        let is_coding = |coding: &str| CONTENT_CODINGS.iter().any(|known| coding.trim().eq_ignore_ascii_case(known));
-        values.flat_map(|value| value.split(',')).any(is_coding)
+    /// Why the response was not read to its end; `None`: it was. Part of a JSON text proves nothing.
+    pub(super) fn unread_cause(&self) -> Option<UnknownCause> {
+        match self.body {
+            ResponseBody::Whole(_) => None,
+            ResponseBody::TooLarge | ResponseBody::HeadTooLarge => Some(UnknownCause::ResponseTooLarge(self.status)),
+            ResponseBody::Incomplete(cause) => Some(cause),
+            ResponseBody::Undecodable | ResponseBody::Ambiguous => Some(UnknownCause::UnreadableResponse(self.status)),
+        }
     }
 }
 
@@ -121,16 +124,23 @@ impl ResponseRules {
 }
 
 /// Outcome of a response. `now` replaces the `Date` of a response that has none. A response with two values where one
-/// is needed leaves the outcome unknown.
+/// is needed leaves the outcome unknown. So does one that was not read to its end, unless its status alone says that the
+/// request as such was refused.
 pub fn classify(reading: &ProviderResponse, rules: &ResponseRules, now: SystemTime) -> Outcome {
-    let unreadable = UnknownCause::UnreadableResponse(reading.status);
-    try_classify(reading, rules, now).unwrap_or(Outcome::Unknown { cause: unreadable, retry_after: None })
+    try_classify(reading, rules, now).unwrap_or_else(|AmbiguousValue| {
+        let cause = reading.unread_cause().unwrap_or(UnknownCause::UnreadableResponse(reading.status));
+        Outcome::Unknown { cause, retry_after: None }
+    })
 }
 
 fn try_classify(reading: &ProviderResponse, rules: &ResponseRules, now: SystemTime) -> Result<Outcome, AmbiguousValue> {
     let status = reading.status;
     let from_row = row_meaning(reading, &rules.statuses)?;
-    Ok(match from_row.unwrap_or_else(|| default_meaning(status)) {
+    let meaning = from_row.unwrap_or_else(|| default_meaning(status));
+    if reading.unread_cause().is_some() && !stands_alone(meaning) {
+        return Err(AmbiguousValue);
+    }
+    Ok(match meaning {
         // If the row itself accepts a status, no body is needed: a 204 has none.
         StatusMeaning::Accepted if from_row.is_some() => Outcome::Accepted {
             reference: match reading.json() {
@@ -151,6 +161,15 @@ fn try_classify(reading: &ProviderResponse, rules: &ResponseRules, now: SystemTi
     })
 }
 
+/// Whether a status with this meaning decides without the rest of the response: it ends no payment.
+fn stands_alone(meaning: StatusMeaning) -> bool {
+    match meaning {
+        StatusMeaning::Misconfigured | StatusMeaning::Throttled | StatusMeaning::Busy => true,
+        StatusMeaning::Unknown | StatusMeaning::Unavailable => true,
+        StatusMeaning::Accepted | StatusMeaning::Declined | StatusMeaning::InProgress | StatusMeaning::Review => false,
+    }
+}
+
 /// Meaning by the first case of the row that fits the response.
 ///
 /// # Errors
@@ -165,6 +184,10 @@ pub(super) fn row_meaning(
     let Some(cases) = statuses.get(&reading.status) else { return Ok(None) };
     let body = cases.iter().any(|case| case.code.is_some()).then(|| reading.json()).flatten();
     for case in cases {
+        let needs_head = case.header.is_some() && reading.body == ResponseBody::HeadTooLarge;
+        if needs_head || (case.code.is_some() && reading.unread_cause().is_some()) {
+            return Err(AmbiguousValue);
+        }
         if has_header(&reading.headers, case.header.as_ref())? && has_code(body.as_ref(), case.code.as_ref())? {
             return Ok(Some(case.means));
         }
@@ -225,9 +248,6 @@ fn server_error(status: u16, retry_after: Option<Duration>) -> Outcome {
 /// Outcome of a 200 or 201. If its body cannot be read, the outcome is unknown: a gateway's HTML page may come with
 /// 200 too.
 fn accepted(reading: &ProviderResponse, rules: &ResponseRules) -> Result<Outcome, AmbiguousValue> {
-    if let ResponseBody::Incomplete(cause) = reading.body {
-        return Ok(Outcome::Unknown { cause, retry_after: None });
-    }
     Ok(match reading.json().filter(ResponseJson::is_object) {
         Some(body) => Outcome::Accepted { reference: reference(&body, &rules.reference_pointer)? },
         None => Outcome::Unknown { cause: UnknownCause::UnreadableResponse(reading.status), retry_after: None },

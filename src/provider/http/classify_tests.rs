@@ -80,7 +80,7 @@ fn a_success_must_be_readable() {
     for (body, outcome) in table {
         assert_eq!(read(&reading(200, body)), outcome, "{body}");
     }
-    assert_eq!(read(&ProviderResponse { body: ResponseBody::TooLarge, ..reading(200, "") }), unreadable);
+    assert_eq!(read(&ProviderResponse { body: ResponseBody::Undecodable, ..reading(200, "") }), unreadable);
     let cause = UnknownCause::ConnectionLost;
     let broken = ProviderResponse { body: ResponseBody::Incomplete(cause), ..reading(200, "") };
     assert_eq!(read(&broken), Outcome::Unknown { cause, retry_after: None });
@@ -128,10 +128,33 @@ fn encoding_does_not_change_the_meaning() {
 }
 
 #[test]
-fn other_statuses_need_no_body() {
-    for body in [ResponseBody::TooLarge, ResponseBody::Incomplete(UnknownCause::Timeout)] {
-        let outcome = read(&ProviderResponse { body, ..reading(402, "") });
-        assert_eq!(outcome, Outcome::Declined { reason: "provider answered 402".to_owned() });
+fn unread_response_ends_no_payment() {
+    for (body, cause) in [
+        (ResponseBody::TooLarge, UnknownCause::ResponseTooLarge as fn(u16) -> UnknownCause),
+        (ResponseBody::HeadTooLarge, UnknownCause::ResponseTooLarge),
+        (ResponseBody::Undecodable, UnknownCause::UnreadableResponse),
+        (ResponseBody::Incomplete(UnknownCause::Timeout), |_| UnknownCause::Timeout),
+    ] {
+        let read = |status| read(&ProviderResponse { body: body.clone(), ..reading(status, "") });
+        for status in 100..=999_u16 {
+            let outcome = match status {
+                401 | 403 | 404 | 405 | 407 => Outcome::Misconfigured { status },
+                429 => Outcome::Throttled { retry_after: None },
+                200..=202 | 300..=407 | 409..=499 => Outcome::Unknown { cause: cause(status), retry_after: None },
+                _ => server_error(status, None),
+            };
+            assert_eq!(read(status), outcome, "{status} {body:?}");
+        }
+        let cases = vec![code("locked", None, StatusMeaning::Busy), StatusCase::always(StatusMeaning::Throttled)];
+        let row = ResponseRules { statuses: [(429, cases)].into(), ..meanings(&[]) };
+        let reading = ProviderResponse { body: body.clone(), ..reading(429, "") };
+        let unknown = Outcome::Unknown { cause: cause(429), retry_after: None };
+        assert_eq!(classify(&reading, &row, SystemTime::UNIX_EPOCH), unknown, "{body:?}");
+        let cases = vec![header("x-locked", None, StatusMeaning::Busy), StatusCase::always(StatusMeaning::Throttled)];
+        let row = ResponseRules { statuses: [(429, cases)].into(), ..meanings(&[]) };
+        let knows_head = body != ResponseBody::HeadTooLarge;
+        let expected = if knows_head { Outcome::Throttled { retry_after: None } } else { unknown };
+        assert_eq!(classify(&reading, &row, SystemTime::UNIX_EPOCH), expected, "{body:?}");
     }
 }
 

@@ -27,19 +27,17 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use super::classify::{ProviderResponse, ResponseBody};
+use super::content_coding;
 use super::failure::{
     RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_after_connect, is_early_response,
 };
 use super::header_names::{HeadWriter, HeaderNames, Respelled};
 use super::socket::{Socket, SocketStream};
 use crate::domain::outcome::UnknownCause;
+use crate::domain::response::{RESPONSE_BODY_BYTES_MAX, RESPONSE_HEADERS_MAX};
 
-/// Largest body that is read, in bytes. No payment response needs more, and memory stays bounded.
-const BODY_BYTES_MAX: usize = 64 * 1024;
 /// Time that a peer has to close a finished connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Largest number of headers of a response. Their bytes are bounded by hyper's own read buffer (about 400 KiB).
-const HEADERS_MAX: usize = 64;
 
 /// A byte stream, TLS or plain.
 pub type Transport = Either<TlsStream<SocketStream>, SocketStream>;
@@ -53,8 +51,8 @@ pub struct HttpConnection {
     head_writer: Arc<HeadWriter>,
     /// An answer was read on it.
     was_used: bool,
-    /// It had received bytes that are part of no response when its driver ended.
-    has_unexpected_bytes: bool,
+    /// Received bytes that were part of no response when its driver ended.
+    unexpected_bytes: Bytes,
 }
 
 enum DriverState {
@@ -98,9 +96,13 @@ impl HttpConnection {
         let stream = HalfDuplex::new(transport, header_names);
         let (early, head_writer) = (Arc::clone(&stream.early), Arc::clone(&stream.head_writer));
         let io = TokioIo::new(stream);
-        let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).title_case_headers(true).handshake(io).await?;
+        let mut builder = Builder::new();
+        // Some servers still fold long headers, which RFC 9112 lets a client read.
+        builder.allow_obsolete_multiline_headers_in_responses(true);
+        let (sender, driver) = builder.max_headers(RESPONSE_HEADERS_MAX).title_case_headers(true).handshake(io).await?;
         let driver_state = DriverState::Running(Box::new(driver));
-        Ok(Self { socket, sender, driver_state, early, head_writer, was_used: false, has_unexpected_bytes: false })
+        let unexpected_bytes = Bytes::new();
+        Ok(Self { socket, sender, driver_state, early, head_writer, was_used: false, unexpected_bytes })
     }
 
     /// Polls the connection once, and returns whether it can take another request.
@@ -126,20 +128,8 @@ impl HttpConnection {
         let mut response = match timeout_at(deadline, self.drive(response)).await {
             Ok(Ok(response)) => response,
             Ok(Err(mut refused)) => {
-                return match refused.take_message() {
-                    Some(request) => {
-                        if self.has_unexpected_bytes {
-                            strays.record(UnexpectedResponse::BeforeRequest);
-                        }
-                        ExchangeResult::Unsent(Box::new(request))
-                    }
-                    None => {
-                        if is_early_response(refused.error()) {
-                            strays.record(UnexpectedResponse::WhileWriting);
-                        }
-                        ExchangeResult::Failed(failure_after_connect(refused.error(), &self.socket))
-                    }
-                };
+                let unsent = refused.take_message();
+                return self.without_head(unsent, refused.error(), strays);
             }
             Err(_) if self.socket.wrote_nothing() => {
                 return ExchangeResult::Failed(RequestFailure::NotSent("no byte could be written in time".to_owned()));
@@ -152,16 +142,48 @@ impl HttpConnection {
             self.read_body(&mut response, deadline).await
         };
         let (head, _) = response.into_parts();
-        let whole = matches!(body, ResponseBody::Whole(_));
+        let is_whole = matches!(body, ResponseBody::Whole(_));
+        let body = match body {
+            ResponseBody::Whole(bytes) => content_coding::decode(&head.headers, bytes),
+            unread => unread,
+        };
         let reading = ProviderResponse { status: head.status.as_u16(), headers: head.headers, body };
         if self.early.have_happened() {
             return end_early(reading, read_at, strays);
         }
-        if !whole {
+        if !is_whole {
             // The server sends too much, or its next response could not be found: the connection is closed.
             return ExchangeResult::Responded(ReceivedResponse::last(reading, read_at, self.was_used));
         }
         self.end_exchange(reading, read_at, strays).await
+    }
+
+    /// What follows on an exchange without a head that could be read. The status of a head that is too large is known.
+    fn without_head(
+        self,
+        unsent: Option<OutgoingRequest>,
+        error: &hyper::Error,
+        strays: &UnexpectedResponseLog,
+    ) -> ExchangeResult {
+        if let Some(request) = unsent {
+            if !self.unexpected_bytes.is_empty() {
+                strays.record(UnexpectedResponse::BeforeRequest);
+            }
+            return ExchangeResult::Unsent(Box::new(request));
+        }
+        if error.is_parse_too_large()
+            && let Some(status) = status_of(&self.unexpected_bytes)
+        {
+            let reading = ProviderResponse { status, headers: HeaderMap::new(), body: ResponseBody::HeadTooLarge };
+            return match self.early.have_happened() {
+                true => end_early(reading, Instant::now(), strays),
+                false => ExchangeResult::Responded(ReceivedResponse::last(reading, Instant::now(), self.was_used)),
+            };
+        }
+        if is_early_response(error) {
+            strays.record(UnexpectedResponse::WhileWriting);
+        }
+        ExchangeResult::Failed(failure_after_connect(error, &self.socket))
     }
 
     /// What follows on an answer that was read to its end.
@@ -172,7 +194,7 @@ impl HttpConnection {
         strays: &UnexpectedResponseLog,
     ) -> ExchangeResult {
         let reusable = self.is_ready().await;
-        if self.has_unexpected_bytes {
+        if !self.unexpected_bytes.is_empty() {
             strays.record(UnexpectedResponse::AfterResponse);
             if self.was_used {
                 reading.body = ResponseBody::Ambiguous;
@@ -201,7 +223,7 @@ impl HttpConnection {
             }
         })
         .await;
-        self.has_unexpected_bytes
+        !self.unexpected_bytes.is_empty()
     }
 
     async fn read_body(&mut self, response: &mut Response<Incoming>, deadline: Instant) -> (ResponseBody, Instant) {
@@ -218,7 +240,7 @@ impl HttpConnection {
             };
             read_at = Instant::now();
             let Ok(chunk) = frame.into_data() else { continue };
-            if bytes.len() + chunk.len() > BODY_BYTES_MAX {
+            if bytes.len() + chunk.len() > RESPONSE_BODY_BYTES_MAX {
                 return (ResponseBody::TooLarge, read_at);
             }
             bytes.extend_from_slice(&chunk);
@@ -235,7 +257,7 @@ impl HttpConnection {
                 // The future ends with the connection's error, if there was one.
                 let ended = if ended.is_ok() { DriverState::Complete } else { DriverState::Broken };
                 if let DriverState::Running(driver) = std::mem::replace(&mut self.driver_state, ended) {
-                    self.has_unexpected_bytes = !driver.into_parts().read_buf.is_empty();
+                    self.unexpected_bytes = driver.into_parts().read_buf;
                 }
             }
             future.as_mut().poll(cx)
@@ -251,6 +273,12 @@ fn end_early(response: ProviderResponse, read_at: Instant, strays: &UnexpectedRe
         return ExchangeResult::Failed(RequestFailure::Unknown(UnknownCause::ConnectionLost));
     }
     ExchangeResult::Responded(ReceivedResponse::last(response, read_at, false))
+}
+
+/// The status of a head that begins with these bytes: `HTTP/1.1 401 `.
+fn status_of(head: &[u8]) -> Option<u16> {
+    let status = head.strip_prefix(b"HTTP/1.")?.get(2..5)?;
+    std::str::from_utf8(status).ok()?.parse().ok().filter(|status| (100..1000).contains(status))
 }
 
 /// Whether a head says in two ways where its body ends. hyper itself refuses two different numbers.

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use reqwest::Method;
 
-use super::classify::{ProviderResponse, ResponseBody, ResponseRules, is_token, reference, row_meaning};
+use super::classify::{ProviderResponse, ResponseRules, is_token, reference, row_meaning};
 use super::client::{self, ClientSettings, ConnectionReuse, HttpClient, PreparedRequest};
 use super::outbound::OutboundPolicy;
 use super::response_fields::{check_echo, has_other_amount};
@@ -130,7 +130,9 @@ fn classify_lookup(
     now: SystemTime,
 ) -> LookupResult {
     let status = reading.status;
-    let unreadable = LookupResult::Unknown { cause: UnknownCause::UnreadableResponse(status), retry_after: None };
+    let unread = reading.unread_cause();
+    let cause = unread.unwrap_or(UnknownCause::UnreadableResponse(status));
+    let unreadable = LookupResult::Unknown { cause, retry_after: None };
     let Ok(from_row) = row_meaning(reading, &rules.statuses) else { return unreadable };
     let throttled = || LookupResult::Throttled { retry_after: rules.throttle_wait(reading, now) };
     let retry_after = || rules.own_wait(reading, now);
@@ -146,6 +148,7 @@ fn classify_lookup(
             LookupResult::InProgress { .. } => LookupResult::InProgress { retry_after: retry_after() },
             found => found,
         },
+        404 if unread.is_some() => unreadable,
         404 => LookupResult::NotFound,
         401 | 403 | 407 => LookupResult::Misconfigured { status },
         429 => throttled(),
@@ -161,13 +164,7 @@ fn classify_payment_state(
     request: &LookupRequest,
     lookup: &LookupConfig,
 ) -> Result<LookupResult, AmbiguousValue> {
-    if let ResponseBody::Incomplete(cause) = reading.body {
-        return Ok(LookupResult::Unknown { cause, retry_after: None });
-    }
-    let Some(body) = reading.json() else {
-        let cause = UnknownCause::UnreadableResponse(reading.status);
-        return Ok(LookupResult::Unknown { cause, retry_after: None });
-    };
+    let Some(body) = reading.json() else { return Err(AmbiguousValue) };
     let state = body.field(&lookup.state)?;
     let Some((state, text)) = state.and_then(|state| state.to_text().map(|text| (state, text))) else {
         return Ok(LookupResult::Unclear { reason: format!("the look-up response has no state at {}", lookup.state) });
@@ -205,6 +202,7 @@ mod tests {
     use reqwest::header::{HeaderMap, RETRY_AFTER};
     use serde_json::{Value, json};
 
+    use super::super::classify::ResponseBody;
     use super::*;
     use crate::domain::job::tests::job;
     use crate::domain::provider::{LookupUrl, WhenNotFound};

@@ -41,6 +41,7 @@ use crate::domain::sum::SentSum;
 pub mod classify;
 mod client;
 mod connection;
+mod content_coding;
 mod failure;
 mod header_names;
 mod lookup_client;

@@ -29,7 +29,7 @@ pub const HEADER_OVERHEAD_BYTES: usize = 4;
 /// most 255 characters, a key 64 and a host 253.
 const ROW_HEADERS_BYTES_MAX: usize = HEADERS_BYTES_MAX - 1024;
 
-/// Headers that frame or route a request, which only the client sets, and `accept-encoding`: we read no encoded
+/// Headers that frame or route a request, which only the client sets, and `accept-encoding`: we ask for no encoded
 /// response.
 const RESERVED: [&str; 11] = [
     "accept-encoding",
