@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use super::disposition::{MISCONFIGURED_PAUSE, REFUSED_YIELD};
 use super::job::JobId;
-use super::local_fault::LocalFault;
 use super::outcome::{Outcome, Refusal};
 
 /// Accounts, or payments without one, that are refused, without a request that passes in between, until it is the lane's
@@ -56,7 +55,7 @@ impl SetupSign {
             Outcome::Misconfigured { .. } | Outcome::Unconfirmed { refusal: Refusal::Misconfigured { .. }, .. } => {
                 Some(Self::Misconfigured)
             }
-            Outcome::LocalFault(LocalFault::Unbuildable(_)) => Some(Self::Misconfigured),
+            Outcome::LocalFault(fault) if fault.is_of_setup() => Some(Self::Misconfigured),
             // Several sums in a row that differ are a fault of the row: each of them charges a wrong one.
             Outcome::Rejected { .. } | Outcome::Differs { .. } => Some(Self::Rejected),
             // A provider may throttle before it looks at the credential.

@@ -221,7 +221,7 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
             let reason = Wait::with_detail(WaitReason::Retry, cause);
             after_failure(history, policy, fraction, history.unknown, reason, None)
         }
-        Outcome::LocalFault(fault @ LocalFault::Unbuildable(_)) => after_refusal(fault.wait(), history, policy),
+        Outcome::LocalFault(fault) if fault.is_of_setup() => after_refusal(fault.wait(), history, policy),
         Outcome::LocalFault(fault) => {
             let pause = PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
             uncounted(step(), fault.wait(), Some(pause))

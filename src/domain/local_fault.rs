@@ -38,6 +38,12 @@ pub enum LocalFault {
          net.ipv4.ip_local_port_range, or set `reuse_connections`"
     )]
     Ports,
+    /// The provider demands a client certificate in its TLS handshake. No request passes such a handshake.
+    #[error(
+        "the provider demands a client certificate, and Sluicegate has none: let url name an address without that \
+         demand, or a proxy on this machine that has the certificate"
+    )]
+    ClientCertificate,
     /// Something that the request needs is missing here, such as a file with a secret. The text names it, never its
     /// content.
     #[error("the request cannot be built yet: {0}")]
@@ -49,8 +55,14 @@ impl LocalFault {
     pub fn wait(&self) -> Wait {
         match self {
             Self::Unbuildable(problem) => Wait::with_detail(WaitReason::Unbuildable, problem),
+            Self::ClientCertificate => Wait::with_detail(WaitReason::Misconfigured, self.to_string()),
             _ => Wait::with_detail(WaitReason::LocalFault, self.to_string()),
         }
+    }
+
+    /// Whether the set-up of the provider row is at fault, and not the process or its machine.
+    pub fn is_of_setup(&self) -> bool {
+        matches!(self, Self::Unbuildable(_) | Self::ClientCertificate)
     }
 
     /// The local fault behind an I/O error, if there is one.

@@ -101,7 +101,7 @@ pub(super) fn pause_for_fault(lane: &LaneContext, wait: Duration, fault: &LocalF
 pub(super) fn log_fault(lane: &LaneContext, fault: &LocalFault, consequence: &str) {
     let cause = fault.to_string();
     // A fault of a row belongs to its provider, all others to the process.
-    let owner = if matches!(fault, LocalFault::Unbuildable(_)) { lane.name.as_str() } else { "" };
+    let owner = if fault.is_of_setup() { lane.name.as_str() } else { "" };
     if lane.worker.local_faults.is_due(&format!("{owner}: {cause}")) {
         tracing::error!(provider = %lane.name, cause, "{consequence}");
     }

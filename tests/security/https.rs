@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls::server::{WantsServerCert, WebPkiClientVerifier};
+use rustls::{ConfigBuilder, RootCertStore, ServerConfig, ServerConnection, StreamOwned, SupportedProtocolVersion};
 
-use crate::authority::Identity;
+use crate::authority::{Authority, Identity};
 
 pub struct HttpsProvider {
     pub port: u16,
@@ -19,9 +20,27 @@ impl HttpsProvider {
     /// Serves until the process ends.
     pub fn start(identity: &Identity) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
+        Self::serve(identity, ServerConfig::builder().with_no_client_auth())
+    }
+
+    /// Demands a client certificate of this authority.
+    pub fn start_demanding(
+        identity: &Identity,
+        authority: &Authority,
+        version: &'static SupportedProtocolVersion,
+    ) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(authority.file()).unwrap()).unwrap();
+        let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().unwrap();
+        let builder = ServerConfig::builder_with_protocol_versions(&[version]);
+        Self::serve(identity, builder.with_client_cert_verifier(verifier))
+    }
+
+    fn serve(identity: &Identity, builder: ConfigBuilder<ServerConfig, WantsServerCert>) -> Self {
         let chain = vec![CertificateDer::from_pem_file(&identity.certificate).unwrap()];
         let key = PrivateKeyDer::from_pem_file(&identity.key).unwrap();
-        let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key).unwrap();
+        let config = builder.with_single_cert(chain, key).unwrap();
         let (config, requests) = (Arc::new(config), Arc::<Mutex<Vec<String>>>::default());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

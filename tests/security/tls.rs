@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
 use secrecy::SecretString;
+use sluicegate::domain::account_faults::SetupSign;
 use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::domain::provider::ProviderName;
@@ -52,17 +53,42 @@ async fn redis(port: u16, trusted: &Authorities) -> Attempt {
 }
 
 async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Attempt {
+    match charge(port, allow, trusted).await {
+        Outcome::Accepted { .. } => Ok(()),
+        Outcome::NotSent { cause } => Err(cause),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn charge(port: u16, allow: &str, trusted: &Authorities) -> Outcome {
     let policy = OutboundPolicy::parse(&[allow.replace("PORT", &port.to_string())]).unwrap().with_authorities(trusted);
     let limit = LimitRow { name: "all".to_owned(), max_requests: 1, window_ms: 1_000, ..LimitRow::default() };
     let url = format!("https://localhost:{port}/charges");
     let row = ProviderRow { name: "acme".to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
     let provider = HttpProvider::new(&row.validate(1).unwrap(), &policy).unwrap();
     let job = job();
-    let answer = provider.send(&job, &provider.freeze(&job, SentSum { units: 1, decimals: 2 }).await.unwrap()).await;
-    match answer.outcome {
-        Outcome::Accepted { .. } => Ok(()),
-        Outcome::NotSent { cause } => Err(cause),
-        other => panic!("{other:?}"),
+    provider.send(&job, &provider.freeze(&job, SentSum { units: 1, decimals: 2 }).await.unwrap()).await.outcome
+}
+
+/// With TLS 1.3 the alert comes when the request is written already, and no server reads a request behind such a
+/// handshake.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demanded_client_certificate_is_a_wrong_setup() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path());
+    let identity = authority.issue("provider", "localhost");
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        let demanding = HttpsProvider::start_demanding(&identity, &authority, version);
+        for _ in 0..20 {
+            let outcome = charge(demanding.port, "localhost:PORT", &authority.authorities()).await;
+            assert_eq!(
+                (outcome.code(), SetupSign::from_outcome(&outcome)),
+                ("not_sent", Some(SetupSign::Misconfigured))
+            );
+            assert!(outcome.detail().contains("demands a client certificate"), "{version:?} {}", outcome.detail());
+        }
+        assert!(demanding.requests().is_empty());
     }
 }
 

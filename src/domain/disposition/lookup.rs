@@ -14,6 +14,7 @@ use super::{
     named_pause, named_wait, review, throttle_backoff,
 };
 use crate::domain::backoff::{LookupPolicy, RetryPolicy};
+use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::{FinalState, LookupResult};
 use crate::domain::wait_reason::{Wait, WaitReason};
 
@@ -80,6 +81,10 @@ pub fn after_lookup(
             context.defer(MISCONFIGURED_PAUSE, Wait::with_detail(WaitReason::Misconfigured, cause))
         }
         LookupResult::NotSent { cause } => context.defer(context.backoff(), lookup_wait(cause)),
+        // As a refusal of the address: it says nothing about charges.
+        LookupResult::LocalFault(fault @ LocalFault::ClientCertificate) => {
+            context.defer(MISCONFIGURED_PAUSE, fault.wait())
+        }
         LookupResult::LocalFault(fault) => {
             let deferred = context.defer(context.backoff(), fault.wait());
             LookupDisposition {
@@ -165,7 +170,6 @@ mod tests {
     use super::super::{HONOURED_WAIT_MAX, review_unless_lookup};
     use super::*;
     use crate::domain::backoff::BackoffPolicy;
-    use crate::domain::local_fault::LocalFault;
     use crate::domain::outcome::PartialCharge;
     use crate::domain::outcome::UnknownCause;
 
@@ -231,6 +235,7 @@ mod tests {
             (LookupResult::Misconfigured { status: 401 }, Err(30), Err(30)),
             (LookupResult::NotSent { cause: "refused".to_owned() }, Err(4), Err(4)),
             (LookupResult::LocalFault(LocalFault::ProcessDescriptors), Err(4), Err(4)),
+            (LookupResult::LocalFault(LocalFault::ClientCertificate), Err(30), Err(30)),
         ];
         for (finding, before, at_the_bound) in table {
             for (first_sent_s, wanted) in [(10, before), (600, at_the_bound)] {
@@ -283,6 +288,7 @@ mod tests {
         for finding in misconfigured.into_iter().chain([
             LookupResult::NotFound,
             UNKNOWN,
+            LookupResult::LocalFault(LocalFault::ClientCertificate),
             LookupResult::Busy { retry_after: Some(secs(5)) },
         ]) {
             assert_eq!(pause(&finding), None, "{finding:?}");

@@ -36,11 +36,12 @@ fn history(attempts: u32, unknown: bool) -> AttemptHistory {
     }
 }
 
-/// 30 s, and twice as long each time, at most 15 minutes; the same if it cannot be built.
+/// 30 s, and twice as long each time, at most 15 minutes; the same if it cannot be built or its connection is refused.
 #[test]
 fn refused_payment_waits_longer_and_goes_to_review_alone() {
     let unbuildable = Outcome::LocalFault(LocalFault::Unbuildable("no file".to_owned()));
-    for outcome in [Outcome::Misconfigured { status: 404 }, unbuildable] {
+    let certificate = Outcome::LocalFault(LocalFault::ClientCertificate);
+    for outcome in [Outcome::Misconfigured { status: 404 }, unbuildable, certificate] {
         let after = |all: u32, alone: u32, unknown: bool| {
             let history = AttemptHistory { refusals: Refusals { all, alone }, ..history(1, unknown) };
             after_outcome(&outcome, &history, &policy(None), 0.5)

@@ -29,10 +29,12 @@ use tokio_util::either::Either;
 use super::classify::{ProviderResponse, ResponseBody};
 use super::content_coding;
 use super::failure::{
-    RequestFailure, UnexpectedResponse, UnexpectedResponseLog, failure_after_connect, is_early_response,
+    RequestFailure, UnexpectedResponse, UnexpectedResponseLog, demands_certificate, failure_after_connect,
+    is_early_response,
 };
 use super::header_names::{HeadWriter, HeaderNames, Respelled};
 use super::socket::{Socket, SocketStream};
+use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::UnknownCause;
 use crate::domain::response::{RESPONSE_BODY_BYTES_MAX, RESPONSE_HEADERS_MAX};
 
@@ -165,6 +167,9 @@ impl HttpConnection {
         error: &hyper::Error,
         strays: &UnexpectedResponseLog,
     ) -> ExchangeResult {
+        if !self.was_used && demands_certificate(error) {
+            return ExchangeResult::Failed(RequestFailure::Local(LocalFault::ClientCertificate));
+        }
         if let Some(request) = unsent {
             if !self.unexpected_bytes.is_empty() {
                 strays.record(UnexpectedResponse::BeforeRequest);

@@ -61,6 +61,18 @@ impl RequestFailure {
     }
 }
 
+/// Whether the peer's TLS refuses this connection for want of a client certificate. With TLS 1.3 its alert comes after the
+/// handshake of this side, with the first read.
+pub fn demands_certificate(error: &(dyn Error + 'static)) -> bool {
+    let is_alert = |tls: &rustls::Error| {
+        matches!(tls, rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired))
+    };
+    // `source()` of an I/O error skips the error that it wraps.
+    let wrapped = |io: &io::Error| io.get_ref().is_some_and(|inner| demands_certificate(inner));
+    successors(Some(error), |&link| link.source())
+        .any(|link| link.downcast_ref().is_some_and(is_alert) || link.downcast_ref().is_some_and(wrapped))
+}
+
 /// Meaning of an error on an open connection: "not sent" only if the kernel took no byte of the request.
 pub fn failure_after_connect(error: &(dyn Error + 'static), socket: &Socket) -> RequestFailure {
     if socket.wrote_nothing() {
@@ -86,6 +98,9 @@ pub fn is_early_response(error: &(dyn Error + 'static)) -> bool {
 
 /// Meaning of an error before any byte of the request left. A cause is a short text without URL, header or body.
 pub fn failure_before_send(error: &(dyn Error + 'static)) -> RequestFailure {
+    if demands_certificate(error) {
+        return RequestFailure::Local(LocalFault::ClientCertificate);
+    }
     let chain = || successors(Some(error), |&link| link.source());
     // A name may be unresolved because this process could open no socket for the DNS query.
     if let Some(fault) = chain().find_map(|link| link.downcast_ref().and_then(LocalFault::from_io_error)) {

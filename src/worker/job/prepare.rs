@@ -143,7 +143,7 @@ impl JobRun<'_> {
     /// Delays a job for a fault of its row or its secrets, and pauses the lane for one of its process.
     pub(super) async fn on_unbuildable(&self, error: FreezeError) -> DeliveryAction {
         let fault = LocalFault::from(error);
-        if !matches!(fault, LocalFault::Unbuildable(_)) {
+        if !fault.is_of_setup() {
             pause_for_fault(self.lane, LOCAL_FAULT_PAUSE, &fault);
             return self.delay(LANE_PAUSED_DELAY, WaitCause::new(NOT_SENT, fault.wait())).await;
         }
