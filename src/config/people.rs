@@ -22,7 +22,7 @@ pub const TOKEN_CHARS_MIN: usize = 32;
 /// Fewest different characters of a token that other machines cannot guess.
 pub const TOKEN_DISTINCT_CHARACTERS_MIN: usize = 8;
 /// Headers with a meaning of their own, which no proxy may use for a person.
-const TAKEN_HEADERS: [&str; 10] = [
+const TAKEN_HEADERS: [&str; 12] = [
     "accept",
     "authorization",
     "connection",
@@ -31,6 +31,8 @@ const TAKEN_HEADERS: [&str; 10] = [
     "cookie",
     "host",
     "origin",
+    "sec-fetch-dest",
+    "sec-fetch-mode",
     "sec-fetch-site",
     "user-agent",
 ];

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
@@ -31,21 +31,23 @@ mod tokens;
 const HANDLER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Headers that the guard uses, so that a request may have each only once.
-const SINGLE_VALUE_HEADERS: [HeaderName; 5] = [
+const SINGLE_VALUE_HEADERS: [HeaderName; 7] = [
     header::HOST,
     header::AUTHORIZATION,
     header::ORIGIN,
     header::CONTENT_TYPE,
     HeaderName::from_static("sec-fetch-site"),
+    HeaderName::from_static("sec-fetch-mode"),
+    HeaderName::from_static("sec-fetch-dest"),
 ];
 
-/// For all routes: rejects ambiguous requests and changes by other sites, and bounds the response time.
+/// For all routes: rejects ambiguous requests and those of other sites' pages, and bounds the response time.
 pub async fn check_request(request: Request, next: Next) -> Response {
     if let Some(problem) = ambiguity(&request) {
         return with_security_headers(refusal_response(StatusCode::BAD_REQUEST, &problem));
     }
     let harmless = is_safe_method(request.method());
-    if !harmless && let Some(problem) = cross_site_problem(request.headers()) {
+    if let Some(problem) = cross_site_problem(&request) {
         return with_security_headers(refusal_response(StatusCode::FORBIDDEN, problem));
     }
     let answer = tokio::time::timeout(HANDLER_TIMEOUT, next.run(request)).await;
@@ -163,17 +165,28 @@ fn is_safe_method(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Why a change may come from another site. Browsers report where a request comes from
-/// (<https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header>), and a form cannot send JSON.
-fn cross_site_problem(headers: &HeaderMap) -> Option<&'static str> {
+/// Why a request may come from another site's page. Browsers report where a request comes from
+/// (<https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header>), and a form cannot send JSON. A page that only asks
+/// does harm too: each answer costs time of the database that payments need.
+fn cross_site_problem(request: &Request) -> Option<&'static str> {
+    let headers = request.headers();
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
-    if text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none")) {
+    let is_own = text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
+    // A link to the page, in a chat or a wiki.
+    let opens_page = request.method() == Method::GET
+        && request.uri().path() == "/"
+        && text("sec-fetch-mode") == Some("navigate")
+        && text("sec-fetch-dest").is_none_or(|place| place == "document");
+    if !is_own && !opens_page {
         return Some("the request comes from another site");
     }
     let host = text("host").unwrap_or_default();
     let origin = text("origin").map(|origin| origin.split_once("://").map_or("unreadable", |(_, host)| host));
     if origin.is_some_and(|origin| origin != host) {
         return Some("the request comes from another origin");
+    }
+    if is_safe_method(request.method()) {
+        return None;
     }
     let json = text("content-type").is_some_and(|kind| kind.split(';').next() == Some("application/json"));
     (!json).then_some("a change needs content-type: application/json")
@@ -254,6 +267,47 @@ mod tests {
         let headers = [("host", "ops.internal"), ("authorization", "Bearer let-me-in")];
         assert_eq!(request_status(Method::GET, &format!("{address}/api/v1/lanes"), &headers).await, 200);
         assert_eq!(request_status(Method::GET, &format!("{address}/api/v1/lanes"), &headers[..1]).await, 401);
+        stop.cancel();
+    }
+
+    /// A page of another site could ask again and again, and the database would have no time for payments.
+    #[tokio::test]
+    async fn other_sites_pages_are_not_answered() {
+        let (address, _progress, stop) = start(None).await;
+        let foreign = [
+            vec![("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "image")],
+            vec![("sec-fetch-site", "same-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")],
+            vec![("sec-fetch-site", "cross-site")],
+            vec![("sec-fetch-site", "unheard-of")],
+            vec![("origin", "https://evil.example")],
+            vec![("origin", "null")],
+        ];
+        for path in routes().await.into_iter().chain(["/livez".into(), "/readyz".into(), "/nowhere".into()]) {
+            let url = format!("{address}{}", example_address(&path));
+            for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
+                for headers in &foreign {
+                    assert_eq!(request_status(method.clone(), &url, headers).await, 403, "{method} {path} {headers:?}");
+                }
+            }
+        }
+        let link = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
+        let own = [("sec-fetch-site", "same-origin"), ("origin", address.as_str())];
+        for (path, headers, status) in [
+            ("/", &link[..], 200),
+            ("/", &link[..2], 200),
+            ("/", &link[..1], 403),
+            ("/", &[link[0], link[1], ("sec-fetch-dest", "iframe")], 403),
+            ("/", &[link[0], link[1], link[2], ("origin", "https://evil.example")], 403),
+            ("/metrics", &link, 403),
+            ("/api/v1/lanes", &link, 403),
+            ("/api/v1/lanes", &own, 200),
+            ("/api/v1/lanes", &[("sec-fetch-site", "none")], 200),
+            ("/api/v1/lanes", &[], 200),
+        ] {
+            let url = format!("{address}{path}");
+            assert_eq!(request_status(Method::GET, &url, headers).await, status, "{path} {headers:?}");
+        }
+        assert_eq!(request_status(Method::POST, &address, &link).await, 403);
         stop.cancel();
     }
 

@@ -16,6 +16,7 @@ mod canned_history;
 mod canned_jobs;
 mod displayed_estimates;
 mod flows;
+mod foreign_pages;
 mod headlines;
 mod keyboard;
 mod limits;
