@@ -1,6 +1,6 @@
 //! The bounded listener of the ops server: bounds on connections, on the time without a response, and on request bytes.
 //!
-//! A client that sends too slowly, sends too much or never reads is disconnected. HTTP is not parsed here: `guard`
+//! A client that sends too slowly, sends too much or stops reading is disconnected. HTTP is not parsed here: `guard`
 //! decides which requests are probes.
 
 use std::future::Future as _;
@@ -27,8 +27,8 @@ mod admission;
 /// 64 requests at once, at most half of them from one address, which may be a proxy with all users behind it. 16 more
 /// connections are reserved for probes.
 const BOUNDS: AdmissionBounds = AdmissionBounds { requests: 64, requests_per_address: 32, probe_connections: 16 };
-/// Longest time from a response, or from the start of the connection, to the next response. It ends requests that
-/// arrive too slowly, and unused connections.
+/// Longest time from a piece of a response, or from the start of the connection, to the next piece. It ends requests that
+/// arrive too slowly, responses that are not read, and unused connections.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes between two responses: line, headers and body of a request together.
 const REQUEST_BYTES_MAX: usize = LARGE_BYTES_MAX + 64 * 1024;
@@ -99,6 +99,8 @@ pub struct BoundedConnection {
     response_timeout: Duration,
     /// Bytes received since the last response.
     request_bytes: usize,
+    /// Bytes of a response wait for the client.
+    is_writing: bool,
 }
 
 impl BoundedConnection {
@@ -112,6 +114,13 @@ impl BoundedConnection {
             deadline: Box::pin(sleep(response_timeout)),
             response_timeout,
             request_bytes: 0,
+            is_writing: false,
+        }
+    }
+
+    fn set_writing(&mut self, is_writing: bool) {
+        if std::mem::replace(&mut self.is_writing, is_writing) != is_writing {
+            self.admitted.set_writing(is_writing);
         }
     }
 
@@ -154,7 +163,10 @@ impl AsyncWrite for BoundedConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check_open()?;
         match Pin::new(&mut self.stream).poll_write(context, bytes) {
-            Poll::Pending => self.poll_ended(context),
+            Poll::Pending => {
+                self.set_writing(true);
+                self.poll_ended(context)
+            }
             written => {
                 let due = Instant::now() + self.response_timeout;
                 self.deadline.as_mut().reset(due);
@@ -164,7 +176,9 @@ impl AsyncWrite for BoundedConnection {
         }
     }
 
+    /// hyper flushes when it has handed over all bytes that it has.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.set_writing(false);
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
@@ -203,8 +217,10 @@ impl fmt::Display for ClientAddress {
 #[cfg(test)]
 mod tests {
     use axum::Router;
+    use axum::body::Body;
     use axum::middleware::from_fn;
     use axum::routing::get;
+    use futures_util::stream;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpSocket;
     use tokio::sync::Semaphore;
@@ -221,7 +237,20 @@ mod tests {
         let permit = Arc::clone(&permits);
         let slow = get(async move || permit.acquire().await.map(|_| "slow").unwrap_or_default());
         let router = Router::new().route("/", get(async || "here")).route("/livez", get(async || "alive"));
-        let router = router.route("/slow", slow).layer(from_fn(admit_request));
+        let permit = Arc::clone(&permits);
+        let parts = get(async move || {
+            Body::from_stream(stream::unfold(["begin", "end"].into_iter(), move |mut parts| {
+                let permit = Arc::clone(&permit);
+                async move {
+                    let part = parts.next()?;
+                    if part == "end" {
+                        permit.acquire().await.ok()?.forget();
+                    }
+                    Some((Ok::<_, std::convert::Infallible>(part), parts))
+                }
+            }))
+        });
+        let router = router.route("/slow", slow).route("/parts", parts).layer(from_fn(admit_request));
         let service = router.into_make_service_with_connect_info::<ClientInfo>();
         tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
         (address, permits)
@@ -262,6 +291,26 @@ mod tests {
         let long = "x".repeat(REQUEST_BYTES_MAX);
         let head = format!("GET / HTTP/1.1\r\nhost: a\r\nx-long: {long}\r\nconnection: close\r\n\r\n");
         assert!(!send_and_read(connect().await, head.as_bytes()).await.contains("here"));
+    }
+
+    /// An export is read from the database while its client reads it.
+    #[tokio::test]
+    async fn response_in_parts_is_not_idle() {
+        let few = AdmissionBounds { requests: 1, requests_per_address: 1, probe_connections: 1 };
+        let (address, permits) = spawn_server(few, Duration::from_secs(3_600)).await;
+        let mut export = connect("127.0.0.1", address).await;
+        export.write_all(&last_request("/parts")).await.unwrap();
+        let mut read = Vec::new();
+        while !String::from_utf8_lossy(&read).contains("begin") {
+            assert_ne!(export.read_buf(&mut read).await.unwrap(), 0);
+        }
+        let idle = connect("127.0.0.1", address).await;
+        let refused = send_and_read(connect("127.0.0.1", address).await, &last_request("/")).await;
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        assert_eq!(send_and_read(idle, b"").await, "", "the idle one made room");
+        permits.add_permits(1);
+        assert!(send_and_read(export, b"").await.contains("end"));
+        assert!(send_and_read(connect("127.0.0.1", address).await, &last_request("/")).await.ends_with("here"));
     }
 
     /// Long before its deadline.

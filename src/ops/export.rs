@@ -1,8 +1,8 @@
 //! The export of payments as CSV or JSON lines, one page after another: the memory that it needs does not depend on
 //! their number.
 //!
-//! A CSV cell that a spreadsheet would run as a formula begins with an apostrophe
-//! (<https://owasp.org/www-community/attacks/CSV_Injection>). Payments that are created meanwhile are left out. A
+//! Each text of a CSV file is quoted, so that no separator within begins another cell. A text that a spreadsheet would run
+//! as a formula begins with an apostrophe (<https://owasp.org/www-community/attacks/CSV_Injection>). Payments that are created meanwhile are left out. A
 //! payment whose row cannot be read has a line with its id, in state `unreadable`.
 
 use std::borrow::Cow;
@@ -63,6 +63,9 @@ const COLUMNS: [&str; 17] = [
     "finished_at",
 ];
 
+/// Columns of numbers that this program writes itself; all others are texts.
+const NUMBERS: [&str; 3] = ["amount", "charged_amount", "attempts"];
+
 /// An export in progress.
 pub struct JobExport {
     ledger: Database,
@@ -91,7 +94,7 @@ impl JobExport {
     pub async fn next_part(&mut self) -> Result<Option<String>, JobSearchError> {
         let mut part = String::new();
         if self.progress == Progress::Begins && self.format == ExportFormat::Csv {
-            part = csv_line(COLUMNS.map(Cow::Borrowed));
+            part = csv_line(COLUMNS.map(csv_text));
         }
         while self.progress != Progress::Ended {
             let page = self.ledger.list_jobs(&self.filter, self.after.as_ref(), LIST_MAX).await?;
@@ -110,7 +113,7 @@ impl JobExport {
     fn line(&self, job: &JobSummary) -> String {
         match self.format {
             ExportFormat::JsonLines => json_line(&serde_json::to_string(job).unwrap_or_default()),
-            ExportFormat::Csv => csv_line(cells(job)),
+            ExportFormat::Csv => csv_row(cells(job)),
         }
     }
 
@@ -119,7 +122,7 @@ impl JobExport {
             ExportFormat::JsonLines => {
                 json_line(&json!({"id": row.id, "state": "unreadable", "reason": row.problem}).to_string())
             }
-            ExportFormat::Csv => csv_line(COLUMNS.map(|column| match column {
+            ExportFormat::Csv => csv_row(COLUMNS.map(|column| match column {
                 "id" => Cow::Borrowed(row.id.as_str()),
                 "state" => "unreadable".into(),
                 "reason" => Cow::Borrowed(row.problem.as_str()),
@@ -160,18 +163,30 @@ fn cells(job: &JobSummary) -> [Cow<'_, str>; COLUMNS.len()] {
 }
 
 /// One line as RFC 4180 has it.
-fn csv_line(cells: [Cow<'_, str>; COLUMNS.len()]) -> String {
-    let cells: Vec<String> = cells.iter().map(|cell| csv_cell(cell)).collect();
+fn csv_line(cells: [String; COLUMNS.len()]) -> String {
     format!("{}\r\n", cells.join(","))
 }
 
-fn csv_cell(text: &str) -> String {
-    let guard = if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
-    let text = printable(text);
-    if text.contains(['"', ',', '\n', '\r']) {
-        return format!("\"{guard}{}\"", text.replace('"', "\"\""));
+/// The line of these values, in the order of [`COLUMNS`].
+fn csv_row(values: [Cow<'_, str>; COLUMNS.len()]) -> String {
+    let mut columns = COLUMNS.into_iter();
+    csv_line(values.map(|value| match columns.next() {
+        Some(column) if NUMBERS.contains(&column) => value.into_owned(),
+        _ => csv_text(&value),
+    }))
+}
+
+/// Characters that begin a formula, also in the forms that East Asian keyboards write.
+const FORMULA_STARTS: [char; 12] = ['=', '+', '-', '@', '＝', '＋', '－', '＠', '﹦', '﹢', '﹣', '﹫'];
+
+/// A text in quotes; no text is an empty cell. Spreadsheets skip blanks before a formula.
+fn csv_text(text: &str) -> String {
+    if text.is_empty() {
+        return String::new();
     }
-    format!("{guard}{text}")
+    let is_formula = text.trim_start().starts_with(FORMULA_STARTS) || text.starts_with(['\t', '\r', '\n']);
+    let guard = if is_formula { "'" } else { "" };
+    format!("\"{guard}{}\"", printable(text).replace('"', "\"\""))
 }
 
 #[cfg(test)]
@@ -182,18 +197,26 @@ mod tests {
     fn no_cell_is_a_formula() {
         for (text, cell) in [
             ("", ""),
-            ("pay-1", "pay-1"),
-            ("-pay", "'-pay"),
-            ("=1+1", "'=1+1"),
-            ("+49", "'+49"),
-            ("@SUM(A1)", "'@SUM(A1)"),
-            ("\tx", "'\\tx"),
-            ("\r=1", "'\\r=1"),
+            ("0012", "\"0012\""),
+            ("pay-1", "\"pay-1\""),
+            ("-pay", "\"'-pay\""),
+            ("-1", "\"'-1\""),
+            ("=1+1", "\"'=1+1\""),
+            ("x;=1", "\"x;=1\""),
+            ("x\t=1", "\"x\\t=1\""),
+            ("＝1+1", "\"'＝1+1\""),
+            ("﹫x", "\"'﹫x\""),
+            ("  =1", "\"'  =1\""),
+            ("\u{a0}\u{3000}@x", "\"'\u{a0}\u{3000}@x\""),
+            ("+49", "\"'+49\""),
+            ("@SUM(A1)", "\"'@SUM(A1)\""),
+            ("\tx", "\"'\\tx\""),
+            ("\r=1", "\"'\\r=1\""),
             ("a \"b\", c", "\"a \"\"b\"\", c\""),
             ("=HYPERLINK(\"x\",\"y\")", "\"'=HYPERLINK(\"\"x\"\",\"\"y\"\")\""),
-            ("two\nlines", "two\\nlines"),
+            ("two\nlines", "\"two\\nlines\""),
         ] {
-            assert_eq!(csv_cell(text), cell, "{text:?}");
+            assert_eq!(csv_text(text), cell, "{text:?}");
         }
     }
 }

@@ -8,12 +8,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::connections::{AdmissionError, ClientInfo, RequestKind};
+use super::held_body::HeldBody;
 use super::json::JsonResponse;
 use super::{LIVEZ, OpsState, READYZ, roles};
 use identity::Credentials;
@@ -57,12 +58,12 @@ pub async fn check_request(request: Request, next: Next) -> Response {
     }))
 }
 
-/// For all routes: counts the request while it is in progress. Probes are always admitted.
+/// For all routes: counts the request until its response is handed over. Probes are always admitted.
 pub async fn admit_request(ConnectInfo(client): ConnectInfo<ClientInfo>, request: Request, next: Next) -> Response {
     let is_probe = is_safe_method(request.method()) && matches!(request.uri().path(), LIVEZ | READYZ);
     let kind = if is_probe { RequestKind::Probe } else { RequestKind::Other };
     let problem = match client.begin_request(kind) {
-        Ok(_in_progress) => return next.run(request).await,
+        Ok(in_progress) => return next.run(request).await.map(|body| HeldBody::wrap(body, in_progress)),
         Err(AdmissionError::TooManyRequests | AdmissionError::ConnectionClosed) => {
             "too many requests are in progress: try again"
         }
@@ -148,10 +149,16 @@ fn refusal_response(status: StatusCode, problem: &str) -> Response {
     (status, ends, JsonResponse(json!({ "error": problem }))).into_response()
 }
 
-/// Why the head of a request is ambiguous; never contains a value. A proxy before this server may have read it
+/// Why the head of a request is ambiguous or invalid; never contains a value. A proxy before this server may have read it
 /// otherwise. <https://www.rfc-editor.org/rfc/rfc9112#section-3.2>
 fn ambiguity(request: &Request) -> Option<String> {
     let headers = request.headers();
+    if request.version() == Version::HTTP_11 && !headers.contains_key(header::HOST) {
+        return Some("the request has no header `host`".to_owned());
+    }
+    if request.uri().path_and_query().is_some_and(|address| address.as_str().contains("%00")) {
+        return Some("the request's address has the character U+0000, which no text here can have".to_owned());
+    }
     if let Some(name) = SINGLE_VALUE_HEADERS.iter().find(|name| headers.get_all(*name).iter().nth(1).is_some()) {
         return Some(format!("the request has more than one header `{name}`: send it once"));
     }
@@ -229,6 +236,9 @@ fn with_security_headers(mut answer: Response) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
     use super::super::openapi_tests::{example_address, routes};
     use super::super::tests::{client, start};
     use super::*;
@@ -308,6 +318,25 @@ mod tests {
             assert_eq!(request_status(Method::GET, &url, headers).await, status, "{path} {headers:?}");
         }
         assert_eq!(request_status(Method::POST, &address, &link).await, 403);
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn invalid_heads_are_bad_requests() {
+        let (address, _progress, stop) = start(None).await;
+        for (request, status) in [
+            ("GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n", 400),
+            ("GET /api/v1/jobs?search=a%00b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", 400),
+            ("GET /api/v1/jobs/a%00b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", 400),
+            ("GET /livez HTTP/1.0\r\n\r\n", 200),
+            ("GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", 200),
+        ] {
+            let mut stream = TcpStream::connect(address.trim_start_matches("http://")).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert_eq!(answer.split(' ').nth(1), Some(status.to_string().as_str()), "{request}");
+        }
         stop.cancel();
     }
 

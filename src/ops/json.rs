@@ -206,10 +206,27 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for LargeBody<T> {
 }
 
 async fn read_body(request: Request, at_most: usize) -> Result<Bytes, ApiError> {
-    to_bytes(request.into_body(), at_most).await.map_err(|_| {
+    let body = to_bytes(request.into_body(), at_most).await.map_err(|_| {
         let words = format!("the body is longer than {at_most} bytes, or could not be read");
         ApiError(StatusCode::PAYLOAD_TOO_LARGE, words)
-    })
+    })?;
+    match has_nul(&body) {
+        true => Err(ApiError::bad_request("a text of the body has the character U+0000: remove it")),
+        false => Ok(body),
+    }
+}
+
+/// Whether a text of a JSON document has the character U+0000, which PostgreSQL cannot store. JSON has it as an escape
+/// alone, and a backslash only within texts.
+fn has_nul(json: &[u8]) -> bool {
+    let mut rest = json;
+    while let Some(escape) = rest.iter().position(|byte| *byte == b'\\') {
+        if rest[escape..].starts_with(b"\\u0000") {
+            return true;
+        }
+        rest = rest.get(escape + 2..).unwrap_or_default();
+    }
+    false
 }
 
 fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
@@ -293,6 +310,22 @@ mod tests {
         rate: String,
         #[serde(default)]
         dry_run: bool,
+    }
+
+    #[test]
+    fn escaped_nul_is_found() {
+        for (json, found) in [
+            (r#"{"a": "b\u0000"}"#, true),
+            (r#"{"a\u0000": [{"b": 1}]}"#, true),
+            (r#"{"a": "\\\u0000"}"#, true),
+            (r#"{"a": "\\u0000"}"#, false),
+            (r#"{"a": "\u00001"}"#, true),
+            (r#"{"a": "\u0001 u0000"}"#, false),
+            (r"\", false),
+            ("", false),
+        ] {
+            assert_eq!(has_nul(json.as_bytes()), found, "{json}");
+        }
     }
 
     #[test]

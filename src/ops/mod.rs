@@ -34,6 +34,7 @@ pub mod explain;
 pub mod export;
 pub mod flows;
 mod guard;
+mod held_body;
 pub mod history;
 mod json;
 pub mod limit_change;

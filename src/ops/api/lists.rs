@@ -216,7 +216,7 @@ pub async fn totals(
 
 /// All payments that match, newest first, as CSV or as one JSON object per line.
 ///
-/// A cell that a spreadsheet would run as a formula begins with an apostrophe.
+/// A cell of a text is in quotes, and begins with an apostrophe if a spreadsheet would run it as a formula.
 #[utoipa::path(
     get,
     path = "/api/v1/job-export",

@@ -296,6 +296,8 @@ async fn invalid_requests_change_nothing() {
         ("jobs/pay-1/resolve", json!({"as": "declined", "becuase": "x"}), 400, "unknown field `becuase`"),
         ("jobs/pay-1/resolve", json!({"as": "declined", "because": 5}), 400, "`because`: invalid type: integer"),
         ("jobs/pay-1/resolve", json!({"as": "declined", "because": long}), 400, "`because`: has 501 characters"),
+        ("jobs/pay-1/resolve", json!({"as": "declined", "because": "a\0b"}), 400, "U+0000"),
+        ("batches/preview", json!({"decision": "declined", "selection": {"ids": ["a\0b"]}}), 400, "U+0000"),
         ("jobs/pay-1/resolve", json!(["declined"]), 400, "must be one JSON object"),
         ("providers/missing/pause", json!({}), 404, "there is no provider `missing`"),
         ("providers/MISSING/resume", json!({}), 404, "there is no provider `MISSING`"),

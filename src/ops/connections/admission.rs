@@ -61,7 +61,20 @@ struct ConnectionEntry {
     address: ClientAddress,
     idle_since: u64,
     request: Option<RequestKind>,
+    /// Its client has not read all of a response, whose request may have ended.
+    is_writing: bool,
     close_signal: CancellationToken,
+}
+
+impl ConnectionEntry {
+    /// Whether it counts as a request in progress.
+    fn counts(&self) -> bool {
+        self.request == Some(RequestKind::Other) || self.is_writing
+    }
+
+    fn is_idle(&self) -> bool {
+        self.request.is_none() && !self.is_writing
+    }
 }
 
 impl ConnectionAdmission {
@@ -82,9 +95,10 @@ impl ConnectionAdmission {
             }
         }
         let (id, closed) = (holders.next_sequence(), CancellationToken::new());
-        holders
-            .connections
-            .insert(id, ConnectionEntry { address, idle_since: id, request: None, close_signal: closed.clone() });
+        holders.connections.insert(
+            id,
+            ConnectionEntry { address, idle_since: id, request: None, is_writing: false, close_signal: closed.clone() },
+        );
         Some(AdmittedConnection { id, close_signal: closed, admission: Arc::clone(self) })
     }
 
@@ -92,7 +106,7 @@ impl ConnectionAdmission {
     pub fn begin_request(self: &Arc<Self>, id: u64, kind: RequestKind) -> Result<RequestInProgress, AdmissionError> {
         let mut holders = self.connections.lock();
         let address = holders.connections.get(&id).ok_or(AdmissionError::ConnectionClosed)?.address;
-        let others = |holder: &&ConnectionEntry| holder.request == Some(RequestKind::Other);
+        let others = |holder: &&ConnectionEntry| holder.counts();
         if kind == RequestKind::Other {
             if holders.with_address(address).filter(others).count() >= self.bounds.requests_per_address {
                 return Err(AdmissionError::TooManyOfAddress);
@@ -121,7 +135,7 @@ impl ConnectionTable {
         let idle = self
             .connections
             .iter()
-            .filter(|(_, holder)| holder.request.is_none() && within.is_none_or(|address| holder.address == address));
+            .filter(|(_, holder)| holder.is_idle() && within.is_none_or(|address| holder.address == address));
         let idlest =
             idle.max_by_key(|(_, holder)| (self.with_address(holder.address).count(), Reverse(holder.idle_since)));
         idlest.map(|(id, _)| *id)
@@ -135,6 +149,17 @@ pub struct AdmittedConnection {
     /// Fires when the connection must close to make room.
     pub close_signal: CancellationToken,
     admission: Arc<ConnectionAdmission>,
+}
+
+impl AdmittedConnection {
+    /// Notes whether bytes of a response wait for its client.
+    pub fn set_writing(&self, is_writing: bool) {
+        let mut holders = self.admission.connections.lock();
+        let turn = holders.next_sequence();
+        if let Some(holder) = holders.connections.get_mut(&self.id) {
+            (holder.is_writing, holder.idle_since) = (is_writing, turn);
+        }
+    }
 }
 
 impl Drop for AdmittedConnection {
@@ -202,6 +227,23 @@ mod tests {
         assert_eq!(places.begin_request(held[0].id, RequestKind::Other).unwrap_err(), AdmissionError::ConnectionClosed);
         let other = places.admit(address(2)).unwrap();
         assert!(places.begin_request(other.id, RequestKind::Other).is_ok(), "it is the bound of one address");
+    }
+
+    /// It ends by the connection's own deadline, if its client stops reading.
+    #[test]
+    fn unread_response_is_not_idle() {
+        let places = small_admission();
+        let held: Vec<AdmittedConnection> = (0..3).map(|_| places.admit(address(1)).unwrap()).collect();
+        held[0].set_writing(true);
+        held[1].set_writing(true);
+        let refused = places.begin_request(held[2].id, RequestKind::Other).unwrap_err();
+        assert_eq!(refused, AdmissionError::TooManyOfAddress);
+        let next = places.admit(address(1)).unwrap();
+        assert_eq!(close_signals(&held), [false, false, true]);
+        held[1].set_writing(false);
+        assert!(places.begin_request(next.id, RequestKind::Other).is_ok());
+        let _another = places.admit(address(1)).unwrap();
+        assert_eq!(close_signals(&held), [false, true, true]);
     }
 
     #[test]
