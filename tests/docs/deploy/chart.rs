@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluicegate::cli::Cli;
+use sluicegate::domain::person::Role;
 
 use super::containers::{Container, assert_unprivileged};
 use super::{documents_of, loaded, object_of, pod, stop_takes_at_most};
@@ -38,7 +39,7 @@ workers:
   tolerations: [{ key: payments, operator: Exists }]
   affinity: { podAntiAffinity: {} }
   priorityClassName: high
-ops: { port: 9999 }
+ops: { port: 9999, tokenRole: operator }
 configuration:
   outbound:
     allow: ["10.0.0.0/8"]
@@ -62,7 +63,6 @@ operator: { enabled: true }
 serviceAccount: { annotations: { example.com/role: pay } }
 podDisruptionBudget: { maxUnavailable: 34% }
 networkPolicy:
-  enabled: true
   opsFrom: [{ namespaceSelector: { matchLabels: { name: monitoring } } }]
   backendTo: [{ ipBlock: { cidr: 10.0.0.0/8 } }]
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
@@ -75,7 +75,6 @@ workers: { replicas: null }
 migrate: { enabled: false }
 serviceAccount: { create: false }
 podDisruptionBudget: { enabled: false }
-networkPolicy: { enabled: true }
 podMonitor: { enabled: true }
 ";
 
@@ -169,6 +168,7 @@ fn wrong_values_are_rejected_by_name() {
         ("workers: { replicas: two }", "/workers/replicas"),
         ("workers: { drainTimeoutMs: 0 }", "/workers/drainTimeoutMs"),
         ("image: { digest: latest }", "/image/digest"),
+        ("ops: { tokenRole: root }", "/ops/tokenRole"),
         ("backends: { queue: { name: broker } }", "/backends/queue"),
         ("configuration: { outbound: { secrets: [stripe] } }", "/configuration/outbound/secrets"),
         ("networkPolicy: { backendPorts: [amqps] }", "/networkPolicy/backendPorts"),
@@ -231,6 +231,7 @@ fn values_reach_the_objects() {
     let grace = spec["terminationGracePeriodSeconds"].as_u64().unwrap();
     assert_eq!(config.worker.drain_timeout, Duration::from_millis(90_500));
     assert!(Duration::from_secs(grace) > stop_takes_at_most(&config), "{grace} s");
+    assert_eq!(config.ops.people.token_role.0, Role::Operator);
     assert_eq!((config.queue.prefix.as_str(), config.ops.listen.unwrap().port()), ("billing", 9999));
     assert_eq!(spec["containers"][0]["ports"][0]["containerPort"], 9999);
     assert_eq!(spec["containers"][0]["image"].as_str().unwrap().split("@sha256:").count(), 2);
@@ -254,6 +255,23 @@ fn values_reach_the_objects() {
         monitor["spec"]["endpoints"][0]["authorization"]["credentials"],
         json!({"name": "pay-ops", "key": "token"})
     );
+}
+
+/// Whoever installs the chart as it is gets no more than it needs, and neither does whoever follows its example.
+#[test]
+fn defaults_give_the_least_rights() {
+    let documents = documents_of(&rendered(""));
+    let text = object_of(&documents, "ConfigMap", "sluicegate")["data"]["sluicegate.toml"].as_str().unwrap().to_owned();
+    assert_eq!(loaded(&text).ops.people.token_role.0, Role::Viewer);
+    let policy = object_of(&documents, "NetworkPolicy", "sluicegate");
+    assert_eq!(
+        (&policy["spec"]["ingress"], &policy["spec"]["egress"][0]["ports"][0]["port"]),
+        (&json!([]), &json!(53))
+    );
+    let values = Page::read("deploy/helm/sluicegate/values.yaml").text;
+    let trusted = values.lines().find_map(|line| line.trim_start_matches(['#', ' ']).strip_prefix("proxy_trusted = "));
+    let trusted: Vec<std::net::IpAddr> = serde_json::from_str(trusted.unwrap()).unwrap();
+    assert_eq!(trusted.len(), 1);
 }
 
 /// A hook runs before the other objects exist, so it may only use its own, and Secrets of the user.

@@ -131,6 +131,8 @@ sluicegate.toml: |
   # For the probes and Prometheus, which connect from outside the pod. All paths but the probes need the
   # token, of at least 32 characters.
   listen = "0.0.0.0:{{ .Values.ops.port }}"
+  # The token names no person: it reads, and no command of a pod needs more.
+  token_role = "{{ .Values.ops.tokenRole }}"
   {{- with .Values.ops.more }}
   {{- . | trim | nindent 2 }}
   {{- end }}
