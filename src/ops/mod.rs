@@ -49,6 +49,7 @@ mod peek;
 mod port_tests;
 mod roles;
 pub mod row_in_force;
+mod selections;
 pub mod throttling;
 pub mod until;
 

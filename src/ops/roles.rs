@@ -26,8 +26,8 @@ const fn change(path: &'static str, role: Role) -> ChangeRoute {
 pub const CHANGES: [ChangeRoute; 14] = [
     change("/api/v1/jobs/{id}/resolve", Role::Operator),
     change("/api/v1/jobs/{id}/cancel", Role::Operator),
-    // Changes nothing; the body holds the selection.
-    change("/api/v1/batches/preview", Role::Viewer),
+    // Changes nothing, and costs as much as a batch.
+    change("/api/v1/batches/preview", Role::Operator),
     change("/api/v1/batches", Role::Operator),
     change("/api/v1/batches/{id}/stop", Role::Operator),
     change("/api/v1/dlq/{id}/replay", Role::Operator),

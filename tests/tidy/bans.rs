@@ -23,11 +23,15 @@ const CLOCK_READERS: [(&str, &str); 11] = [
     ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, for the log"),
 ];
 /// Files that start tasks outside a tracker, and what ends those tasks.
-const SPAWNERS: [(&str, &str); 11] = [
+const SPAWNERS: [(&str, &str); 12] = [
     ("src/cli/demo/mod.rs", "awaits the two tasks that it starts: its provider and its worker"),
     ("src/cli/run.rs", "probes and signals must not hold up the drain, so no code waits for their tasks"),
     ("src/ledger/database.rs", "a migration runs to its end though its caller is dropped"),
     ("src/ledger/sql/engine.rs", "database work runs to its end though its caller is dropped or times out"),
+    (
+        "src/ops/selections.rs",
+        "a selection holds its slot to its end, though its client is gone; each statement is bounded",
+    ),
     ("src/provider/http/connection.rs", "waits a second at most for the other side to close, holding nothing else"),
     ("src/provider/http/client.rs", "the closing of idle connections ends with the last of them, or with the pool"),
     ("src/provider/simulated/server.rs", "a request stays in flight though its client is gone; its latency ends it"),

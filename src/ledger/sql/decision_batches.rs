@@ -199,16 +199,17 @@ impl Database {
     /// Writes a batch with all of its payments, unless one of them has changed.
     pub async fn begin_batch(&self, batch: &NewBatch) -> Result<BatchStart, LedgerError> {
         let digest = set_digest(batch.decision, &batch.members);
-        let members = (1_i64..).zip(&batch.members).map(
-            |(number, member)| json!({"number": number, "id": member.id.as_str(), "seen_fence": member.seen_fence}),
-        );
-        let members: serde_json::Value = members.collect();
+        // One after the other: as JSON values they would need ten times the memory.
+        let members = (1_i64..).zip(&batch.members).map(|(number, member)| {
+            json!({"number": number, "id": member.id.as_str(), "seen_fence": member.seen_fence}).to_string()
+        });
+        let members = format!("[{}]", members.collect::<Vec<_>>().join(","));
         let jobs = i64::try_from(batch.members.len()).unwrap_or(i64::MAX);
         let required = batch.decision.resolution().required_state();
         let because = batch.by.reason.as_deref().map(storable);
         let (rate, sums, author) = (batch.rate.to_string(), json!(batch.sums).to_string(), storable(&batch.by.os_user));
         let mut steps = vec![
-            self.step(&ADD_MEMBERS, args![members.to_string(), &batch.id, required]),
+            self.step(&ADD_MEMBERS, args![members, &batch.id, required]),
             self.must_affect(
                 &BEGIN,
                 args![&batch.id, batch.decision.name(), jobs, rate, &digest, sums, author, because],

@@ -6,6 +6,7 @@
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -21,11 +22,13 @@ use crate::ops::OpsState;
 use crate::ops::batch::{BatchError, BatchPreview, Confirmation, Selection, find_batch, prepare_batch, stop_batch};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::{ApiBody, ApiError, ErrorBody, JsonResponse, LargeBody};
+use crate::ops::selections::{SelectionSlots, bound_selections};
 
-pub fn routes() -> Router<OpsState> {
+pub fn routes(slots: SelectionSlots) -> Router<OpsState> {
+    let bound = from_fn_with_state(slots, bound_selections);
     Router::new()
-        .route("/api/v1/batches", get(list).post(begin))
-        .route("/api/v1/batches/preview", post(preview))
+        .route("/api/v1/batches", get(list).merge(post(begin).layer(bound.clone())))
+        .route("/api/v1/batches/preview", post(preview).layer(bound))
         .route("/api/v1/batches/{id}", get(show))
         .route("/api/v1/batches/{id}/jobs", get(jobs))
         .route("/api/v1/batches/{id}/stop", post(stop))

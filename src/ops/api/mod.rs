@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path, State};
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 use super::OpsState;
 use super::json::{ApiError, ErrorBody, JsonResponse};
+use super::selections::{SelectionSlots, bound_selections};
 use crate::domain::job::JobId;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{JobDetails, LIST_MAX, ResolutionRefusal};
@@ -47,10 +49,12 @@ pub struct OperatorContext {
 
 /// The routes of this module; each is described in `ops::openapi`.
 pub fn routes() -> Router<OpsState> {
+    let slots = SelectionSlots::default();
+    let export = get(lists::export).layer(from_fn_with_state(slots.clone(), bound_selections));
     Router::new()
         .route("/api/v1/jobs", get(lists::list))
         .route("/api/v1/job-totals", get(lists::totals))
-        .route("/api/v1/job-export", get(lists::export))
+        .route("/api/v1/job-export", export)
         .route("/api/v1/jobs/{id}", get(show))
         .route("/api/v1/jobs/{id}/resolve", post(changes::resolve))
         .route("/api/v1/jobs/{id}/cancel", post(changes::cancel))
@@ -62,7 +66,7 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/pause", post(changes::pause))
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
-        .merge(batches::routes())
+        .merge(batches::routes(slots))
         .merge(pause_all::routes())
         .merge(rejected::routes())
 }
