@@ -316,6 +316,9 @@ CREATE TABLE attempts (
 ) STRICT;
 -- For rebuilding the limiter's state: the youngest end of each provider.
 CREATE INDEX attempts_by_provider_and_end ON attempts (provider, ended_at);
+-- 429s, for their count and the pace that gets through. The condition is written exactly as in the statements.
+CREATE INDEX attempts_throttled ON attempts (provider, ended_at)
+    WHERE (outcome = 'throttled' OR (outcome = 'unknown' AND status = 429));
 CREATE INDEX attempts_by_account ON attempts (provider, account, began_at) WHERE account IS NOT NULL;
 CREATE INDEX attempts_by_reference ON attempts (provider, reference, began_at) WHERE reference IS NOT NULL;
 -- References that no limit counts any more, oldest first. The condition is written exactly as in the statement that

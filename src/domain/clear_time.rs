@@ -26,12 +26,19 @@ use self::slot_returns::ReturnCurve;
 pub const SENT_STEP: Duration = Duration::from_secs(10);
 
 /// Clear time of a backlog, or the reason why there is none.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ClearTime {
     In(Duration),
-    /// The named limit is 0. `None`: an account rule blocks every job that waits.
+    /// The named limit is 0. `None`: the lanes send nothing.
     Never {
         limit: Option<String>,
+    },
+    /// An account rule blocks every job that waits.
+    NotWhileBlocked,
+    /// The provider refuses requests with 429: its own limit decides, and it is not known.
+    NotWhileThrottled {
+        /// Jobs per second that got through lately, if that is known.
+        passed_per_s: Option<f64>,
     },
     NotWhilePaused,
     NotWhileDisabled,
@@ -80,10 +87,14 @@ pub enum MissingInput {
 }
 
 /// State of the lane's sending, apart from limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SendingState {
     /// Requests start after this time.
     StartsIn(Duration),
+    /// The provider refuses some of the requests that the limits allow.
+    Throttled {
+        passed_per_s: Option<f64>,
+    },
     Paused,
     Disabled,
     BreakerOpen,
@@ -158,6 +169,7 @@ impl ClearTimeInput<'_> {
         }
         let starts_in = match self.sending {
             SendingState::StartsIn(starts_in) => starts_in,
+            SendingState::Throttled { .. } => Duration::ZERO,
             SendingState::Paused => return ClearTime::NotWhilePaused,
             SendingState::Disabled => return ClearTime::NotWhileDisabled,
             SendingState::BreakerOpen => return ClearTime::NotWhileBreakerOpen,
@@ -170,7 +182,10 @@ impl ClearTimeInput<'_> {
             return ClearTime::Unknown(missing);
         }
         if blocked {
-            return ClearTime::Never { limit: None };
+            return ClearTime::NotWhileBlocked;
+        }
+        if let SendingState::Throttled { passed_per_s } = self.sending {
+            return ClearTime::NotWhileThrottled { passed_per_s };
         }
         if self.hold.is_zero() && self.provider.in_flight_max().is_some() {
             return ClearTime::Unknown(MissingInput::ResponseTime);

@@ -39,6 +39,7 @@ pub mod quota_spec;
 pub mod response;
 pub mod sensitive;
 pub mod sum;
+pub mod throttled_pace;
 pub mod time;
 pub mod unconfirmed;
 pub mod wait_reason;

@@ -36,10 +36,6 @@ pub struct AnsweredRequest {
 /// What the 429s say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedLimit {
-    /// Recent 429s.
-    pub throttled: usize,
-    /// From the first to the last of them.
-    pub within: Duration,
     /// The largest number of requests in a window beyond which no request was accepted; `None`: no window explains the
     /// 429s.
     pub rate: Option<Rate>,
@@ -55,13 +51,7 @@ pub fn observe(
 ) -> Option<ObservedLimit> {
     let recent_ms = now.0.saturating_sub(ms(RECENT));
     let recent = requests.iter().filter(|request| request.is_throttled && request.at.0 >= recent_ms);
-    let recent: Vec<i64> = recent.map(|request| request.at.0).collect();
-    if recent.len() < REPEATED {
-        return None;
-    }
-    let span_ms = recent.last()?.saturating_sub(*recent.first()?);
-    let within = Duration::from_millis(u64::try_from(span_ms).unwrap_or(0));
-    Some(ObservedLimit { throttled: recent.len(), within, rate: explaining_rate(requests, from, configured) })
+    (recent.count() >= REPEATED).then(|| ObservedLimit { rate: explaining_rate(requests, from, configured) })
 }
 
 /// The rate that explains the 429s best: without contradictions if there is one, then the slowest, then by the order of

@@ -16,6 +16,7 @@ use std::time::Duration;
 use super::OverviewInput;
 use super::workers::lane_reports;
 use crate::domain::clear_time::MissingInput;
+use crate::domain::limit::Rule;
 use crate::domain::provider::Provider;
 use crate::ledger::upkeep::ProviderReconciliation;
 
@@ -155,9 +156,10 @@ impl<'a> ProviderCounts<'a> {
         self.reconciliation.as_ref().map_or(0, |account| account.in_flight)
     }
 
-    /// Whether all waiting jobs are delayed, or their accounts are blocked by rules.
-    pub fn only_delayed_or_blocked(&self) -> bool {
-        let Some(account) = &self.reconciliation else { return false };
+    /// Whether a rule of the row blocks accounts, and all waiting jobs are of such flows, or delayed.
+    pub fn is_blocked(&self, provider: &Provider) -> bool {
+        let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
+        let Some(account) = self.reconciliation.as_ref().filter(|_| blocks) else { return false };
         let jobs = account.delayed + account.account_blocked;
         jobs > 0 && jobs == self.waiting()
     }

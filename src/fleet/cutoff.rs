@@ -51,12 +51,21 @@ impl CutoffForecastOverview {
     }
 }
 
-/// The next cut-off with this row: the one in force, or a proposed one. `None`: the row has no cut-off.
-pub fn cutoff(evidence: &OverviewInput, provider: &Provider) -> Option<CutoffOverview> {
+/// The next cut-off with this row: the one in force, or a proposed one. `None`: the row has no cut-off. `reopens_at`: when
+/// its closed limits go back by themselves.
+pub fn cutoff(
+    evidence: &OverviewInput,
+    provider: &Provider,
+    reopens_at: Option<DatabaseTime>,
+) -> Option<CutoffOverview> {
     let rule = provider.cutoff.as_ref()?;
     let now = EpochMs(evidence.at_ms);
     let at = rule.next_after(now)?;
     let forecast = match estimate(evidence, provider, |input| input.at_cutoff(at)) {
+        // What is sent from then on is not estimated.
+        CutoffForecast::Missed(_) if reopens_at.is_some_and(|reopens_at| reopens_at.0 < at.0) => {
+            CutoffForecastOverview::Unknown
+        }
         CutoffForecast::OnTime { spare } => CutoffForecastOverview::OnTime { spare_ms: millis_down(spare) },
         CutoffForecast::Missed(missed) => CutoffForecastOverview::Missed {
             payments: own_share(evidence, provider, &missed),

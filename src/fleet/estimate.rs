@@ -14,7 +14,7 @@ use super::{OverviewInput, UsageByQuota};
 use crate::domain::clear_time::{
     ClearTime, ClearTimeInput, MissingInput, SendingState, SlotReturns, UsedCount, WaitingJobs, jobs_of,
 };
-use crate::domain::limit::{Limit, Rule};
+use crate::domain::limit::Limit;
 use crate::domain::limit_usage::STILL_USED_STEPS;
 use crate::domain::provider::Provider;
 use crate::domain::time::EpochMs;
@@ -44,12 +44,14 @@ pub(super) fn estimate<T>(
         _ if !provider.enabled => SendingState::Disabled,
         _ if provider.paused => SendingState::Paused,
         None => SendingState::Unknown(MissingInput::Row),
-        Some(status) => flow(status),
+        Some(status) => throttled(evidence, provider, status.state).unwrap_or_else(|| flow(status)),
     };
     let counts = QuotaCounts::new(evidence, provider);
     let moment = match sending {
         // Nothing but the limits has held it back since the count.
-        SendingState::StartsIn(Duration::ZERO) => Moment::of_count(evidence, provider, &counts),
+        SendingState::StartsIn(Duration::ZERO) | SendingState::Throttled { .. } => {
+            Moment::of_count(evidence, provider, &counts)
+        }
         _ => None,
     };
     let is_running = matches!(status, Some(ProviderStatus { state: ProviderState::Running, .. }));
@@ -171,6 +173,21 @@ fn sent_before(evidence: &OverviewInput, provider: &Provider) -> Vec<f64> {
     })
 }
 
+/// While the provider refuses requests, its own limit decides, and that of the row says nothing. Providers of one quota
+/// share its pauses.
+fn throttled(evidence: &OverviewInput, provider: &Provider, state: ProviderState) -> Option<SendingState> {
+    let own = evidence.throttling_of(provider.name.as_str());
+    let of_others = || evidence.others_of_quota(provider).map(|other| evidence.throttling_of(other.name.as_str()));
+    let is_throttled = match state {
+        ProviderState::PausedByProvider => own.requests > 0 || of_others().any(|other| other.requests > 0),
+        ProviderState::Throttled | ProviderState::WaitingForLimit | ProviderState::Running | ProviderState::Idle => {
+            own.keep_coming || of_others().any(|other| other.keep_coming)
+        }
+        _ => false,
+    };
+    is_throttled.then_some(SendingState::Throttled { passed_per_s: own.passed_per_s })
+}
+
 fn flow(status: &ProviderStatus) -> SendingState {
     match status.state {
         ProviderState::Disabled => SendingState::Disabled,
@@ -183,9 +200,12 @@ fn flow(status: &ProviderStatus) -> SendingState {
             SendingState::StartsIn(Duration::from_millis(status.ends_in_ms.unwrap_or(0)))
         }
         // The estimate itself covers limits.
-        ProviderState::Closed | ProviderState::WaitingForLimit | ProviderState::Running | ProviderState::Idle => {
-            SendingState::StartsIn(Duration::ZERO)
-        }
+        ProviderState::Closed
+        | ProviderState::Throttled
+        | ProviderState::Blocked
+        | ProviderState::WaitingForLimit
+        | ProviderState::Running
+        | ProviderState::Idle => SendingState::StartsIn(Duration::ZERO),
     }
 }
 
@@ -193,7 +213,6 @@ fn flow(status: &ProviderStatus) -> SendingState {
 /// counts as sent since the count, because new jobs have come too.
 fn waiting(provider: &Provider, counts: &QuotaCounts<'_>, sent: u64) -> WaitingJobs {
     let jobs = counts.sum(ProviderCounts::waiting);
-    let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
     let reconciliation = counts.own.reconciliation.as_ref();
     WaitingJobs {
         jobs: if counts.own.waiting() == 0 { 0 } else { jobs - sent.min(jobs / 2) },
@@ -202,6 +221,6 @@ fn waiting(provider: &Provider, counts: &QuotaCounts<'_>, sent: u64) -> WaitingJ
         last_due_in: reconciliation.and_then(|account| account.delayed_for).unwrap_or_default(),
         // A job that an account rule blocks waits in the backlog, or is delayed again and again, until the rule is
         // removed.
-        blocked: blocks && counts.own.only_delayed_or_blocked(),
+        blocked: counts.own.is_blocked(provider),
     }
 }

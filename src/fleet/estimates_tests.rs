@@ -62,11 +62,14 @@ fn full_stop_is_named_instead_of_a_time() {
     one.rows[0].accounts =
         vec![AccountRow { account: "shop".to_owned(), rule: Some("blocked".to_owned()), ..AccountRow::default() }];
     one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].validate(9).unwrap()))].into();
-    assert_eq!(clears(&one), ClearTimeOverview::Never { limit: None });
+    assert_eq!(clears(&one), ClearTimeOverview::NotWhileBlocked);
     // So it is if the others wait in the backlog, in flows that the rule blocks.
     let count = one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap();
     (count.backlog, count.account_blocked, count.recorded) = (7, 7, count.recorded + 7);
-    assert_eq!(clears(&one), ClearTimeOverview::Never { limit: None });
+    assert_eq!(clears(&one), ClearTimeOverview::NotWhileBlocked);
+    let blocked = overview(&one).providers.remove(0);
+    let cause = "a rule blocks the account of each waiting payment (blocked: shop)";
+    assert_eq!((blocked.state, blocked.cause.as_deref()), (ProviderState::Blocked, Some(cause)));
     one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().account_blocked = 6;
     assert!(matches!(clears(&one), ClearTimeOverview::ClearsIn { .. }), "one of another account waits");
     one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().account_blocked = 7;
@@ -88,6 +91,75 @@ fn full_stop_is_named_instead_of_a_time() {
     let mut blind = evidence(vec![row()], vec![worker("a", json!({}))]);
     blind.reconciliation = None;
     assert_eq!(clears(&blind), ClearTimeOverview::Unknown { missing: MissingSource::Ledger });
+}
+
+/// The row allows 30 per second, and the provider half of it.
+#[test]
+fn nothing_is_promised_while_429s_come() {
+    let limit = LimitRow { name: "per-second".to_owned(), max_requests: 30, ..row().limits.remove(0) };
+    let row = ProviderRow { limits: vec![limit], cutoff: Some("12:00 UTC".to_owned()), ..row() };
+    let paused = json!({"pause": pause("provider", "asked for a pause", 900)});
+    let of = |lane: &Value, throttling: Throttling| {
+        let mut one = evidence(vec![row.clone()], vec![worker("a", lane.clone())]);
+        one.depths.insert("acme".to_owned(), 5_000);
+        one.throttling = Some([("acme".to_owned(), throttling)].into());
+        one
+    };
+    let ended =
+        Throttling { requests: 248, last_at_ms: 1_799_999_900_000, passed_per_s: None, ..Throttling::default() };
+    let comes = Throttling { keep_coming: true, is_repeated: true, passed_per_s: Some(6.2), ..ended };
+    let first = Throttling { requests: 1, keep_coming: true, ..ended };
+    let text =
+        "the provider refused 248 requests with 429 in the last hour; 6.2/s get through: it allows less than its row";
+    for (lane, throttling, passed_per_s, state, cause) in [
+        (json!({}), comes, Some(Some(6.2)), ProviderState::Throttled, text),
+        (paused.clone(), comes, Some(Some(6.2)), ProviderState::Throttled, text),
+        (json!({}), first, Some(None), ProviderState::Running, ""),
+        (paused.clone(), first, Some(None), ProviderState::PausedByProvider, "asked for a pause"),
+        (json!({}), ended, None, ProviderState::Running, ""),
+    ] {
+        let input = of(&lane, throttling);
+        let shown = overview(&input).providers.remove(0);
+        assert_eq!((shown.state, shown.cause.as_deref().unwrap_or_default()), (state, cause), "{lane}");
+        assert_eq!(shown.refused_by_provider, Some(throttling.requests));
+        let remedy =
+            ProviderRow { limits: vec![LimitRow { max_requests: 15, ..row.limits[0].clone() }], ..row.clone() };
+        let proposed = ClearTimeOverview::from(clear_time(&input, &remedy.validate(9).unwrap()));
+        for clears in [&shown.clears, &proposed] {
+            match passed_per_s {
+                Some(passed_per_s) => assert_eq!(*clears, ClearTimeOverview::NotWhileThrottled { passed_per_s }),
+                None => assert!(ms(clears) > 0, "{clears:?}"),
+            }
+        }
+        assert_eq!(shown.clears_at.is_none(), passed_per_s.is_some());
+        let forecast = shown.cutoff.unwrap().forecast;
+        assert_eq!(forecast == CutoffForecastOverview::Unknown, passed_per_s.is_some(), "{forecast:?}");
+    }
+}
+
+/// It is closed until an instant before the cut-off, until one after it, or for good.
+#[test]
+fn closed_limit_that_returns_is_not_closed_for_good() {
+    let at = |at_ms| DatabaseTime(at_ms);
+    let never = || ClearTimeOverview::Never { limit: Some("per-second".to_owned()) };
+    let not_before =
+        |at: DatabaseTime| ClearTimeOverview::NotBefore { limit: "per-second".to_owned(), at: at.to_string() };
+    let back = |until, max_requests| LimitReturn { until, max_requests, window_ms: Some(1_000) };
+    let (soon, late) = (at(1_800_000_600_000), at(1_800_090_000_000));
+    for (returns, clears, is_known) in [
+        (Some(back(soon, 100)), not_before(soon), false),
+        (Some(back(late, 100)), not_before(late), true),
+        (Some(back(soon, 0)), never(), true),
+        (None, never(), true),
+    ] {
+        let mut closed = ProviderRow { cutoff: Some("12:00 UTC".to_owned()), ..row() };
+        (closed.limits[0].max_requests, closed.limits[0].returns) = (0, returns);
+        let shown = overview(&evidence(vec![closed], vec![worker("a", json!({}))])).providers.remove(0);
+        assert_eq!((shown.state, &shown.clears), (ProviderState::Closed, &clears));
+        let until = returns.map(|returns| format!(" {returns}")).unwrap_or_default();
+        assert_eq!(shown.cause, Some(format!("limit \"per-second\" is 0/1s{until}: nothing is sent")));
+        assert_eq!(shown.cutoff.unwrap().forecast != CutoffForecastOverview::Unknown, is_known, "{returns:?}");
+    }
 }
 
 /// The dialog's value before a change is the one of the table, and the value after it starts from the same usage.
@@ -233,7 +305,7 @@ enum Missing {
 fn with_missing(missing: Missing) -> OverviewInput {
     let mut row = row();
     row.limits = vec![LimitRow { name: "all".to_owned(), ..row.limits[0].clone() }];
-    let lane = json!({"sent_10s": 950, "sent_total": 9_000, "throttled_total": 3, "in_flight": 2});
+    let lane = json!({"sent_10s": 950, "sent_total": 9_000, "in_flight": 2});
     // Workers that were read last stay, although they are not current.
     let workers = if missing == Missing::Reports { Vec::new() } else { vec![worker("a", lane)] };
     let counted = ProviderReconciliation {
@@ -255,6 +327,7 @@ fn with_missing(missing: Missing) -> OverviewInput {
         depths: (missing != Missing::Queue).then(|| ("acme".to_owned(), 16_841)).into_iter().collect(),
         oldest_ms: (!database).then(|| [("acme".to_owned(), 1_799_999_990_000)].into()),
         limit_usage: (missing != Missing::Limiter).then(|| (quota, vec![used("all", 100, 87)])).into_iter().collect(),
+        throttling: (!database).then(ThrottlingByProvider::new),
         database_problem: problem(Missing::Database),
         backend_problems: problem(missing).filter(|_| !database && missing != Missing::Nothing).into_iter().collect(),
         ..evidence(vec![row], workers)

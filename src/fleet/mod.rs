@@ -16,11 +16,11 @@ pub use self::backlog::by_provider;
 use self::cutoff::{CutoffOverview, cutoff};
 use self::estimate::{QuotaCounts, clear_time};
 use self::outages::{BackendOutage, outages};
-use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, limits};
+use self::pace::{ClearTimeOverview, LimitOverview, MissingSource, PaceOverview, limits, reopens_at};
 pub use self::provider_status::ProviderState;
 use self::provider_status::provider_status;
 use self::report::problem_with_name;
-use self::workers::{WorkerProcess, has_live_lane, lane_reports};
+use self::workers::{WorkerProcess, has_live_lane};
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::EpochMs;
@@ -29,6 +29,7 @@ use crate::ledger::pause_of_all::PauseOfAll;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::rejected::{COUNTED_MAX, RejectedCount};
 use crate::ledger::settings::InvalidRow;
+use crate::ledger::throttled::{Throttling, ThrottlingByProvider};
 use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::LimitStatus;
 
@@ -85,6 +86,8 @@ pub struct OverviewInput {
     pub oldest_ms: Option<BTreeMap<String, i64>>,
     /// Whether the queue reports the age of its messages, so that `oldest_ms` covers them.
     pub queue_reports_ages: bool,
+    /// Requests that the providers refused with 429; `None`: the ledger did not answer.
+    pub throttling: Option<ThrottlingByProvider>,
     /// Open rejected messages; `None`: the ledger did not answer.
     pub rejected: Option<Vec<RejectedCount>>,
     /// For each paused provider: who paused it, when and why, as text.
@@ -212,8 +215,11 @@ pub struct ProviderOverview {
     pub cancelled: Option<u64>,
     pub unknown: Option<u64>,
     pub sending: Option<u64>,
-    /// 429 responses to permitted requests, since the processes started. `null`: the workers' reports cannot be read.
+    /// Requests of the last hour that the provider refused with 429, by the ledger. `null`: it does not answer.
     pub refused_by_provider: Option<u64>,
+    /// When the last of them was recorded.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub last_refused_at: Option<String>,
     /// Mean cost of the waiting payments of its quota, at least 1.
     #[serde(skip)]
     pub cost_per_job: f64,
@@ -226,6 +232,11 @@ impl OverviewInput {
 
     fn invalid_row(&self, name: &str) -> Option<&InvalidRow> {
         self.invalid_rows.iter().find(|bad| bad.provider == name)
+    }
+
+    /// The 429s of a provider; none while the ledger does not answer.
+    fn throttling_of(&self, name: &str) -> Throttling {
+        self.throttling.as_ref().and_then(|all| all.get(name)).copied().unwrap_or_default()
     }
 
     /// The instant that lies this far ahead.
@@ -285,11 +296,10 @@ fn provider_overview(evidence: &OverviewInput, name: &str) -> ProviderOverview {
     let enabled = row.map(|row| row.enabled).or(bad.map(|bad| bad.enabled)).unwrap_or_default();
     let quota = row.map_or_else(|| bad.map(|bad| bad.quota.clone()), |row| row.quota.clone());
     let with_pause = |paused: bool| provider.map(|provider| Provider { enabled, paused, ..provider.clone() });
-    let clears_if =
-        |paused: bool| with_pause(paused).map(|provider| ClearTimeOverview::from(clear_time(evidence, &provider)));
+    let clears_if = |paused: bool| Some(ClearTimeOverview::with_row(clear_time(evidence, &with_pause(paused)?), row?));
     let clears = clears_if(paused).unwrap_or(ClearTimeOverview::Unknown { missing: MissingSource::Row });
     let oldest = evidence.oldest_ms.as_ref().and_then(|oldest| oldest.get(name));
-    let refused = lane_reports(&evidence.workers, name).map(|(_, lane)| lane.throttled_total).sum();
+    let throttling = evidence.throttling_of(name);
     let counted = ProviderCounts::new(evidence, name);
     let (account, backlog) = (counted.reconciliation.as_deref(), counted.backlog);
     let in_state = |state: &str| account.map(|account| account.in_state(state));
@@ -322,7 +332,7 @@ fn provider_overview(evidence: &OverviewInput, name: &str) -> ProviderOverview {
         oldest_is_at_least: hidden || backlog.is_lower_bound || evidence.oldest_ms.is_none(),
         clears_at: clears.ms().map(|ms| evidence.instant_in(ms)),
         clears,
-        cutoff: with_pause(paused).and_then(|provider| cutoff(evidence, &provider)),
+        cutoff: with_pause(paused).and_then(|provider| cutoff(evidence, &provider, row.and_then(reopens_at))),
         clears_if_resumed: clears_if(false).filter(|_| paused),
         review: in_state("review"),
         dead: in_state("dead"),
@@ -332,7 +342,8 @@ fn provider_overview(evidence: &OverviewInput, name: &str) -> ProviderOverview {
         cancelled: in_state("cancelled"),
         unknown: in_state("unknown"),
         sending: in_state("sending"),
-        refused_by_provider: evidence.database_problem.is_none().then_some(refused),
+        refused_by_provider: evidence.throttling.as_ref().map(|_| throttling.requests),
+        last_refused_at: (throttling.requests > 0).then(|| DatabaseTime(throttling.last_at_ms).to_string()),
         cost_per_job: provider.map_or(1.0, |provider| QuotaCounts::new(evidence, provider).cost_per_job()),
     }
 }

@@ -6,12 +6,14 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fleet::by_provider;
+use crate::fleet::cutoff::CutoffForecastOverview;
 use crate::fleet::pace::MissingSource;
 use crate::fleet::report::{
     LaneReport, LaneState, LaneStatus, PauseCause, ProcessReport, ReportedPause, WaitHistogram,
 };
 use crate::fleet::workers::{permit_waits, recent_decisions};
-use crate::ledger::provider_row::{AccountRow, LimitRow};
+use crate::ledger::provider_row::{AccountRow, LimitReturn, LimitRow};
+use crate::ledger::throttled::{Throttling, ThrottlingByProvider};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -296,7 +298,8 @@ fn most_severe_state_is_shown_with_its_count() {
 
 #[test]
 fn overview_sums_workers_ledger_and_queue() {
-    let lane = |active: u64, sent_10s: u64| json!({"active": active, "in_flight": 1, "sent_total": 999, "sent_10s": sent_10s, "throttled_total": 2});
+    let lane =
+        |active: u64, sent_10s: u64| json!({"active": active, "in_flight": 1, "sent_total": 999, "sent_10s": sent_10s});
     let mut both = evidence(vec![row()], vec![worker("a", lane(5, 60)), worker("b", lane(4, 40))]);
     both.depths.insert("acme".to_owned(), 11_000);
     let counted = both.reconciliation.as_mut().unwrap().get_mut("acme").unwrap();
@@ -304,6 +307,7 @@ fn overview_sums_workers_ledger_and_queue() {
     both.oldest_ms = Some([("acme".to_owned(), 1_799_999_990_000)].into());
     let quota = ProviderName::new("acme").unwrap();
     both.limit_usage.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
+    both.throttling = Some([("acme".to_owned(), Throttling { requests: 4, ..Throttling::default() })].into());
     let picture = overview(&both);
     let one = &picture.providers[0];
     // 4 of the 11,000 are the due ones, and 7 are active and not in flight.

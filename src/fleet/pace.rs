@@ -11,6 +11,7 @@ use crate::domain::limit::Limit;
 use crate::domain::pace::Pace;
 use crate::domain::provider::Provider;
 use crate::domain::time::millis_down;
+use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::{LimitRow, ProviderRow, format_rate};
 use crate::limiter::LimitStatus;
 
@@ -156,15 +157,27 @@ impl PaceOverview {
 }
 
 /// When the backlog is cleared. An estimate: it does not know which payments arrive meanwhile.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ClearTimeOverview {
     ClearsIn {
         ms: u64,
     },
-    /// The named limit is 0; `null`: an account rule blocks everything that waits.
+    /// The named limit is 0; `null`: the lanes send nothing.
     Never {
         limit: Option<String>,
+    },
+    /// The named limit is 0 until this instant, and then goes back by itself.
+    NotBefore {
+        limit: String,
+        at: String,
+    },
+    /// Rules block the accounts of everything that waits.
+    NotWhileBlocked,
+    /// The provider refuses requests with 429: its own limit decides, and it is not known.
+    NotWhileThrottled {
+        /// Payments per second that got through lately, over at least ten pauses and a minute; `null`: not known yet.
+        passed_per_s: Option<f64>,
     },
     NotWhilePaused,
     NotWhileDisabled,
@@ -216,10 +229,30 @@ impl ClearTimeOverview {
             Self::ClearsIn { ms } => Some(*ms),
             Self::DependsOnAccounts { at_least_ms, about_ms, .. } => Some(about_ms.unwrap_or(*at_least_ms)),
             Self::Never { .. }
+            | Self::NotBefore { .. }
+            | Self::NotWhileBlocked
+            | Self::NotWhileThrottled { .. }
             | Self::NotWhilePaused
             | Self::NotWhileDisabled
             | Self::NotWhileBreakerOpen
             | Self::Unknown { .. } => None,
+        }
+    }
+}
+
+/// When the closed limits of a row go back by themselves; `None`: none is closed, or one of them stays so.
+pub fn reopens_at(row: &ProviderRow) -> Option<DatabaseTime> {
+    let closed = row.limits.iter().filter(|limit| limit.enabled && !limit.shadow && limit.max_requests == 0);
+    let ends = closed.map(|limit| limit.returns.filter(|returns| returns.max_requests > 0).map(|back| back.until));
+    ends.collect::<Option<Vec<_>>>()?.into_iter().max_by_key(|until| until.0)
+}
+
+impl ClearTimeOverview {
+    /// The estimate with this row.
+    pub fn with_row(clear_time: ClearTime, row: &ProviderRow) -> Self {
+        match (clear_time, reopens_at(row)) {
+            (ClearTime::Never { limit: Some(limit) }, Some(at)) => Self::NotBefore { limit, at: at.to_string() },
+            (clear_time, _) => clear_time.into(),
         }
     }
 }
@@ -229,6 +262,8 @@ impl From<ClearTime> for ClearTimeOverview {
         match clear_time {
             ClearTime::In(clears_in) => Self::ClearsIn { ms: millis_down(clears_in) },
             ClearTime::Never { limit } => Self::Never { limit },
+            ClearTime::NotWhileBlocked => Self::NotWhileBlocked,
+            ClearTime::NotWhileThrottled { passed_per_s } => Self::NotWhileThrottled { passed_per_s },
             ClearTime::NotWhilePaused => Self::NotWhilePaused,
             ClearTime::NotWhileDisabled => Self::NotWhileDisabled,
             ClearTime::NotWhileBreakerOpen => Self::NotWhileBreakerOpen,

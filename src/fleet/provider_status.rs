@@ -12,12 +12,16 @@ use super::pace::{LimitOverview, limits};
 use super::report::{LaneReport, LaneState, PauseCause, ProcessReport, ReportedPause, problem_with_name};
 use super::workers::WorkerProcess;
 use super::{OverviewInput, has_lane};
-use crate::domain::limit::Limit;
+use crate::domain::format::count;
+use crate::domain::limit::{Limit, Rule};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::unknown_limits;
+use crate::ledger::throttled::Throttling;
 
 /// A limit wait that ends sooner is no state of the provider: a lane at its limit has one in every window.
 const LIMIT_WAIT_MIN_MS: u64 = 2_000;
+/// Most blocked accounts that a cause names.
+const ACCOUNTS_MAX: usize = 3;
 
 /// The most severe state comes first: earlier states hide later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
@@ -34,8 +38,12 @@ pub enum ProviderState {
     Misconfigured,
     BreakerOpen,
     Cold,
+    /// It refuses requests with 429 again and again: its own limit is lower than that of the row.
+    Throttled,
     PausedByProvider,
     Probing,
+    /// Rules block the accounts of all payments that wait.
+    Blocked,
     WaitingForLimit,
     Running,
     Idle,
@@ -98,8 +106,44 @@ pub(super) fn provider_status(evidence: &OverviewInput, name: &str, unheld: bool
     };
     held.unwrap_or_else(|| {
         let has_valid_row = unheld || provider.is_some() || has_lane(evidence, name);
-        status_of_workers(&input, &evidence.workers, has_valid_row)
+        let status = status_of_workers(&input, &evidence.workers, has_valid_row);
+        throttled_status(evidence, name, &status).or_else(|| blocked_status(evidence, name, &status)).unwrap_or(status)
     })
+}
+
+/// While the provider refuses requests again and again: with the wait that it asked for, if one is in force.
+fn throttled_status(evidence: &OverviewInput, name: &str, status: &ProviderStatus) -> Option<ProviderStatus> {
+    let Throttling { requests, keep_coming, is_repeated, passed_per_s, .. } = evidence.throttling_of(name);
+    let sends = matches!(
+        status.state,
+        ProviderState::PausedByProvider | ProviderState::WaitingForLimit | ProviderState::Running
+    );
+    if !(sends && keep_coming && is_repeated) {
+        return None;
+    }
+    let requests = count(requests, "request");
+    let passed = passed_per_s.map(|per_s| format!("; {per_s}/s get through")).unwrap_or_default();
+    let cause =
+        format!("the provider refused {requests} with 429 in the last hour{passed}: it allows less than its row");
+    Some(ProviderStatus { cause: Some(cause), state: ProviderState::Throttled, ..status.clone() })
+}
+
+/// While rules block the accounts of all payments that wait.
+fn blocked_status(evidence: &OverviewInput, name: &str, status: &ProviderStatus) -> Option<ProviderStatus> {
+    let sends = matches!(status.state, ProviderState::WaitingForLimit | ProviderState::Running | ProviderState::Idle);
+    let provider = evidence.providers.get(name).filter(|_| sends)?;
+    let counts = ProviderCounts::new(evidence, name);
+    let blocked = counts.reconciliation.as_ref().map_or(0, |account| account.account_blocked);
+    if blocked == 0 || !counts.is_blocked(provider) {
+        return None;
+    }
+    let rules = provider.account_rules.iter().filter(|rule| rule.rule == Rule::Blocked);
+    let names: Vec<&str> = rules.map(|rule| rule.account.as_str()).collect();
+    let more = names.len().saturating_sub(ACCOUNTS_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let names = names.iter().take(ACCOUNTS_MAX).copied().collect::<Vec<_>>().join(", ");
+    let cause = format!("a rule blocks the account of each waiting payment (blocked: {names}{more})");
+    Some(ProviderStatus::with_cause(ProviderState::Blocked, cause))
 }
 
 fn row_problems(evidence: &OverviewInput, name: &str) -> Vec<String> {
@@ -129,7 +173,9 @@ fn held_by_row(evidence: &OverviewInput, row: &ProviderRow, unheld: bool) -> Opt
     }
     let closed = |limit: &&Limit| limit.applies_to_every_charge() && limit.rate.max_requests() == 0;
     let closed = provider.filter(|_| !unheld)?.limits.iter().find(closed)?;
-    let cause = format!("limit \"{}\" is {}: nothing is sent", closed.name, closed.rate);
+    let returns = row.limits.iter().find(|limit| limit.name == closed.name).and_then(|limit| limit.returns);
+    let until = returns.map(|returns| format!(" {returns}")).unwrap_or_default();
+    let cause = format!("limit \"{}\" is {}{until}: nothing is sent", closed.name, closed.rate);
     Some(ProviderStatus::with_cause(ProviderState::Closed, cause))
 }
 

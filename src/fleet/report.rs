@@ -110,8 +110,6 @@ pub struct LaneReport {
     /// Requests whose hold has ended since the process started, and the sum of their holds in microseconds.
     #[serde(skip)]
     pub held: HeldRequests,
-    /// Throttled responses to permitted requests, since the process started.
-    pub throttled_total: u64,
     /// Waits for permits, since the process started.
     pub waits: WaitHistogram,
     /// Newest first.

@@ -31,6 +31,7 @@ pub mod provider_row;
 pub mod rejected;
 pub mod settings;
 mod sql;
+pub mod throttled;
 pub mod upkeep;
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -14,7 +14,7 @@ use crate::domain::time::EpochMs;
 use crate::fleet::OverviewInput;
 use crate::fleet::cutoff::{CutoffOverview, cutoff};
 use crate::fleet::estimate::clear_time;
-use crate::fleet::pace::{ClearTimeOverview, MissingSource};
+use crate::fleet::pace::{ClearTimeOverview, MissingSource, reopens_at};
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, DatabaseTime};
@@ -186,8 +186,8 @@ impl Finish {
             let clears = ClearTimeOverview::Unknown { missing: MissingSource::Row };
             return Self { clears, clears_at: None, cutoff: None };
         };
-        let clears = ClearTimeOverview::from(clear_time(input, &provider));
+        let clears = ClearTimeOverview::with_row(clear_time(input, &provider), row);
         let clears_at = clears.ms().map(|ms| input.instant_in(ms));
-        Self { clears, clears_at, cutoff: cutoff(input, &provider) }
+        Self { clears, clears_at, cutoff: cutoff(input, &provider, reopens_at(row)) }
     }
 }

@@ -11,21 +11,17 @@ use utoipa::ToSchema;
 
 use super::OpsState;
 use super::json::{ApiError, ErrorBody, JsonResponse};
-use crate::domain::format::duration;
 use crate::domain::limit::{Limit, Rate, Scope};
 use crate::domain::observed_limit::{ObservedLimit, observe};
 use crate::domain::provider::{Provider, ProviderName};
-use crate::domain::time::millis_up;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 
 /// The rate that a provider seems to allow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ThrottlingHint {
-    /// 429s within the last quarter of an hour.
+    /// 429s within the last hour: the count that the overview shows.
     pub throttled: u64,
-    /// From the first to the last of them.
-    pub within_ms: u64,
     /// In the limit grammar; `null`: no window explains the 429s.
     pub rate: Option<String>,
     pub max_requests: Option<u32>,
@@ -44,23 +40,19 @@ pub struct ThrottlingResponse {
 }
 
 impl ThrottlingHint {
-    fn new(observed: &ObservedLimit, provider: &Provider) -> Self {
-        let ObservedLimit { throttled, within, rate } = observed;
-        // Whole minutes are enough, except within the first one.
-        let unit_s = if within.as_secs() < 60 { 1 } else { 60 };
-        let rounded = Duration::from_secs(millis_up(*within).div_ceil(unit_s * 1_000) * unit_s);
+    fn new(throttled: u64, observed: &ObservedLimit, provider: &Provider) -> Self {
+        let rate = &observed.rate;
         let explained = match rate {
             Some(rate) => format!("the largest window without one was {rate}"),
             None => "no window of a configured limit, of 1s, 1m or 1h explains them".to_owned(),
         };
         Self {
-            throttled: *throttled as u64,
-            within_ms: millis_up(*within),
+            throttled,
             rate: rate.map(|rate| rate.to_string()),
             max_requests: rate.map(Rate::max_requests),
             window_ms: rate.and_then(Rate::window_ms),
             limit: rate.and_then(|rate| limit_above(provider, rate)),
-            text: format!("{throttled} × 429 in {}; {explained}", duration(rounded)),
+            text: format!("{throttled} × 429 in the last hour; {explained}"),
         }
     }
 }
@@ -86,7 +78,10 @@ pub async fn throttling_hint(ledger: &Database, provider: &Provider) -> Result<O
     let answered = ledger.answered_requests(&provider.name).await?;
     let windows: Vec<Duration> = charge_limits(provider).map(|limit| limit.rate.window()).collect();
     let observed = observe(&answered.requests, answered.from, answered.now, &windows);
-    Ok(observed.map(|observed| ThrottlingHint::new(&observed, provider)))
+    let Some(observed) = observed else { return Ok(None) };
+    let counted = ledger.throttling(&[provider.name.as_str()]).await?;
+    let throttled = counted.get(provider.name.as_str()).map_or(0, |counted| counted.requests);
+    Ok(Some(ThrottlingHint::new(throttled, &observed, provider)))
 }
 
 /// What a provider seems to allow, by its 429s of the last quarter of an hour; a hint, which changes nothing.
@@ -139,19 +134,15 @@ mod tests {
 
     #[test]
     fn hint_names_the_limit_to_lower() {
-        let observed = |rate: Option<&str>| ObservedLimit {
-            throttled: 34,
-            within: Duration::from_millis(299_001),
-            rate: rate.map(|rate| rate.parse().unwrap()),
-        };
+        let observed = |rate: Option<&str>| ObservedLimit { rate: rate.map(|rate| rate.parse().unwrap()) };
         for (rate, limit, text) in [
-            (Some("600/1m"), Some("minute"), "34 × 429 in 5 min; the largest window without one was 600/1m"),
-            (Some("40/1s"), Some("second"), "34 × 429 in 5 min; the largest window without one was 40/1s"),
-            (Some("900/1m"), None, "34 × 429 in 5 min; the largest window without one was 900/1m"),
-            (Some("1000/1h"), Some("minute"), "34 × 429 in 5 min; the largest window without one was 1000/1h"),
-            (None, None, "34 × 429 in 5 min; no window of a configured limit, of 1s, 1m or 1h explains them"),
+            (Some("600/1m"), Some("minute"), "34 × 429 in the last hour; the largest window without one was 600/1m"),
+            (Some("40/1s"), Some("second"), "34 × 429 in the last hour; the largest window without one was 40/1s"),
+            (Some("900/1m"), None, "34 × 429 in the last hour; the largest window without one was 900/1m"),
+            (Some("1000/1h"), Some("minute"), "34 × 429 in the last hour; the largest window without one was 1000/1h"),
+            (None, None, "34 × 429 in the last hour; no window of a configured limit, of 1s, 1m or 1h explains them"),
         ] {
-            let hint = ThrottlingHint::new(&observed(rate), &provider());
+            let hint = ThrottlingHint::new(34, &observed(rate), &provider());
             assert_eq!((hint.limit.as_deref(), hint.text.as_str()), (limit, text));
         }
     }

@@ -27,7 +27,13 @@ pub struct ProviderOptions {
     pub latency: (Duration, Duration),
     /// Its row releases slots after the grant.
     pub by_grant: bool,
+    /// Charges that it accepts in a second, if those are fewer than the row allows. To others it responds 429, and asks
+    /// for a pause of [`REFUSED_S`].
+    pub accepts_per_s: Option<usize>,
 }
+
+/// The pause that it asks for after a request beyond `accepts_per_s`.
+pub const REFUSED_S: u64 = 2;
 
 /// Fault that the provider has now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,6 +272,9 @@ impl Provider {
             Trouble::Throttle { seconds } => return later(429, seconds),
             Trouble::None | Trouble::ResetAfter | Trouble::Silent | Trouble::Garbled | Trouble::Partial => {}
         }
+        if self.options.accepts_per_s.is_some_and(|most| accepted_lately(&books.calls[..number], now_us) >= most) {
+            return later(429, REFUSED_S);
+        }
         let key = call.key.clone().filter(|_| self.options.deduplicates);
         if let Some(known) = key.as_ref().and_then(|key| books.memory.get(key)) {
             if known.body != call.body {
@@ -330,6 +339,12 @@ fn faulty_reply(trouble: Trouble, status: u16, body: String) -> Reply {
 
 fn plain(status: u16, code: &str) -> Reply {
     Reply::Answer(status, json!({ "error": { "code": code } }).to_string(), Vec::new())
+}
+
+/// Charges of the last second before this instant.
+fn accepted_lately(before: &[Call], now_us: u64) -> usize {
+    let lately = before.iter().rev().take_while(|call| call.first_byte_us + 3_000_000 > now_us);
+    lately.filter_map(|call| call.effect_us).filter(|effect_us| effect_us + 1_000_000 > now_us).count()
 }
 
 fn later(status: u16, seconds: u64) -> Reply {

@@ -78,7 +78,10 @@ fn stand() -> Stand {
         (LANES[GRANT_LANE], true, false, limit(40, 1_000)),
     ] {
         let by_grant = name == LANES[GRANT_LANE];
-        stand.add_provider(name, ProviderOptions { deduplicates, can_be_asked, limits, latency, by_grant });
+        stand.add_provider(
+            name,
+            ProviderOptions { deduplicates, can_be_asked, limits, latency, by_grant, accepts_per_s: None },
+        );
     }
     stand.apply(&rows());
     for _ in 0..WORKERS {

@@ -90,7 +90,14 @@ fn stand() -> Stand {
         [("alpha", vec![(20, second), (600, minute)]), ("bravo", vec![(25, second)]), ("carol", vec![(0, second)])]
     {
         let limits: Vec<(usize, Duration)> = limits;
-        let options = ProviderOptions { deduplicates: true, can_be_asked: false, limits, latency, by_grant: false };
+        let options = ProviderOptions {
+            deduplicates: true,
+            can_be_asked: false,
+            limits,
+            latency,
+            by_grant: false,
+            accepts_per_s: None,
+        };
         stand.add_provider(name, options);
     }
     let row = |name: &str, limits: &[(&str, usize, usize)]| {

@@ -92,7 +92,10 @@ fn stand() -> Stand {
     for (name, deduplicates, requests) in [(ALIVE, true, LIMIT), (KILLED, true, LIMIT), (ASKED, false, 20)] {
         let latency = (Duration::from_millis(5), Duration::from_millis(20));
         let (limits, can_be_asked) = (vec![(requests, WINDOW)], !deduplicates);
-        stand.add_provider(name, ProviderOptions { deduplicates, can_be_asked, limits, latency, by_grant: false });
+        stand.add_provider(
+            name,
+            ProviderOptions { deduplicates, can_be_asked, limits, latency, by_grant: false, accepts_per_s: None },
+        );
     }
     stand.apply(&rows());
     for worker in [0, 1] {

@@ -24,7 +24,7 @@ pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script
 pub const NOW: &str = "2026-03-01T12:00:00.000Z";
 pub const EARLIER: &str = "2026-03-01T11:57:55.000Z";
 
-pub const STATES: [&str; 14] = [
+pub const STATES: [&str; 16] = [
     "running",
     "idle",
     "waiting_for_limit",
@@ -34,6 +34,8 @@ pub const STATES: [&str; 14] = [
     "closed",
     "disabled",
     "paused_by_provider",
+    "throttled",
+    "blocked",
     "breaker_open",
     "misconfigured",
     "backend_unavailable",
@@ -208,8 +210,8 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
 
 fn throttling(provider: &str) -> Value {
     let hint = json!({
-        "throttled": 34, "within_ms": 300_000, "rate": "600/1m", "max_requests": 600, "window_ms": 60_000, "limit": "near",
-        "text": "34 × 429 in 5 min; the largest window without one was 600/1m",
+        "throttled": 34, "rate": "600/1m", "max_requests": 600, "window_ms": 60_000, "limit": "near",
+        "text": "34 × 429 in the last hour; the largest window without one was 600/1m",
     });
     json!({"hint": if provider == "running" { hint } else { Value::Null }})
 }
@@ -276,6 +278,11 @@ fn peculiar(state: &str) -> Value {
         }
         "breaker_open" => json!({"clears": {"kind": "not_while_breaker_open"}}),
         "closed" => json!({"clears": {"kind": "never", "limit": "closed"}}),
+        "throttled" => json!({
+            "clears": {"kind": "not_while_throttled", "passed_per_s": 6.2}, "clears_at": null,
+            "refused_by_provider": 248, "last_refused_at": NOW,
+        }),
+        "blocked" => json!({"clears": {"kind": "not_while_blocked"}, "clears_at": null}),
         "no_worker" => json!({"clears": {"kind": "unknown", "missing": "worker"}}),
         // Its last valid row applies.
         "probing" => json!({"problems": ["limit all: max_requests is out of range"]}),

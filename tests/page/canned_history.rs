@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::canned::{HOSTILE, NOW};
 
 pub fn history() -> Value {
-    let point = |minute: u32| json!({"at": format!("2026-03-01T11:{minute}:00.000Z"), "rate_per_s": f64::from(minute), "limit_per_s": 100.0, "waiting": 60 - minute, "throttled": u32::from(minute == 53)});
+    let point = |minute: u32| json!({"at": format!("2026-03-01T11:{minute}:00.000Z"), "rate_per_s": f64::from(minute), "limit_per_s": 100.0, "waiting": 60 - minute, "throttled": minute == 53});
     json!({"step_ms": 60_000, "points": (50..60).map(point).collect::<Vec<_>>()})
 }
 

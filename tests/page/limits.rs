@@ -100,7 +100,7 @@ async fn limit_set_for_a_time_goes_back() {
 async fn suggested_rate_opens_the_dialog() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "#/providers/running").await;
-    browser.await_text(".throttled", "34 × 429 in 5 min; the largest window without one was 600/1m.").await;
+    browser.await_text(".throttled", "34 × 429 in the last hour; the largest window without one was 600/1m.").await;
     browser.click(".throttled button").await;
     browser.await_text("dialog h2", "Change near of running").await;
     let value =

@@ -18,12 +18,14 @@ async fn providers_are_in_the_order_of_attention() {
     browser.await_text("main", "429s").await;
     // The row of `probing` is invalid, and payments wait though `disabled` never sends them.
     let attention = [
+        "throttled",
         "breaker-open",
         "misconfigured",
         "backend-unavailable",
         "no-worker",
         "paused",
         "closed",
+        "blocked",
         "probing",
         "disabled",
     ];

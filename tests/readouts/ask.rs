@@ -66,6 +66,8 @@ pub struct Provider {
     pub in_flight: u64,
     pub finished: u64,
     pub clears_in_ms: Option<u64>,
+    /// 429s of the last hour.
+    pub refused: Option<u64>,
     pub cutoff: Option<Cutoff>,
 }
 
@@ -163,6 +165,7 @@ fn overview(body: &Value) -> Option<Overview> {
             at_least: provider["waiting_is_at_least"].as_bool().unwrap_or_default(),
             in_flight: number(provider, "in_flight"),
             finished: FINISHED.iter().map(|state| number(provider, state)).sum(),
+            refused: provider["refused_by_provider"].as_u64(),
             clears_in_ms: clears["ms"].as_u64().filter(|_| clears["kind"] == "clears_in"),
             cutoff: provider["cutoff"]["in_ms"].as_u64().map(|in_ms| cutoff(in_ms, &provider["cutoff"]["forecast"])),
         };

@@ -199,6 +199,7 @@ pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewIn
         reconciliation: Some(by_provider(accounts)),
         oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
         rejected: Some(ledger.count_rejected().await?),
+        throttling: Some(ledger.throttling(&names.iter().map(ProviderName::as_str).collect::<Vec<_>>()).await?),
         providers: known.providers,
         invalid_rows: known.invalid_rows,
         ..OverviewInput::default()

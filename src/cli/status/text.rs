@@ -213,11 +213,21 @@ pub fn clear_time_text(clears: &ClearTimeOverview) -> String {
         ClearTimeOverview::ClearsIn { ms } => rounded_duration(*ms),
         ClearTimeOverview::DependsOnAccounts { at_least_ms, .. } => format!("≥ {}", rounded_duration(*at_least_ms)),
         ClearTimeOverview::Never { .. } => "never".to_owned(),
+        ClearTimeOverview::NotBefore { at, .. } => format!("not before {at}"),
+        ClearTimeOverview::NotWhileBlocked => "not while blocked".to_owned(),
+        ClearTimeOverview::NotWhileThrottled { passed_per_s } => {
+            format!("unknown: 429s{}", passed_text(*passed_per_s))
+        }
         ClearTimeOverview::NotWhilePaused => "not while paused".to_owned(),
         ClearTimeOverview::NotWhileDisabled => "not while disabled".to_owned(),
         ClearTimeOverview::NotWhileBreakerOpen => "not while the breaker is open".to_owned(),
         ClearTimeOverview::Unknown { .. } => "unknown".to_owned(),
     }
+}
+
+/// `; 6.2/s get through`, if that is known.
+fn passed_text(passed_per_s: Option<f64>) -> String {
+    passed_per_s.map(|per_s| format!("; {per_s}/s get through")).unwrap_or_default()
 }
 
 /// The note on the clear time: why it is unknown, which limits decide, and an estimate if there is one.
@@ -230,7 +240,6 @@ fn clear_time_note(provider: &ProviderOverview) -> Option<String> {
             let about = about.unwrap_or_default();
             Some(format!("{about}{limit} {} {counts} each account or reference on its own", limits.join(", ")))
         }
-        ClearTimeOverview::Never { limit: None } => Some("an account rule blocks all waiting jobs".to_owned()),
         // The note on the waiting jobs names this cause already.
         ClearTimeOverview::Unknown { missing: MissingSource::Queue | MissingSource::Ledger }
             if provider.waiting_is_at_least =>
@@ -246,6 +255,9 @@ fn clear_time_note(provider: &ProviderOverview) -> Option<String> {
         // The column or the state says it all.
         ClearTimeOverview::ClearsIn { .. }
         | ClearTimeOverview::Never { .. }
+        | ClearTimeOverview::NotBefore { .. }
+        | ClearTimeOverview::NotWhileBlocked
+        | ClearTimeOverview::NotWhileThrottled { .. }
         | ClearTimeOverview::NotWhilePaused
         | ClearTimeOverview::NotWhileDisabled
         | ClearTimeOverview::NotWhileBreakerOpen
@@ -287,7 +299,10 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
     let cause = provider.cause.clone();
     let refused = provider.refused_by_provider.filter(|refused| *refused > 0);
     let requests = |refused| format!("{} {}", group_thousands(refused), plural(refused, "request"));
-    let refused = refused.map(|refused| format!("the provider refused {} that we allowed", requests(refused)));
+    // The cause of a throttled provider has the number.
+    let refused = refused.filter(|_| provider.state != ProviderState::Throttled);
+    let refused =
+        refused.map(|refused| format!("the provider refused {} with 429 in the last hour", requests(refused)));
     let good = fullest_limit(&provider.limits)
         .map(|limit| format!(" ({} {})", limit.name, limit.rate_in_words()))
         .unwrap_or_default();

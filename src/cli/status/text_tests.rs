@@ -126,7 +126,14 @@ fn account_limits_make_clear_time_a_lower_bound() {
     assert!(page.contains("clears in about 7 min 8 s at the rate of the last minutes; limit per-account"), "{page}");
     for (clears, words, note) in [
         (ClearTimeOverview::Never { limit: Some("second".to_owned()) }, "never", ""),
-        (ClearTimeOverview::Never { limit: None }, "never", "an account rule blocks all waiting jobs"),
+        (ClearTimeOverview::NotWhileBlocked, "not while blocked", ""),
+        (ClearTimeOverview::NotWhileThrottled { passed_per_s: None }, "unknown: 429s", ""),
+        (ClearTimeOverview::NotWhileThrottled { passed_per_s: Some(6.2) }, "unknown: 429s; 6.2/s get through", ""),
+        (
+            ClearTimeOverview::NotBefore { limit: "second".to_owned(), at: "2026-11-28T07:13:00.000Z".to_owned() },
+            "not before 2026-11-28T07:13:00.000Z",
+            "",
+        ),
         (ClearTimeOverview::NotWhilePaused, "not while paused", ""),
         (ClearTimeOverview::NotWhileDisabled, "not while disabled", ""),
         (ClearTimeOverview::NotWhileBreakerOpen, "not while the breaker is open", ""),

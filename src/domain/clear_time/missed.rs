@@ -49,7 +49,7 @@ impl ClearTimeInput<'_> {
             })
         };
         match due.clear_time() {
-            ClearTime::Unknown(_) => CutoffForecast::Unknown,
+            ClearTime::Unknown(_) | ClearTime::NotWhileThrottled { .. } => CutoffForecast::Unknown,
             ClearTime::In(clears_in) if clears_in <= left => CutoffForecast::OnTime { spare: left - clears_in },
             ClearTime::In(_) => missed(due.late_jobs(left), false),
             ClearTime::DependsOnAccounts { at_least, about, .. } => match about {
@@ -59,6 +59,7 @@ impl ClearTimeInput<'_> {
                 None => CutoffForecast::Unknown,
             },
             ClearTime::Never { .. }
+            | ClearTime::NotWhileBlocked
             | ClearTime::NotWhilePaused
             | ClearTime::NotWhileDisabled
             | ClearTime::NotWhileBreakerOpen => match due.waiting.missing {

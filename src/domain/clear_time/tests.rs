@@ -224,7 +224,7 @@ fn full_stops_have_their_own_answer() {
     let waiting = WaitingJobs { jobs: 1, last_due_in: Duration::from_secs(2_820), ..WaitingJobs::default() };
     assert_eq!(clears_in_ms(&ClearTimeInput { waiting, ..conditions(&open, 1) }), 2_820_000, "not before it is due");
     let waiting = WaitingJobs { jobs: 1, blocked: true, ..WaitingJobs::default() };
-    assert_eq!(ClearTimeInput { waiting, ..conditions(&open, 1) }.clear_time(), ClearTime::Never { limit: None });
+    assert_eq!(ClearTimeInput { waiting, ..conditions(&open, 1) }.clear_time(), ClearTime::NotWhileBlocked);
 }
 
 #[test]

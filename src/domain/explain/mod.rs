@@ -87,7 +87,9 @@ fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
         ClearTime::In(wait) => format!(", all sent by about {}", then(*wait)),
         ClearTime::DependsOnAccounts { at_least, .. } => format!(", all sent by {} at the earliest", then(*at_least)),
         ClearTime::Never { limit: Some(limit) } => format!(", nothing is sent: limit {limit} is 0"),
-        ClearTime::Never { limit: None } => ", all blocked by an account rule".to_owned(),
+        ClearTime::Never { limit: None } => ", nothing is sent".to_owned(),
+        ClearTime::NotWhileBlocked => ", all blocked by an account rule".to_owned(),
+        ClearTime::NotWhileThrottled { .. } => ", the provider refuses requests with 429".to_owned(),
         ClearTime::NotWhilePaused => ", paused".to_owned(),
         ClearTime::NotWhileDisabled => ", disabled".to_owned(),
         ClearTime::NotWhileBreakerOpen => ", circuit breaker open".to_owned(),
@@ -121,7 +123,7 @@ pub struct Facts {
 }
 
 /// Result of the search for a message in the lanes' queues.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum MessageSearch {
     #[default]
     NotAsked,
@@ -132,7 +134,7 @@ pub enum MessageSearch {
 }
 
 /// One lane's queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LaneQueue {
     pub provider: String,
     /// Ready messages in the queue.

@@ -6,6 +6,7 @@
 use super::dialect::Template;
 use super::engine::args;
 use super::result::{FromRow, SqlRow, from_row};
+use super::throttled::IS_THROTTLED;
 use crate::domain::observed_limit::AnsweredRequest;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
@@ -17,10 +18,12 @@ const LOOKBACK_MS: i64 = 2 * 3_600_000;
 /// Most requests that are read.
 const REQUESTS_MAX: u32 = 20_000;
 
-static ANSWERED: Template = Template::new(
-    "SELECT {ms:began_at} AS began_at_ms, outcome = 'throttled' AS throttled FROM attempts \
-     WHERE provider = $1 AND ended_at >= {at:$2} AND status IS NOT NULL ORDER BY ended_at DESC LIMIT $3",
-);
+static ANSWERED: Template = Template::made(|_| {
+    format!(
+        "SELECT {{ms:began_at}} AS began_at_ms, {IS_THROTTLED} AS throttled FROM attempts \
+         WHERE provider = $1 AND ended_at >= {{at:$2}} AND status IS NOT NULL ORDER BY ended_at DESC LIMIT $3"
+    )
+});
 
 /// The answered requests of a provider, the oldest first.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use super::dialect::{Dialect, Template};
 use super::engine::args;
 use super::result::{FromRow, SqlRow, from_row, read_or_log};
 use super::texts;
+use super::throttled::IS_THROTTLED;
 use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
@@ -42,7 +43,7 @@ fn step_end(column: &str) -> String {
 
 /// Is one of the texts of the JSON array `$1`. PostgreSQL expects an array to be short, and seeks each in an index. The
 /// rows of a function it expects to be a hundred, and joins them by reading the whole index.
-fn is_one_of(dialect: Dialect) -> &'static str {
+pub(super) fn is_one_of(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Postgres => "= ANY (ARRAY(SELECT jsonb_array_elements_text($1::jsonb)))",
         Dialect::Sqlite => "IN (SELECT value FROM json_each($1))",
@@ -62,12 +63,12 @@ static COUNTS: Template = Template::made(|dialect| {
     };
     let began = "began_at >= {at:$2} AND began_at < {at:$3}";
     let ended = format!("ended_at >= {{at:$2}} AND ended_at < {UPPER_END} AND {began}");
-    let in_steps = "ended_at >= {at:$2} AND ended_at < {at:$3} AND outcome = 'throttled'";
+    let in_steps = format!("ended_at >= {{at:$2}} AND ended_at < {{at:$3}} AND {IS_THROTTLED}");
     let parts = [
         requests(["count(*)", "0"], "began_at", &ended),
         // In flight.
         requests(["count(*)", "0"], "began_at", &format!("ended_at IS NULL AND {began}")),
-        requests(["0", "count(*)"], "ended_at", in_steps),
+        requests(["0", "count(*)"], "ended_at", &in_steps),
         // Grouped by an expression: SQLite would rather read all jobs in the order of an index on the column.
         format!(
             "SELECT min(provider) AS provider, {} AS at_ms, 0 AS started, count(*) AS finished, 0 AS throttled \

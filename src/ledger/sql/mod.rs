@@ -41,6 +41,7 @@ mod settings;
 pub mod slots;
 pub mod sqlite;
 mod text_order;
+mod throttled;
 mod upkeep;
 
 use dialect::{Dialect, Template, WriteTemplate};

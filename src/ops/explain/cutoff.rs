@@ -13,6 +13,7 @@ use crate::domain::clear_time::ClearTime;
 use crate::domain::explain::{Facts, JobFacts};
 use crate::fleet::cutoff::{CutoffForecastOverview, cutoff};
 use crate::fleet::estimate::clear_time;
+use crate::fleet::pace::reopens_at;
 use crate::ledger::operator::DatabaseTime;
 
 /// The next cut-off of a waiting payment's provider.
@@ -33,6 +34,7 @@ fn is_stopped(clears: &ClearTime) -> bool {
     match clears {
         ClearTime::Never { limit } => limit.is_some(),
         ClearTime::NotWhilePaused | ClearTime::NotWhileDisabled | ClearTime::NotWhileBreakerOpen => true,
+        ClearTime::NotWhileBlocked | ClearTime::NotWhileThrottled { .. } => false,
         ClearTime::In(_) | ClearTime::Unknown(_) | ClearTime::DependsOnAccounts { .. } => false,
     }
 }
@@ -55,7 +57,8 @@ pub async fn explained_cutoff(
         Some(starts_in) => facts.now.plus(starts_in) >= at,
         None => {
             let input = sources.collector?.input().await;
-            match cutoff(&input, provider)?.forecast {
+            let row = input.rows.iter().find(|row| row.name == provider.name.as_str());
+            match cutoff(&input, provider, row.and_then(reopens_at))?.forecast {
                 CutoffForecastOverview::OnTime { .. } => false,
                 CutoffForecastOverview::Missed { needed_per_s: None, .. } => true,
                 CutoffForecastOverview::Missed { .. } if is_stopped(&clear_time(&input, provider)) => true,

@@ -31,6 +31,7 @@ use crate::ledger::history::HistoryMark;
 use crate::ledger::pause_of_all::PauseOfAll;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::rejected::RejectedCount;
+use crate::ledger::throttled::ThrottlingByProvider;
 use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::Limiter;
 use crate::queue::Queue;
@@ -80,6 +81,7 @@ const UNWATCHED_COUNT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Rows are read again when their version changes, and at the latest after this time.
 const ROWS_AGE_MAX: Duration = Duration::from_secs(60);
 const REJECTED_AGE_MAX: Duration = Duration::from_secs(2);
+const THROTTLING_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// The reports, and the milliseconds by which the database's clock is ahead of ours.
 type ReportsWithSkew = (Vec<StoredReport>, i64);
@@ -108,6 +110,7 @@ pub struct OverviewCollector {
     depths: CachedSource<QueueDepths>,
     oldest: CachedSource<BTreeMap<String, i64>>,
     rejected: CachedSource<Vec<RejectedCount>>,
+    throttling: CachedSource<ThrottlingByProvider>,
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
     finished_checks: FinishedChecks,
@@ -131,6 +134,7 @@ impl OverviewCollector {
             depths: CachedSource::new(SOURCE_TIMEOUT),
             oldest: CachedSource::new(SOURCE_TIMEOUT),
             rejected: CachedSource::new(SOURCE_TIMEOUT),
+            throttling: CachedSource::new(SOURCE_TIMEOUT),
             limit_usage: CachedSource::new(SOURCE_TIMEOUT),
             counts: BacklogCounter::new(),
             finished_checks: FinishedChecks::default(),
@@ -257,8 +261,14 @@ impl OverviewCollector {
             }
             self.rejected.get(REJECTED_AGE_MAX, self.query_rejected()).await
         };
+        let throttling = async {
+            if reports.problem.is_some() {
+                return CachedValue::not_queried();
+            }
+            self.throttling.get(THROTTLING_AGE_MAX, self.query_throttling()).await
+        };
         let stored = self.collect_stored(purpose, reports.problem.is_some(), known.version);
-        let (used, rejected, (rows, oldest, counted)) = tokio::join!(used, rejected, stored);
+        let (used, rejected, throttling, (rows, oldest, counted)) = tokio::join!(used, rejected, throttling, stored);
         let problem_of =
             |what: &str, problem: &Option<String>| problem.as_ref().map(|problem| problem_with_name(what, problem));
         let mut problems: Vec<String> = Vec::new();
@@ -300,6 +310,7 @@ impl OverviewCollector {
             depths: counted.depths,
             oldest_ms: oldest.current(),
             rejected: rejected.current(),
+            throttling: throttling.current(),
             queue_reports_ages: self.sources.queue.reports_ages(),
             limit_usage: used.value.unwrap_or_default(),
             database_problem,
@@ -386,6 +397,12 @@ impl OverviewCollector {
 
     async fn query_rejected(&self) -> Result<Vec<RejectedCount>, String> {
         self.sources.ledger.count_rejected().await.map_err(|error| error.to_string())
+    }
+
+    async fn query_throttling(&self) -> Result<ThrottlingByProvider, String> {
+        let names = self.provider_names().await;
+        let names: Vec<&str> = names.iter().map(ProviderName::as_str).collect();
+        self.sources.ledger.throttling(&names).await.map_err(|error| error.to_string())
     }
 
     pub(super) async fn query_jobs(&self) -> Result<CountedJobs, String> {

@@ -282,8 +282,8 @@ pub struct HistoryPoint {
     pub waiting: Option<u64>,
     /// Payments in review; `null` if it is unknown.
     pub review: Option<u64>,
-    /// 429s to requests with a permit since the previous point.
-    pub throttled: u64,
+    /// 429s were recorded since the previous point.
+    pub throttled: bool,
 }
 
 #[derive(Debug, Default)]
@@ -308,7 +308,7 @@ struct ProviderHistory {
     points: VecDeque<HistoryPoint>,
     /// Of the last minutes alone.
     pace: VecDeque<PacePoint>,
-    throttled_total: Option<u64>,
+    last_refused_at: Option<String>,
 }
 
 impl OverviewHistory {
@@ -323,11 +323,10 @@ impl OverviewHistory {
         self.providers.retain(|name, _| overview.providers.iter().any(|provider| provider.name == *name));
         for provider in &overview.providers {
             let ring = self.providers.entry(provider.name.clone()).or_default();
-            let refused = provider.refused_by_provider;
-            // When a worker ends, its count is gone. Then the sum is lower, and no new 429 is known.
-            let throttled =
-                ring.throttled_total.zip(refused).map_or(0, |(before, refused)| refused.saturating_sub(before));
-            ring.throttled_total = refused.or(ring.throttled_total);
+            let last = provider.last_refused_at.as_ref();
+            // Of the first point, it is not known when they were recorded.
+            let throttled = !ring.points.is_empty() && last.is_some() && last > ring.last_refused_at.as_ref();
+            ring.last_refused_at = last.cloned().or(ring.last_refused_at.take());
             if ring.points.len() == POINTS_MAX {
                 ring.points.pop_front();
             }

@@ -50,7 +50,7 @@ fn row(name: &str) -> ProviderRow {
 
 fn report(id: &str, rate_10s: u64, at_ms: i64) -> WorkerReport {
     let lane = json!({
-        "does": "running", "active": 3, "in_flight": 2, "sent_total": 500, "sent_10s": rate_10s, "throttled_total": 1,
+        "does": "running", "active": 3, "in_flight": 2, "sent_total": 500, "sent_10s": rate_10s,
         "waits": {"bounds_ms": [1, 2], "counts": [5, 1, 0]},
         "decisions": [{"at_ms": at_ms, "kind": "granted", "reason": "room", "permits": 7}],
     });
@@ -100,7 +100,7 @@ async fn reports_of_all_workers_are_merged() {
         ("waiting", json!(0)),
         ("waiting_is_at_least", json!(false)),
         ("queued", json!(0)),
-        ("refused_by_provider", json!(2)),
+        ("refused_by_provider", json!(0)),
         ("oldest_waiting_at", Value::Null),
     ] {
         assert_eq!(acme[field], wanted, "{field}: {acme}");
@@ -119,7 +119,7 @@ async fn reports_of_all_workers_are_merged() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let point = collector.history("acme", 60).pop().unwrap();
-    assert_eq!((point.limit_per_s, point.waiting, point.throttled), (Some(100.0), Some(0), 0));
+    assert_eq!((point.limit_per_s, point.waiting, point.throttled), (Some(100.0), Some(0), false));
     stop.cancel();
     running.await.unwrap();
 }
@@ -205,24 +205,24 @@ async fn paused_lane_shows_cause_and_end() {
     assert_eq!(overviews, wanted);
 }
 
-fn overview_with_throttled(refused: u64, names: &[&str]) -> Overview {
+fn overview_of(last_refused_at: Option<&str>, names: &[&str]) -> Overview {
     let row = |name: &&str| ProviderRow { name: (*name).to_owned(), ..ProviderRow::default() };
     let mut overview = overview(&OverviewInput { rows: names.iter().map(row).collect(), ..OverviewInput::default() });
-    overview.providers.iter_mut().for_each(|provider| provider.refused_by_provider = Some(refused));
+    overview.providers.iter_mut().for_each(|provider| provider.last_refused_at = last_refused_at.map(str::to_owned));
     overview
 }
 
 #[test]
-fn history_is_bounded_and_counts_new_throttles() {
+fn history_is_bounded_and_marks_new_429s() {
     let mut history = OverviewHistory::default();
-    for refused in [5, 5, 7, 2, 3] {
-        history.record(&overview_with_throttled(refused, &["acme", "bolt"]));
+    for last in [Some("10:00:05"), Some("10:00:05"), Some("10:00:07"), None, Some("10:00:07"), Some("10:00:09")] {
+        history.record(&overview_of(last, &["acme", "bolt"]));
     }
-    let throttled: Vec<u64> = history.last_points("acme", 9).iter().map(|point| point.throttled).collect();
-    assert_eq!(throttled, [0, 0, 2, 0, 1]);
+    let throttled: Vec<bool> = history.last_points("acme", 9).iter().map(|point| point.throttled).collect();
+    assert_eq!(throttled, [false, false, true, false, false, true]);
     assert_eq!(history.last_points("acme", 2).len(), 2);
     for _ in 0..500 {
-        history.record(&overview_with_throttled(3, &["acme"]));
+        history.record(&overview_of(None, &["acme"]));
     }
     assert_eq!((history.last_points("acme", 9_999).len(), history.last_points("bolt", 9).len()), (POINTS_MAX, 0));
 }
@@ -232,7 +232,7 @@ fn history_is_bounded_and_counts_new_throttles() {
 fn sent_requests_are_read_back_until_a_gap() {
     let mut history = OverviewHistory::default();
     let mut enter = |at_s: i64, rate_per_s| {
-        let mut overview = overview_with_throttled(0, &["acme"]);
+        let mut overview = overview_of(None, &["acme"]);
         overview.at = DatabaseTime(at_s * 1_000).to_string();
         overview.providers[0].rate_per_s = rate_per_s;
         history.record(&overview);
@@ -247,7 +247,7 @@ fn sent_requests_are_read_back_until_a_gap() {
 fn recent_rate_needs_one_minute_of_backlog() {
     let mut history = OverviewHistory::default();
     let mut enter = |points: usize, waiting, rate_per_s| {
-        let mut overview = overview_with_throttled(0, &["acme"]);
+        let mut overview = overview_of(None, &["acme"]);
         (overview.providers[0].waiting, overview.providers[0].rate_per_s) = (waiting, Some(rate_per_s));
         overview.providers[0].waiting_is_at_least = false;
         (0..points).for_each(|_| history.record(&overview));

@@ -186,7 +186,6 @@ impl LaneMeter {
         let [count, total_us] = self.held.each_ref().map(|sum| sum.load(Ordering::Relaxed));
         LaneReport {
             sent_total: self.sent.load(Ordering::Relaxed),
-            throttled_total: self.own(&self.families.provider_throttled).get(),
             in_flight: self.own(&self.families.in_flight_requests).get(),
             active: self.own(&self.families.active_jobs).get(),
             held: HeldRequests { count, total_us },

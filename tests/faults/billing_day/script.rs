@@ -17,6 +17,8 @@ pub struct Script {
     per_second: Option<u64>,
     per_minute: Option<u64>,
     latency_ms: (u64, u64),
+    /// Requests per second that it accepts, if those are fewer than its row allows.
+    accepts_per_s: Option<usize>,
     /// Its finish time is an estimate of the limits. Where accounts have limits of their own, it depends on whose
     /// payments wait.
     pub is_estimated: bool,
@@ -30,13 +32,21 @@ const PER_ACCOUNT: u64 = 5;
 /// Requests in flight at `golf`.
 const IN_FLIGHT: usize = 2;
 
-const PLAIN: Script =
-    Script { name: "", share: 0, per_second: None, per_minute: None, latency_ms: (40, 80), is_estimated: true };
+const PLAIN: Script = Script {
+    name: "",
+    share: 0,
+    per_second: None,
+    per_minute: None,
+    latency_ms: (40, 80),
+    accepts_per_s: None,
+    is_estimated: true,
+};
 
 /// `acme` has a plain limit, which is raised; `bolt` a small one and a long one, and a cut-off that is missed. A
 /// merchant floods `cargo`. `delta` throttles within its limit. `echo` fails, and loses responses. `fox` is paused,
-/// declines, and rejects the credential for a while. `golf` limits requests in flight.
-pub static PROVIDERS: [Script; 7] = [
+/// declines, and rejects the credential for a while. `golf` limits requests in flight. `hotel` accepts half of what its
+/// row allows.
+pub static PROVIDERS: [Script; 8] = [
     Script { name: "acme", share: 18_000, per_second: Some(RAISED), ..PLAIN },
     Script { name: "bolt", share: 9_000, per_second: Some(20), per_minute: Some(600), ..PLAIN },
     Script { name: "cargo", share: 10_500, per_second: Some(15), is_estimated: false, ..PLAIN },
@@ -44,6 +54,7 @@ pub static PROVIDERS: [Script; 7] = [
     Script { name: "echo", share: 11_000, per_second: Some(14), ..PLAIN },
     Script { name: "fox", share: 9_500, per_second: Some(15), ..PLAIN },
     Script { name: "golf", share: 12_500, latency_ms: (120, 180), ..PLAIN },
+    Script { name: "hotel", share: 4_000, per_second: Some(30), accepts_per_s: Some(15), is_estimated: false, ..PLAIN },
 ];
 
 impl Script {
@@ -58,6 +69,7 @@ impl Script {
             limits: of(self.per_second, 1).into_iter().chain(of(self.per_minute, 60)).collect(),
             latency: (Duration::from_millis(least), Duration::from_millis(most)),
             by_grant: false,
+            accepts_per_s: self.accepts_per_s,
         }
     }
 

@@ -105,7 +105,8 @@ fn unrecorded_job_is_explained_from_its_message() {
     for (clears, words) in [
         (ClearTime::In(ms(12_000)), ", all sent by about 14:03:32 UTC"),
         (closed, ", nothing is sent: limit second is 0"),
-        (ClearTime::Never { limit: None }, ", all blocked by an account rule"),
+        (ClearTime::NotWhileBlocked, ", all blocked by an account rule"),
+        (ClearTime::NotWhileThrottled { passed_per_s: None }, ", the provider refuses requests with 429"),
         (ClearTime::NotWhilePaused, ", paused"),
         (ClearTime::NotWhileDisabled, ", disabled"),
         (ClearTime::NotWhileBreakerOpen, ", circuit breaker open"),

@@ -7,8 +7,13 @@ use super::Explained;
 use super::work::Working;
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 4] =
-    ["the history is recorded", "the history is folded", "the history is read", "a provider's limit is judged"];
+pub const ON_THE_WAY: [&str; 5] = [
+    "the history is recorded",
+    "the history is folded",
+    "the history is read",
+    "a provider's limit is judged",
+    "429s are counted",
+];
 
 impl<E: Explained> Working<'_, E> {
     pub(super) async fn history(&mut self) {
@@ -37,6 +42,8 @@ impl<E: Explained> Working<'_, E> {
         self.did("providers with a history are listed").await;
         ledger.answered_requests(&name("lane-1")).await.unwrap();
         self.did("a provider's limit is judged").await;
+        ledger.throttling(&names).await.unwrap();
+        self.did("429s are counted").await;
         ledger.planned_returns().await.unwrap();
         self.did("limits that go back are listed").await;
         let providers = names.map(str::to_owned);

@@ -42,17 +42,16 @@ export function frame(onpoint, points, words) {
   };
 }
 
-/** The rate chart in a sentence; `limit`: the tightest limit in words. */
-export function rateWords(points, limit) {
+/** The rate chart in a sentence; `limit`: the tightest limit in words; `refused`: the 429s of the last hour. */
+export function rateWords(points, limit, refused) {
   const rates = points.map((point) => point.rate_per_s).filter((value) => Number.isFinite(value));
   if (rates.length === 0) return "No requests have been counted yet.";
   const last = points.at(-1);
   const minutes = Math.max(1, Math.round((Date.parse(last.at) - Date.parse(points[0].at)) / 60_000));
-  const refused = points.reduce((sum, point) => sum + (point.throttled ?? 0), 0);
   const mean = rates.reduce((sum, value) => sum + value, 0) / rates.length;
   return (
     `Requests per second over the last ${minutes} min: now ${rate(last.rate_per_s)}, limit ${limit}, ` +
     `on average ${rate(mean)}, at most ${rate(Math.max(...rates))}. ` +
-    (refused > 0 ? `The provider responded with ${plural(refused, "429", "429s")}.` : "The provider responded with no 429.")
+    (refused > 0 ? `The provider responded with ${plural(refused, "429", "429s")} in the last hour.` : "The provider responded with no 429.")
   );
 }

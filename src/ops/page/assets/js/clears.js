@@ -8,6 +8,7 @@ const MINUTE_MS = 60_000;
 
 const HELD = {
   never: "never",
+  not_while_blocked: "not while the accounts are blocked",
   not_while_paused: "not while paused",
   not_while_disabled: "not while disabled",
   not_while_breaker_open: "not while the breaker is open",
@@ -22,6 +23,13 @@ const MISSING = {
 };
 
 const known = (value) => value !== null && value !== undefined;
+
+const passedWords = ({ passed_per_s: perSecond }) => (known(perSecond) ? `; ${perSecond}/s get through` : "");
+
+/** Why there is no finish time while the provider refuses requests; null otherwise. */
+export const throttledWords = (clears) =>
+  clears?.kind === "not_while_throttled" ? `no finish time is known while the provider refuses requests with 429${passedWords(clears)}` : null;
+
 const atLeastASecond = (ms) => duration(Math.max(1_000, ms));
 
 /** `8 min 52 s`, the least time, or the reason why there is no estimate. */
@@ -31,6 +39,10 @@ export function clearsWords(clears) {
       return clears.ms === 0 ? DASH : atLeastASecond(clears.ms);
     case "depends_on_accounts":
       return `at least ${atLeastASecond(clears.at_least_ms)}`;
+    case "not_before":
+      return `not before ${when(new Date(clears.at))}`;
+    case "not_while_throttled":
+      return `unknown: the provider refuses requests with 429${passedWords(clears)}`;
     case "unknown":
       return `unknown: ${MISSING[clears.missing] ?? clears.missing}`;
     default:
@@ -40,7 +52,7 @@ export function clearsWords(clears) {
 
 /** As `clearsWords`, in a few words: an estimate in place of the least time, and no reason, which the card shows above. */
 export function clearsAbout(clears) {
-  if (clears?.kind === "unknown") return "unknown";
+  if (clears?.kind === "unknown" || clears?.kind === "not_while_throttled") return "unknown";
   return clears?.kind === "depends_on_accounts" && known(clears.about_ms) ? `about ${atLeastASecond(clears.about_ms)}` : clearsWords(clears);
 }
 

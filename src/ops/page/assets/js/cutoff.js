@@ -1,5 +1,6 @@
 // One line about the finish time of a backlog, and about the next cut-off of its provider.
 
+import { throttledWords } from "./clears.js";
 import { h } from "./dom.js";
 import { count } from "./format.js";
 import { about } from "./instants.js";
@@ -43,7 +44,7 @@ export function finishLine(provider) {
   const { clears_at: at, cutoff } = provider;
   if (!(provider.waiting > 0)) return null;
   const isSoon = at && provider.clears?.kind === "clears_in" && provider.clears.ms < MINUTE_MS;
-  const parts = [at && !isSoon ? `clears ${preposition(provider.clears)} ${minute(at)}` : null, cutoff ? cutoffWords(cutoff) : null].filter(Boolean);
+  const parts = [throttledWords(provider.clears), at && !isSoon ? `clears ${preposition(provider.clears)} ${minute(at)}` : null, cutoff ? cutoffWords(cutoff) : null].filter(Boolean);
   if (parts.length === 0) return null;
   const words = parts.join(" · ");
   const isMissed = cutoff?.forecast?.kind === "missed" && cutoff.forecast.payments > 0;

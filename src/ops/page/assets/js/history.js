@@ -10,7 +10,7 @@ const AT_ONCE = 2;
 export class Histories {
   #points = new Map();
   #asked = new Set();
-  /** 429s of each provider at its last overview. */
+  /** The last 429 of each provider at its last overview. */
   #refused = new Map();
 
   of(name) {
@@ -27,9 +27,8 @@ export class Histories {
   }
 
   #add(provider, at) {
-    const refused = provider.refused_by_provider ?? this.#refused.get(provider.name) ?? 0;
-    // Lower than before: a worker ended, and its count is gone.
-    const throttled = Math.max(0, refused - (this.#refused.get(provider.name) ?? refused));
+    const refused = provider.last_refused_at ?? "";
+    const throttled = refused > (this.#refused.get(provider.name) ?? refused);
     const known = this.#points.get(provider.name);
     if (!known) {
       this.#refused.set(provider.name, refused);

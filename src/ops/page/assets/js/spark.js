@@ -8,12 +8,12 @@ const WIDTH = 300;
 const HEIGHT = 60;
 const drawn = new WeakMap();
 
-/** `limit`: the tightest limit in words. */
-export function spark(points, limit) {
+/** `limit`: the tightest limit in words; `refused`: the 429s of the last hour. */
+export function spark(points, limit, refused) {
   const lines = drawn.get(points) ?? shapes(points);
   drawn.set(points, lines);
   const empty = lines === null;
-  return h("div", { class: empty ? "canvas spark no-data" : "canvas spark", role: "img", "aria-label": rateWords(points, limit) },
+  return h("div", { class: empty ? "canvas spark no-data" : "canvas spark", role: "img", "aria-label": rateWords(points, limit, refused) },
     empty ? null : h("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
       h("path", { class: "spark-fill", d: lines.fill }),
       h("path", { class: "spark-rate", d: lines.rate }),
@@ -46,6 +46,6 @@ function shapes(points) {
     rate: line("rate_per_s"),
     fill: `M${x(known[0].at)} ${HEIGHT}${known.map((point) => `L${x(point.at)} ${y(point.rate_per_s)}`).join("")}L${x(known.at(-1).at)} ${HEIGHT}Z`,
     limit: line("limit_per_s"),
-    refused: points.filter(({ throttled }) => throttled > 0).map(({ at }) => `M${x(at)} 0V6`).join(""),
+    refused: points.filter(({ throttled }) => throttled).map(({ at }) => `M${x(at)} 0V6`).join(""),
   };
 }

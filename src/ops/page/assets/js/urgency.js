@@ -10,6 +10,8 @@ export const SECTIONS = [
 ];
 const NAMES = SECTIONS.map(([name]) => name);
 const STOPPED = new Set(["misconfigured", "paused", "closed", "breaker_open", "backend_unavailable", "no_worker"]);
+/** Payments move slower than the limits allow, or not at all, until a person changes something. */
+const HELD_BACK = new Set(["throttled", "blocked"]);
 const LIMITED = new Set(["waiting_for_limit", "cold", "probing", "paused_by_provider", "draining"]);
 const IDLE = new Set(["idle", "disabled"]);
 /** A lane at its limit has free permits now and then. It moves to a calmer section once it has been calm this long. */
@@ -25,7 +27,7 @@ const atLimit = ({ waiting, limits }) =>
 export function urgency(provider, explained) {
   const { state, review, dead, problems, clears, waiting } = provider;
   const unsent = clears?.kind === "never" || (state === "disabled" && waiting > 0);
-  if (review > 0 || dead > 0 || (problems ?? []).length > 0 || unsent) return "attention";
+  if (HELD_BACK.has(state) || review > 0 || dead > 0 || (problems ?? []).length > 0 || unsent) return "attention";
   if (STOPPED.has(state)) return explained ? "stopped" : "attention";
   if (LIMITED.has(state) || (state === "running" && atLimit(provider))) return "limited";
   return IDLE.has(state) ? "idle" : "running";
@@ -57,6 +59,8 @@ export class Sorter {
 
 /** Faults come before lanes that an operator stopped, and those before lanes that send while payments need a decision. */
 function severity({ state }) {
+  if (state === "throttled") return 0;
+  if (state === "blocked") return 1;
   if (!STOPPED.has(state)) return 2;
   return state === "paused" || state === "closed" ? 1 : 0;
 }

@@ -10,6 +10,8 @@ const LANES = {
   closed: ["Closed", "warn"],
   disabled: ["Disabled", "neutral"],
   paused_by_provider: ["Paused by provider", "warn"],
+  throttled: ["Refused with 429s", "bad"],
+  blocked: ["Accounts blocked", "warn"],
   breaker_open: ["Breaker open", "bad"],
   misconfigured: ["Misconfigured", "bad"],
   backend_unavailable: ["Backend unavailable", "bad"],

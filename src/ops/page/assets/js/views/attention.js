@@ -12,7 +12,7 @@ import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
 
 const PAGE = 50;
 const KINDS = {
-  review: ["Review", "It is unknown whether these were charged. Look each one up at its provider, then resolve it.", "Nothing to review", "Every payment's outcome is known."],
+  review: ["Review", "An operator decides about these. The reason says whether the provider rejected the payment, or whether its outcome is unknown. Look each one up at its provider, then resolve it.", "Nothing to review", "No payment waits for a decision."],
   dead: ["Dead", "Retries exhausted, confirmed not charged. Fix the cause, then replay or discard them.", "Nothing is dead", "No payment has exhausted its retries."],
 };
 

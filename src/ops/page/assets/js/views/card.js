@@ -39,8 +39,8 @@ export function card(provider, points, context, explained) {
     h(
       "figure",
       { class: "chart" },
-      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, "limit ", h("b", {}, tightestWords(provider))), points.some(({ throttled }) => throttled > 0) ? h("span", { class: "key bad-key" }, "429") : null),
-      spark(points, tightestWords(provider)),
+      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, "limit ", h("b", {}, tightestWords(provider))), points.some(({ throttled }) => throttled) ? h("span", { class: "key bad-key" }, "429") : null),
+      spark(points, tightestWords(provider), provider.refused_by_provider),
     ),
     rest(provider),
   );
@@ -72,9 +72,9 @@ export function decisions({ name, review, dead }) {
   return [review > 0 ? link("review", `${count(review)} to review`) : null, dead > 0 ? link("dead", `${count(dead)} dead`) : null];
 }
 
-/** The 429s since the workers started; null without any. */
+/** The 429s of the last hour; null without any. */
 export const refused = ({ refused_by_provider: all }) =>
-  (all > 0 ? h("strong", { class: "refused", title: "Since the workers started" }, `${count(all)} × 429`) : null);
+  (all > 0 ? h("strong", { class: "refused", title: "In the last hour" }, `${count(all)} × 429`) : null);
 
 /** What is zero and should be, in words. */
 export const zeros = ({ review, dead, refused_by_provider: refused }) =>

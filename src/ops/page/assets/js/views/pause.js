@@ -22,8 +22,9 @@ export function pauseButton(provider, context, kind = "quiet") {
 
 /** Only while a wait that the provider asked for is in force; null otherwise. */
 export function liftButton(provider, context, kind = "quiet") {
-  const { name, paused, state } = provider;
-  if (paused || state !== "paused_by_provider") return null;
+  const { name, paused, state, ends_in_ms: ends } = provider;
+  const waits = state === "paused_by_provider" || (state === "throttled" && ends > 0);
+  if (paused || !waits) return null;
   return button("Lift the wait", () => lift(provider, context), kind, { "aria-label": `Lift the wait of ${name}`, ...needs("operator") });
 }
 

@@ -15,7 +15,7 @@ export function sums(known) {
   const alarms = [
     review === 0 ? null : figure("Review", count(review), { alarm: review > 0, href: "#/attention?state=review" }),
     dead === 0 ? null : figure("Dead", count(dead), { alarm: dead > 0, href: "#/attention?state=dead" }),
-    refused === 0 ? null : figure("429s", count(refused), { alarm: refused > 0, note: refused === null ? null : "since the workers started" }),
+    refused === 0 ? null : figure("429s", count(refused), { alarm: refused > 0, note: refused === null ? null : "last hour" }),
   ];
   return h(
     "section",
