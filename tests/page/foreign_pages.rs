@@ -52,7 +52,9 @@ async fn foreign_page_gets_no_answer_and_its_link_opens_ours() {
     browser.run_with(script, serde_json::json!([origin])).await;
     assert_eq!(statuses(&browser, "/api/v1/").await, [403; 4]);
     browser.click("a").await;
-    browser.await_text("h1", "Jobs").await;
+    let is_answered = "return performance.getEntriesByType('resource').some(
+        ({ name, responseEnd }) => name.includes('/api/v1/') && responseEnd > 0)";
+    browser.await_true(is_answered).await;
     let answered = statuses(&browser, "/api/v1/").await;
     assert!(!answered.is_empty() && answered.iter().all(|status| *status == 200), "{answered:?}");
 }
