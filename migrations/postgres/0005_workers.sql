@@ -27,6 +27,16 @@ CREATE TABLE upkeep_turns (
         least(taken_until) >= '0001-01-01 00:00:00+00' AND greatest(taken_until) < '9999-12-30 22:00:00+00')
 );
 
+-- What `check` and `status` write to see whether the database commits. One row: while a commit waits for its standby,
+-- the next one waits for the row, and no further session hangs.
+CREATE TABLE commit_checks (
+    only_row boolean PRIMARY KEY DEFAULT true CONSTRAINT commit_checks_has_one_row CHECK (only_row),
+    checked_at timestamptz NOT NULL,
+    CONSTRAINT instants_are_finite CHECK (
+        least(checked_at) >= '0001-01-01 00:00:00+00' AND greatest(checked_at) < '9999-12-30 22:00:00+00')
+);
+INSERT INTO commit_checks (checked_at) VALUES (now());
+
 -- Totals of finished jobs, so that a reconciliation need not count them all. Payments write nothing here. The worker
 -- that reconciles each minute adds the jobs that finished since, and sometimes counts all again.
 CREATE TABLE finished_jobs (

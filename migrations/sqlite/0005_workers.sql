@@ -50,6 +50,26 @@ BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
 END;
 
+-- What `check` and `status` write to see whether the database commits. One row: while a commit hangs, the next one waits
+-- for the row, and no further session hangs.
+CREATE TABLE commit_checks (
+    only_row INTEGER PRIMARY KEY DEFAULT 1 CONSTRAINT commit_checks_has_one_row CHECK (only_row = 1),
+    checked_at INTEGER NOT NULL
+) STRICT;
+CREATE TRIGGER instants_are_finite_of_commit_checks_on_insert
+    BEFORE INSERT ON commit_checks
+    WHEN NEW.checked_at NOT BETWEEN -62135596800000 AND 253402207199999
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
+END;
+CREATE TRIGGER instants_are_finite_of_commit_checks
+    BEFORE UPDATE OF checked_at ON commit_checks
+    WHEN NEW.checked_at NOT BETWEEN -62135596800000 AND 253402207199999
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
+END;
+INSERT INTO commit_checks (checked_at) VALUES (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER));
+
 -- Totals of finished jobs, so that a reconciliation need not count them all. Payments write nothing here. The worker
 -- that reconciles each minute adds the jobs that finished since, and sometimes counts all again.
 CREATE TABLE finished_jobs (

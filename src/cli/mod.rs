@@ -263,9 +263,9 @@ impl CommandError {
 
 impl From<LedgerError> for CommandError {
     fn from(error: LedgerError) -> Self {
-        match error {
-            LedgerError::Unavailable(_) => Self::BackendUnavailable(error.to_string()),
-            error => Self::Failed(error.to_string()),
+        match error.is_unavailable() {
+            true => Self::BackendUnavailable(error.to_string()),
+            false => Self::Failed(error.to_string()),
         }
     }
 }

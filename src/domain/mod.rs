@@ -6,6 +6,7 @@
 
 pub mod account_faults;
 pub mod amount;
+pub mod backend_fault;
 pub mod backoff;
 pub mod breaker;
 pub mod clear_time;

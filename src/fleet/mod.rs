@@ -354,7 +354,7 @@ const ADDRESSES_MAX: usize = 3;
 /// The warnings, one line each: what an operator should look at. A source that did not answer is always among them.
 fn warnings(evidence: &OverviewInput) -> Vec<String> {
     let mut warnings = evidence.backend_problems.clone();
-    warnings.extend(evidence.database_problem.iter().map(|problem| format!("database: {problem}")));
+    warnings.extend(evidence.database_problem.iter().map(|problem| problem_with_name("database", problem)));
     for bad in &evidence.invalid_rows {
         let kept = has_valid_row(evidence, &bad.provider);
         let consequence = if kept { "the last valid row stays in force" } else { "nothing is sent" };
@@ -385,12 +385,12 @@ fn warnings(evidence: &OverviewInput) -> Vec<String> {
     warnings
 }
 
-/// One line for each problem with a backend, however many workers report it.
+/// One line for each problem with a backend, also with one that can be used, however many workers report it.
 fn unavailable_backends(evidence: &OverviewInput) -> Vec<String> {
     let mut by_problem: Vec<(String, Vec<String>)> = Vec::new();
     let live = evidence.workers.iter().filter(|worker| worker.is_live());
     for (worker, report) in live.filter_map(|worker| Some((worker, worker.report.as_ref()?))) {
-        for (name, backend) in report.backends.iter().filter(|(_, backend)| !backend.ok) {
+        for (name, backend) in report.backends.iter().filter(|(_, backend)| !backend.ok || backend.problem.is_some()) {
             let problem = problem_with_name(name, backend.problem.as_deref().unwrap_or("does not answer"));
             match by_problem.iter_mut().find(|(known, _)| *known == problem) {
                 Some((_, addresses)) => addresses.push(worker.address()),

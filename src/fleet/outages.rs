@@ -53,6 +53,7 @@ fn outage(evidence: &OverviewInput, backend: &str) -> Option<BackendOutage> {
         .chain(found_since(&evidence.missing_since_ms, backend))
         .min();
     let problem = failing.iter().find_map(|status| status.problem.clone());
+    let problem = problem.or_else(|| evidence.database_problem.clone().filter(|_| backend == "database"));
     let problem = problem.unwrap_or_else(|| "does not answer".to_owned());
     Some(BackendOutage {
         backend: backend.to_owned(),

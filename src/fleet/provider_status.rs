@@ -169,7 +169,10 @@ fn held_by_row(evidence: &OverviewInput, row: &ProviderRow, unheld: bool) -> Opt
         return Some(ProviderStatus::with_cause(ProviderState::Paused, cause));
     }
     if let Some(problem) = &evidence.database_problem {
-        return Some(ProviderStatus::with_cause(ProviderState::BackendUnavailable, format!("database: {problem}")));
+        return Some(ProviderStatus::with_cause(
+            ProviderState::BackendUnavailable,
+            problem_with_name("database", problem),
+        ));
     }
     let closed = |limit: &&Limit| limit.applies_to_every_charge() && limit.rate.max_requests() == 0;
     let closed = provider.filter(|_| !unheld)?.limits.iter().find(closed)?;
@@ -271,9 +274,15 @@ fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneRepor
         let aside = || lane.refused.as_ref().or_else(|| lane.costly.as_ref().filter(|costly| is_long(costly)));
         match aside().filter(|_| input.waiting) {
             Some(aside) => ProviderStatus { state, cause: Some(aside.words.clone()), ends_in_ms: aside.ends_in_ms },
-            None => ProviderStatus::new(state),
+            // The lane takes and sends payments, and publishes nothing.
+            None => ProviderStatus { cause: queue_problem(report), ..ProviderStatus::new(state) },
         }
     })
+}
+
+/// What a queue that answers does not do.
+fn queue_problem(report: &ProcessReport) -> Option<String> {
+    report.backends.get("queue").and_then(|queue| queue.problem.clone())
 }
 
 fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause) -> Option<ProviderStatus> {

@@ -66,6 +66,7 @@ pub struct BackendStatus {
     /// Duration of one ping, in milliseconds; absent without an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtt_ms: Option<f64>,
+    /// Why it does not answer, or what it does not do though it answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// When it first did not answer, in milliseconds since the Unix epoch by the worker's clock; absent while it answers.
@@ -75,7 +76,8 @@ pub struct BackendStatus {
 
 /// The problem with the backend's name before it, unless it begins with the name already.
 pub fn problem_with_name(backend: &str, problem: &str) -> String {
-    let begins_with = |name: &str| problem.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', ':']));
+    let problem_of = problem.strip_prefix("the ").unwrap_or(problem);
+    let begins_with = |name: &str| problem_of.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', ':']));
     let named = begins_with(backend) || (backend == "queue" && begins_with("broker"));
     if named { problem.to_owned() } else { format!("{backend}: {problem}") }
 }

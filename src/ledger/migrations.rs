@@ -234,7 +234,7 @@ fn migration_failed(error: MigrateError) -> LedgerError {
                 "migration {version}: {text}: a table has been in use for minutes. See pg_stat_activity for its user, \
                  then run `sluicegate migrate` again"
             )),
-            LedgerError::Unavailable(text) => LedgerError::Unavailable(text),
+            error if error.is_unavailable() => error,
             other => LedgerError::StatementFailed(format!("migration {version}: {other}")),
         },
         MigrateError::VersionMissing(version) => LedgerError::StatementFailed(format!(

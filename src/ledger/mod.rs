@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::disposition::Resend;
 use crate::domain::format::{count, is_or_are};
 use crate::domain::job::{ContentHash, InvalidMessage, Job, JobId};
@@ -39,6 +40,9 @@ pub enum LedgerError {
     /// The database cannot be reached, or did not answer in time. It is unknown whether a write happened.
     #[error("database unavailable: {0}")]
     Unavailable(String),
+    /// The database answers, and commits nothing. It is unknown whether a write happened.
+    #[error(transparent)]
+    CannotWrite(#[from] BackendFault),
     #[error("schema missing or outdated: run `sluicegate migrate`")]
     NotMigrated,
     /// A statement or a setting failed for a reason that a retry does not fix.
@@ -47,6 +51,22 @@ pub enum LedgerError {
     /// A row holds an invalid value.
     #[error("unreadable row: {0}")]
     Corrupt(String),
+}
+
+impl LedgerError {
+    /// The cause is the database as a whole, and not this statement or its user's rights.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::CannotWrite(_))
+    }
+
+    /// The database is unavailable, and the same operation may succeed later.
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Unavailable(_) => true,
+            Self::CannotWrite(fault) => *fault != BackendFault::FileReadOnly,
+            _ => false,
+        }
+    }
 }
 
 /// The right to write on one job. A claim grants it; it is void once the row's fencing token is higher.

@@ -91,7 +91,9 @@ impl From<LedgerError> for ApiError {
         let status = match &error {
             LedgerError::StatementFailed(_) => StatusCode::CONFLICT,
             LedgerError::Corrupt(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            LedgerError::Unavailable(_) | LedgerError::NotMigrated => StatusCode::SERVICE_UNAVAILABLE,
+            LedgerError::Unavailable(_) | LedgerError::CannotWrite(_) | LedgerError::NotMigrated => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         };
         Self(status, error.to_string())
     }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::job::{InvalidReason, JobId};
 use crate::domain::provider::{ProviderName, RESERVED_NAMES};
 
@@ -244,6 +245,11 @@ pub trait Queue: Send + Sync {
     /// Whether [`Queue::oldest_ready`] says so wherever a message is ready.
     fn reports_ages(&self) -> bool {
         false
+    }
+
+    /// Why the broker takes no publishes from this process, where it says so. Deliveries go on meanwhile.
+    async fn publish_fault(&self) -> Option<BackendFault> {
+        None
     }
 
     /// Whether the broker answers now; its version, where it tells one.

@@ -1,12 +1,11 @@
 //! The heartbeat of this process: writes its report to one row of the database every two seconds.
 //!
-//! At most one statement runs at a time, with a timeout, and a failure is logged once, so that payments are not
-//! disturbed. While a backend does not answer, or a start or a pause is about to end, the process reports more often:
-//! readers see that within three seconds. A process that shuts down deletes its row.
+//! At most one statement runs at a time, and a failure is logged once, so that payments are not disturbed. A report that
+//! is not committed within three seconds shows that the database commits nothing. While a backend does not answer, or a
+//! start or a pause is about to end, the process reports more often: readers see that within three seconds. A process that shuts down deletes its row.
 //! See `docs/decisions/0006-one-overview-of-all-workers.md`.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -17,10 +16,9 @@ use super::Backends;
 use super::job::refusal_codes;
 use super::lane_control::LaneControl;
 use super::outage_starts::OutageStarts;
+use super::report_warnings::warnings;
+use super::report_write::ReportWrite;
 use super::supervisor::WorkerStatus;
-use crate::domain::format::count;
-use crate::domain::job::JobField;
-use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::millis_down;
 use crate::fleet::report::{
     BackendStatus, HeldRequests, LaneReport, PauseCause, ProcessReport, REPORT_FORMAT, ReportedPause, problem_with_name,
@@ -28,7 +26,7 @@ use crate::fleet::report::{
 use crate::fleet::workers::ROW_RETENTION;
 use crate::ledger::fleet::WorkerReport;
 use crate::limiter::gate::{BlockReason, GateView};
-use crate::worker::meter::{LaneMeter, unix_ms};
+use crate::worker::meter::unix_ms;
 
 /// Time between two reports.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -36,7 +34,7 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 const WINDOW: Duration = Duration::from_secs(10);
 /// Time between two reports while a backend does not answer, or [`changes_soon`].
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest time that writing a report may take.
+/// Longest time that deleting a row may take.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that a backend may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -80,7 +78,7 @@ impl HeartbeatReporter {
     pub async fn run(self, stop: CancellationToken) {
         let started = Instant::now();
         let (mut sent, mut failing, mut count, mut wait) = (RecentRequests::default(), false, 0_u64, Duration::ZERO);
-        let mut outages = OutageStarts::default();
+        let (mut outages, mut write) = (OutageStarts::default(), ReportWrite::default());
         loop {
             tokio::select! {
                 () = sleep(wait) => {}
@@ -91,22 +89,11 @@ impl HeartbeatReporter {
                 () = stop.cancelled() => break,
             };
             outages.record(&mut backends, i64::try_from(unix_ms()).unwrap_or(i64::MAX));
-            self.status.borrow().meter.record_backends(&backends);
-            let all_answer = backends.values().all(|backend| backend.ok);
-            // A database that does not answer is not asked to store a report.
-            let unreachable =
-                backends.get(DATABASE).filter(|backend| !backend.ok).map(|backend| backend.problem.clone());
-            let report = self.report(backends, &mut sent);
+            let report = self.report(backends.clone(), &mut sent);
             // Not cancelled by `stop`: a row that is written after its deletion would look like a lost worker.
-            let written = match unreachable {
-                Some(problem) => Err(problem.unwrap_or_default()),
-                None => {
-                    let written = timeout(WRITE_TIMEOUT, self.write(&report, started.elapsed())).await;
-                    written.unwrap_or_else(|_| Err("no answer in time".to_owned()))
-                }
-            };
-            self.record_write(&written);
-            let is_current = all_answer && written.is_ok() && !changes_soon(&report);
+            let written = self.commit(&report, &mut backends, &mut write, started.elapsed()).await;
+            self.status.borrow().meter.record_backends(&backends);
+            let is_current = backends.values().all(|backend| backend.ok) && written.is_ok() && !changes_soon(&report);
             wait = if is_current { HEARTBEAT_INTERVAL } else { RETRY_INTERVAL };
             match written {
                 Ok(()) => {
@@ -120,7 +107,7 @@ impl HeartbeatReporter {
                     failing = true;
                     tracing::warn!(
                         error,
-                        "failed to write this worker's report; payments continue, `status` may show the worker as lost"
+                        "this worker's report is not stored: `status` shows the cause, or the worker as lost"
                     );
                 }
                 Err(_) => {}
@@ -131,13 +118,30 @@ impl HeartbeatReporter {
         }
     }
 
-    /// The report is the one write that an idle worker commits.
-    fn record_write(&self, written: &Result<(), String>) {
-        let writes = self.backends.ledger.committed_writes();
-        match written {
-            Ok(()) => writes.record_commit(),
-            Err(cause) => writes.record_failure(cause.clone()),
+    /// Commits the report, which is the one write of an idle worker. A database that does not commit it is unavailable.
+    async fn commit(
+        &self,
+        report: &ProcessReport,
+        backends: &mut BTreeMap<String, BackendStatus>,
+        write: &mut ReportWrite,
+        uptime: Duration,
+    ) -> Result<(), String> {
+        let (ledger, database) = (&self.backends.ledger, backends.entry(DATABASE.to_owned()).or_default());
+        if !database.ok {
+            let problem = database.problem.clone().unwrap_or_default();
+            ledger.committed_writes().record_unreachable(problem.clone());
+            write.database_is_unreachable();
+            return Err(problem);
         }
+        let written = write.commit(ledger, self.row(report, uptime)?).await;
+        ledger.committed_writes().record_report(&written);
+        written.map_err(|error| {
+            let problem = error.to_string();
+            if error.is_outage() {
+                (database.ok, database.problem) = (false, Some(problem.clone()));
+            }
+            problem
+        })
     }
 
     /// Deletes the rows of processes that vanished. Readers ignore rows of that age, even where no right to delete
@@ -155,28 +159,32 @@ impl HeartbeatReporter {
         let Err(error) = self.backends.ledger.remove_report(&self.identity.id).await else { return };
         tracing::debug!(%error, "report not deleted");
         let last = ProcessReport { stopped: true, ..ProcessReport::default() };
-        if let Err(error) = self.write(&last, uptime).await {
-            tracing::debug!(error, "the last report was not written; the worker will be shown as lost");
+        let Ok(row) = self.row(&last, uptime) else { return };
+        if let Err(error) = self.backends.ledger.write_report(&row).await {
+            tracing::debug!(%error, "the last report was not written; the worker will be shown as lost");
         }
     }
 
-    async fn write(&self, report: &ProcessReport, uptime: Duration) -> Result<(), String> {
+    fn row(&self, report: &ProcessReport, uptime: Duration) -> Result<WorkerReport, String> {
         let WorkerIdentity { id, host, pid, version, .. } = self.identity.clone();
         let body = serde_json::to_string(report).map_err(|error| error.to_string())?;
-        let row = WorkerReport { id, host, pid, version, uptime, format: REPORT_FORMAT, body };
-        self.backends.ledger.write_report(&row).await.map_err(|error| error.to_string())
+        Ok(WorkerReport { id, host, pid, version, uptime, format: REPORT_FORMAT, body })
     }
 
     /// Pings all backends. One that does not answer delays the report that says so, but not long enough to look lost.
     async fn ping_backends(&self) -> BTreeMap<String, BackendStatus> {
         let Backends { ledger, queue, limiter, .. } = &self.backends;
         let kinds = self.identity.kinds;
-        let (database, queue, limiter) = tokio::join!(
+        let (database, mut queue_status, limiter, publishes) = tokio::join!(
             ping(kinds.database, async { ledger.ping().await.map(Some).map_err(|error| error.to_string()) }),
             ping(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
             ping(kinds.limiter, async { limiter.ping().await.map_err(|error| error.to_string()) }),
+            timeout(PING_TIMEOUT, queue.publish_fault()),
         );
-        [(DATABASE, database), ("queue", queue), ("limiter", limiter)]
+        // Deliveries go on, so the queue is not unavailable.
+        let blocked = publishes.ok().flatten().filter(|_| queue_status.ok);
+        queue_status.problem = queue_status.problem.or_else(|| blocked.map(|fault| fault.to_string()));
+        [(DATABASE, database), ("queue", queue_status), ("limiter", limiter)]
             .map(|(name, status)| (name.to_owned(), status))
             .into()
     }
@@ -210,49 +218,6 @@ fn changes_soon(report: &ProcessReport) -> bool {
     let mut other = pauses.filter(|pause| pause.by != PauseCause::Limit);
     !report.ready
         || other.any(|pause| pause.ends_in_ms.is_some_and(|ms| u128::from(ms) < HEARTBEAT_INTERVAL.as_millis()))
-}
-
-fn warnings(progress: &WorkerStatus) -> Vec<String> {
-    let mut warnings = rows_without_lane(progress);
-    warnings.extend(missing_field_warnings(progress));
-    warnings.extend(progress.meter.evictions().warnings());
-    warnings.extend(progress.meter.unpublished().and_then(|unpublished| unpublished.warning()));
-    warnings
-}
-
-/// Warnings for enabled rows that have no lane here.
-fn rows_without_lane(progress: &WorkerStatus) -> Vec<String> {
-    if !progress.ready || progress.draining {
-        return Vec::new();
-    }
-    let missing = |name: &&ProviderName| !progress.lanes.contains_key(*name);
-    let enabled = progress.settings.providers.iter().filter(|(_, row)| row.enabled).map(|(name, _)| name);
-    enabled.filter(missing).map(|name| format!("no lane for {name}: see this worker's log")).collect()
-}
-
-/// Warnings for lanes whose limits and rules did not apply to jobs without a field that their rows still do not
-/// require.
-fn missing_field_warnings(progress: &WorkerStatus) -> Vec<String> {
-    let rows = progress.settings.providers.values().filter(|row| row.enabled);
-    let lanes = rows.filter_map(|row| Some((row, progress.meter.find_lane(&row.name)?)));
-    let warnings = |(row, lane): (&Arc<Provider>, Arc<LaneMeter>)| {
-        let missing = JobField::ALL.into_iter().filter(|lacks| !row.require.contains(lacks) && row.counts_by(*lacks));
-        let missing = missing.map(|lacks| (lacks, lane.without(lacks).get())).filter(|(_, jobs)| *jobs > 0);
-        missing.map(|(lacks, jobs)| missing_field_warning(&row.name, lacks, jobs)).collect::<Vec<_>>()
-    };
-    lanes.flat_map(warnings).collect()
-}
-
-fn missing_field_warning(provider: &ProviderName, lacks: JobField, jobs: u64) -> String {
-    let (field, jobs) = (lacks.name(), count(jobs, "job"));
-    let passed = match lacks {
-        JobField::Account => "account limits and rules",
-        JobField::Reference => "reference limits",
-    };
-    format!(
-        "{provider}: its {passed} did not apply to {jobs} without `{field}`; set require = [\"{field}\"] in its row, \
-         or publish every payment with its `{field}`"
-    )
 }
 
 async fn ping(kind: &str, question: impl Future<Output = Result<Option<String>, String>>) -> BackendStatus {
@@ -405,16 +370,6 @@ mod tests {
         ] {
             assert_eq!(changes_soon(&report(ready, by, ends_in_ms)), soon, "{ready} {by:?} {ends_in_ms:?}");
         }
-    }
-
-    #[test]
-    fn missing_fields_are_warned_of_with_a_fix() {
-        let acme = ProviderName::new("acme").unwrap();
-        assert_eq!(
-            missing_field_warning(&acme, JobField::Account, 1),
-            "acme: its account limits and rules did not apply to 1 job without `account`; set require = [\"account\"] \
-             in its row, or publish every payment with its `account`"
-        );
     }
 
     #[tokio::test(start_paused = true)]

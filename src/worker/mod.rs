@@ -36,6 +36,8 @@ pub mod outcome_writes;
 pub mod publish;
 pub mod quotas;
 pub mod rejected;
+mod report_warnings;
+mod report_write;
 pub mod resend;
 pub mod retry;
 pub mod settings_sync;

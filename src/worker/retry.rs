@@ -20,7 +20,7 @@ pub trait Transient: std::error::Error {
 
 impl Transient for LedgerError {
     fn is_transient(&self) -> bool {
-        matches!(self, Self::Unavailable(_))
+        self.is_unavailable()
     }
 }
 

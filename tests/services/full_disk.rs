@@ -135,6 +135,9 @@ async fn full_disk_is_reported_and_loses_no_payment() {
     let cause = stand.await_probe(503).await;
     assert!(cause.starts_with("no write was committed for 1"), "{cause}");
     assert!(cause.contains("disk is full") || cause.contains("disk I/O error"), "{cause}");
+    let sentence = cause.trim_end().split_once("s: ").unwrap().1;
+    let overview = stand.probe("api/v1/overview").await.1;
+    assert!(overview.contains(sentence) && overview.contains("backend_unavailable"), "{sentence}: {overview}");
     assert_eq!(stand.probe("livez").await.0, 200);
     std::fs::remove_file(filler).unwrap();
     stand.await_probe(200).await;

@@ -14,6 +14,7 @@ mod deleted_queues;
 mod descriptors;
 mod drain;
 mod evictions;
+mod faults_of_backends;
 mod fleet;
 mod flood;
 mod foreign_queue;

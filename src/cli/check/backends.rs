@@ -5,8 +5,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::time::timeout;
+
 use crate::app::{ServiceError, open_database, redis_limiter};
-use crate::cli::check::{Finding, probe};
+use crate::cli::check::{Finding, PROBE_TIMEOUT, probe};
 use crate::cli::{CommandContext, CommandError};
 use crate::config::{Config, DatabaseUrl, LimiterUrl};
 use crate::domain::format::count;
@@ -46,7 +48,10 @@ pub async fn check_queue(cx: &CommandContext<'_>, providers: &[&Provider]) -> Ve
     if let Err(error) = answered {
         return vec![Finding::error(subject, error.to_string(), fix_for_error(&error, FIX_NOT_RUNNING))];
     }
-    let mut findings = vec![Finding::ok(subject, "answers")];
+    let mut findings = vec![match timeout(PROBE_TIMEOUT, queue.publish_fault()).await.ok().flatten() {
+        Some(fault) => Finding::error(subject, fault.to_string(), fault.fix()),
+        None => Finding::ok(subject, "answers"),
+    }];
     let mut declared = Vec::new();
     for provider in providers {
         match check_lane(queue.as_ref(), &provider.name).await {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::app::outbound_policy;
+use crate::cli::check::commits::commit_finding;
 use crate::cli::console::{TableShape, width, wrap_words};
 use crate::cli::input::{self, PROVIDER_FILE_BYTES_MAX};
 use crate::cli::provider::{check_callable, checked_rows, unreadable_secrets};
@@ -27,6 +28,7 @@ use crate::provider::secret_grants::SecretUse;
 
 mod account_rules;
 mod backends;
+mod commits;
 mod static_checks;
 mod text_order;
 
@@ -178,7 +180,8 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
         let rows: Vec<ProviderRow> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
         let mut observed = text_order::text_order_findings(&subject, &ledger.text_order().await?);
         observed.extend(throttling_findings(&ledger, &snapshot).await?);
-        Ok::<_, CommandError>((answered, snapshot, rows, observed))
+        let committed = commit_finding(&subject, &ledger, answered).await;
+        Ok::<_, CommandError>((committed, snapshot, rows, observed))
     };
     match probe(&subject, reached).await {
         Err(silent) => (vec![silent], None),
@@ -198,8 +201,8 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
             };
             (vec![Finding::error(subject, error.to_string(), fix)], None)
         }
-        Ok(Ok((answered, snapshot, rows, observed))) => {
-            let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
+        Ok(Ok((committed, snapshot, rows, observed))) => {
+            let mut findings = vec![committed];
             let file = match &cx.config.database.url {
                 DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
                 DatabaseUrl::Postgres(_) => None,

@@ -13,10 +13,12 @@ use tokio::time::{sleep, timeout};
 
 use crate::cli::console::TableShape;
 use crate::cli::{CommandContext, CommandError, Console, Exit, ops_client};
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
-use crate::fleet::workers::visible_workers;
+use crate::fleet::workers::{WorkerProcess, visible_workers};
 use crate::fleet::{Overview, OverviewInput, by_provider, overview};
+use crate::ledger::database::Database;
 use crate::ops::{all_provider_names, pause_authors, unix_ms};
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
@@ -114,6 +116,9 @@ fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit
         console.json_line(overview)?;
     } else if args.json {
         console.json(overview)?;
+    } else if overview.providers.is_empty() && !overview.outages.is_empty() {
+        // Which providers there are, is not known.
+        overview.outages.iter().try_for_each(|outage| console.message(&outage.problem))?;
     } else if overview.providers.is_empty() {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
     } else {
@@ -174,6 +179,12 @@ async fn queue_depths(cx: &CommandContext<'_>, names: &[ProviderName]) -> (BTree
     (depths, problems)
 }
 
+/// What the broker does not do though it answers.
+async fn publish_fault(cx: &CommandContext<'_>) -> Option<BackendFault> {
+    let queue = timeout(QUEUE_TIMEOUT, cx.queue()).await.ok()?.ok()?;
+    timeout(QUEUE_TIMEOUT, queue.publish_fault()).await.ok()?
+}
+
 /// The contents of the database: rows, jobs, and the workers' heartbeats.
 pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewInput, CommandError> {
     let ledger = cx.ledger().await?;
@@ -184,7 +195,13 @@ pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewIn
     let row_names =
         rows.iter().map(|row| row.name.as_str()).chain(known.invalid_rows.iter().map(|row| row.provider.as_str()));
     let names = all_provider_names(&known, row_names.chain(accounts.iter().map(|account| account.provider.as_str())));
-    let (depths, problems) = queue_depths(cx, &names).await;
+    let (depths, mut problems) = queue_depths(cx, &names).await;
+    let workers = visible_workers(ledger.worker_reports().await?, Duration::ZERO, None);
+    let database_problem = commit_problem(&ledger, &workers).await;
+    let mut missing = Vec::new();
+    missing.extend(database_problem.as_ref().map(|_| "database"));
+    missing.extend((!problems.is_empty()).then_some("queue"));
+    problems.extend(publish_fault(cx).await.map(|fault| fault.to_string()));
     Ok(OverviewInput {
         at_ms,
         counted_at_ms: Some(at_ms),
@@ -193,9 +210,10 @@ pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewIn
         pause_of_all: ledger.pause_of_all().await?,
         rows,
         depths,
-        missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },
+        missing,
+        database_problem,
         backend_problems: problems,
-        workers: visible_workers(ledger.worker_reports().await?, Duration::ZERO, None),
+        workers,
         reconciliation: Some(by_provider(accounts)),
         oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
         rejected: Some(ledger.count_rejected().await?),
@@ -204,6 +222,15 @@ pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewIn
         invalid_rows: known.invalid_rows,
         ..OverviewInput::default()
     })
+}
+
+/// Why no worker reports, if the database commits nothing. A user without the right to write learns nothing of it.
+async fn commit_problem(ledger: &Database, workers: &[WorkerProcess]) -> Option<String> {
+    if workers.iter().any(WorkerProcess::is_live) {
+        return None;
+    }
+    let error = ledger.check_commit().await.err()?;
+    error.is_unavailable().then(|| error.to_string())
 }
 
 /// Columns that are left out in a narrow terminal, in this order; `--json` has all of them.

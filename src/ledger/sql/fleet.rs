@@ -10,18 +10,24 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::time::{Instant, timeout};
 
-use super::dialect::Template;
+use super::dialect::{Dialect, Template};
 use super::engine::args;
 use super::result::{FromRow, SqlRow, corrupt, from_row, read_or_log};
 use super::texts;
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::clock_comparison::{ClockAttestation, ClockOffset, LeaderRow, QuotaAttestation};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::{EpochMs, Micros};
+use crate::ledger::committed_writes::COMMIT_MAX;
 use crate::ledger::database::Database;
 use crate::ledger::fleet::{DeploymentId, StoredReport, WORKERS_MAX, WorkerReport};
 use crate::ledger::{LedgerError, StateCount};
+
+/// Longest time that the check of commits waits for its row.
+const ROW_WAIT_MAX: Duration = Duration::from_secs(2);
 
 static DEPLOYMENT: Template = Template::new("SELECT {text:id} AS id FROM deployment");
 
@@ -246,6 +252,9 @@ static COUNTS_OF_STATE: Template = Template::made(|_| {
     )
 });
 
+/// One row for all: while the commit of one check hangs, the next one waits for the row, and leaves no session behind.
+static CHECK_COMMIT: Template = Template::new("UPDATE commit_checks SET checked_at = {now}");
+
 static PING: Template = Template::new("SELECT {version} AS version");
 
 static OUTCOME: Template = Template::new("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2");
@@ -273,6 +282,33 @@ impl Database {
     /// The outcome of a request, as its row says: `None` while it is open, and when no request has this number.
     pub async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
         self.query_one(&OUTCOME, args![job, number]).await?.map_or(Ok(None), |row| row.get("outcome"))
+    }
+
+    /// Commits a row of its own within [`COMMIT_MAX`]. A rollback would flush nothing, and wait for no standby.
+    ///
+    /// # Errors
+    /// [`LedgerError::CannotWrite`] when the database answers and commits nothing.
+    pub async fn check_commit(&self) -> Result<(), LedgerError> {
+        let (began, steps) = (Instant::now(), vec![self.must_affect(&CHECK_COMMIT, [])]);
+        match timeout(COMMIT_MAX, self.engine.atomically_within(ROW_WAIT_MAX, steps)).await {
+            Ok(Ok(Some(_))) => Ok(()),
+            Ok(Ok(None)) => {
+                Err(LedgerError::StatementFailed("table `commit_checks` has no row: insert one".to_owned()))
+            }
+            Ok(Err(LedgerError::Unavailable(_))) if began.elapsed() >= ROW_WAIT_MAX => {
+                Err(self.hanging_commit().into())
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(self.hanging_commit().into()),
+        }
+    }
+
+    /// The fault of a database that reads and does not end a commit.
+    pub fn hanging_commit(&self) -> BackendFault {
+        match self.dialect() {
+            Dialect::Postgres => BackendFault::StandbyMissing,
+            Dialect::Sqlite => BackendFault::CommitHangs,
+        }
     }
 
     /// Asks the database for a sign of life; returns its version.

@@ -109,7 +109,7 @@ impl Database {
         for some in ordered.chunks(RENEW_BATCH_MAX) {
             match self.renew_some(some, lease).await {
                 Ok(renewed) => kept.extend(renewed),
-                Err(error @ LedgerError::Unavailable(_)) => first = first.and(Err(error)),
+                Err(error) if error.is_unavailable() => first = first.and(Err(error)),
                 // One row may be the cause: the other leases are prolonged all the same.
                 Err(_) => {
                     for one in some.chunks(1) {

@@ -20,6 +20,7 @@ use super::session::{
     STATEMENT_MAX, SettingsHints, URGENT_MAX, with_client_timeout, with_statement_timeout, with_timeout_after,
 };
 use super::slots::ConnectionPurpose;
+use crate::domain::backend_fault::BackendFault;
 use crate::ledger::LedgerError;
 use crate::tls::Authorities;
 
@@ -166,7 +167,7 @@ async fn query_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec
     let (rows, _) = run(connection, step).await?;
     let reads_only = sqlx::query_scalar::<_, bool>("SELECT current_setting('transaction_read_only')::boolean");
     if reads_only.fetch_one(connection).await? {
-        return Err(sqlx::Error::Io(std::io::Error::other("the server was demoted and is read-only")));
+        return Err(sqlx::Error::Io(std::io::Error::other(BackendFault::ReadOnly)));
     }
     Ok(rows)
 }

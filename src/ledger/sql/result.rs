@@ -14,6 +14,7 @@ use std::time::Duration;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteError;
 
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, FlowClass, Identifier};
 use crate::domain::outcome::FinalState;
@@ -346,9 +347,11 @@ fn from_postgres(server: &dyn DatabaseError) -> LedgerError {
     match &*code {
         // undefined_table, undefined_column, undefined_function
         "42P01" | "42703" | "42883" => LedgerError::NotMigrated,
-        // query_canceled by statement_timeout, lock_not_available, read_only_sql_transaction (a demoted primary),
-        // in_failed_sql_transaction
-        "57014" | "55P03" | "25006" | "25P02" | "25P03" => LedgerError::Unavailable(text),
+        // disk_full; read_only_sql_transaction, as of a demoted primary
+        "53100" => BackendFault::DiskFull.into(),
+        "25006" => BackendFault::ReadOnly.into(),
+        // query_canceled by statement_timeout, lock_not_available, in_failed_sql_transaction
+        "57014" | "55P03" | "25P02" | "25P03" => LedgerError::Unavailable(text),
         // connection exceptions, insufficient resources, operator intervention, system errors, rolled back
         _ if ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) => {
             LedgerError::Unavailable(text)
@@ -369,6 +372,11 @@ fn from_postgres(server: &dyn DatabaseError) -> LedgerError {
 
 /// Errors of the driver or the network, the same for both databases.
 fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
+    if let sqlx::Error::Io(cause) = error
+        && let Some(fault) = cause.get_ref().and_then(|inner| inner.downcast_ref::<BackendFault>())
+    {
+        return fault.clone().into();
+    }
     match error {
         sqlx::Error::ColumnDecode { index, .. } => LedgerError::Corrupt(format!("column {index} cannot be decoded")),
         sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_) | sqlx::Error::TypeNotFound { .. } => {
@@ -392,11 +400,11 @@ fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
 pub const SQLITE_BUSY: i64 = 5;
 const SQLITE_READONLY: i64 = 8;
 const SQLITE_CORRUPT: i64 = 11;
+const SQLITE_FULL: i64 = 13;
 const SQLITE_CANTOPEN: i64 = 14;
 const SQLITE_NOTADB: i64 = 26;
 
 /// How to fix the errors that SQLite reports.
-const READONLY: &str = "the file that database.url names, and its folder, must be writable for this user";
 const CORRUPT: &str =
     "the file that database.url names is damaged. Stop every process that uses it and restore a back-up";
 const CANTOPEN: &str = "the file that database.url names must be one that this user can read and write, in a folder that exists \
@@ -410,9 +418,10 @@ fn from_sqlite(error: &dyn DatabaseError, code: Option<i64>) -> LedgerError {
     let Some(code) = code else { return LedgerError::Unavailable(message.to_owned()) };
     let text = format!("{message} (SQLite {code})");
     match code {
-        // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
-        SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Unavailable(text),
-        SQLITE_READONLY => LedgerError::StatementFailed(format!("{text}: {READONLY}")),
+        SQLITE_FULL => BackendFault::DiskFull.into(),
+        SQLITE_READONLY => BackendFault::FileReadOnly.into(),
+        // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, PROTOCOL
+        SQLITE_BUSY | 6 | 7 | 9 | 10 | 15 => LedgerError::Unavailable(text),
         SQLITE_CORRUPT => LedgerError::StatementFailed(format!("{text}: {CORRUPT}")),
         SQLITE_CANTOPEN => LedgerError::StatementFailed(format!("{text}: {CANTOPEN}")),
         SQLITE_NOTADB => LedgerError::StatementFailed(format!("{text}: {NOTADB}")),

@@ -40,6 +40,7 @@ use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 use crate::worker::sweeper::OVERDUE_ALARM_AFTER;
 
+mod commits;
 mod recorder;
 
 /// Interval of the points of the history.
@@ -275,7 +276,8 @@ impl OverviewCollector {
         problems.extend(problem_of("queue", &counted.queue_problem));
         problems.extend(problem_of("limiter", &used.problem));
         problems.extend(counted.problem.as_ref().map(|problem| format!("jobs could not be counted: {problem}")));
-        let database_problem = reports.problem.or(rows.problem);
+        let commits = self.commit_status(&reports);
+        let database_problem = reports.problem.or(rows.problem).or(commits.problem);
         let sources = [("database", &database_problem), ("queue", &counted.queue_problem), ("limiter", &used.problem)];
         let missing: Vec<_> =
             sources.into_iter().filter_map(|(name, problem)| problem.as_ref().map(|_| name)).collect();
@@ -285,7 +287,7 @@ impl OverviewCollector {
         let at_ms = unix_ms();
         let missing_since_ms = self.missing_since(&missing, purpose, at_ms);
         let unrecorded = self.unrecorded(&counted);
-        let workers = visible_workers(stored_reports, reports.age, reports.outage);
+        let workers = visible_workers(stored_reports, reports.age, commits.outage);
         let live = workers.iter().filter(|worker| worker.is_live()).map(|worker| worker.id.clone()).collect();
         let SentLately { recent_per_s, sent_before, judged_before } = self.history.lock().sent_lately(live, at_ms);
         let counted_for = counted.started_at.filter(|_| counted.jobs.is_some()).map(|at| at.elapsed());

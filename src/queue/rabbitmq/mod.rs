@@ -21,6 +21,7 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::FieldTable;
 
 use super::{DeadLetter, InvalidLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::provider::ProviderName;
 
 mod channels;
@@ -147,6 +148,10 @@ impl Queue for RabbitMq {
         let declarations = self.topology.declarations(providers)?;
         let generation = self.declaring.generation().await?;
         detached(async move { find_topology_problems(&generation, &declarations).await }).await
+    }
+
+    async fn publish_fault(&self) -> Option<BackendFault> {
+        self.publisher.fault().await
     }
 
     /// Of the connections that the process needs by now, all must be there.

@@ -27,6 +27,7 @@ use super::pipeline::{ChannelEndCause, Pipeline, PublishRequest, PublishResult};
 use super::supervisor::{Generation, SupervisedConnection};
 use super::topology::{Route, Topology};
 use super::wire;
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::job::BODY_BYTES_MAX;
 use crate::queue::{Destination, OutgoingMessage, QueueError, headers};
 
@@ -89,6 +90,12 @@ impl Publisher {
                 Err(QueueError::Rejected("a queue takes no more (nack)".to_owned()))
             }
         }
+    }
+
+    /// Why the broker takes no publishes, as far as it says.
+    pub async fn fault(&self) -> Option<BackendFault> {
+        let generation = self.link.generation_for_readout().await.ok()?;
+        generation.publish_fault(self.topology.nowhere()).await
     }
 
     async fn publish_once(&self, message: &OutgoingMessage) -> Result<BrokerAnswer, QueueError> {

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use lapin::{Connection, Event};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::{BasicProperties, Connection, Event};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -18,7 +19,8 @@ use tokio_util::task::AbortOnDropHandle;
 use super::channels::{CALL_LIMIT, ChannelLimit, Channels, OpenChannel, with_call_limit};
 use super::connect::{BrokerConnection, RabbitSettings, connect};
 use super::declare_all;
-use super::topology::Topology;
+use super::topology::{Route, Topology};
+use crate::domain::backend_fault::BackendFault;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::ProviderName;
 use crate::queue::QueueError;
@@ -32,6 +34,8 @@ const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a ping or a count waits for a broker that is known to be unavailable: less than its readers do, so that they
 /// learn why.
 const READOUT_LIMIT: Duration = Duration::from_millis(1_500);
+/// How often an idle connection finds out whether the broker blocks publishers.
+const LOOK_FOR_BLOCK_EVERY: Duration = Duration::from_secs(10);
 /// How often the state is looked at, should an event be missed.
 const STATE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
@@ -45,7 +49,9 @@ pub struct Generation {
     peer: Option<SocketAddr>,
     channels: Channels,
     /// Since when the broker has blocked publishers, and why.
-    blocked: watch::Sender<Option<(Instant, String)>>,
+    blocked: watch::Sender<Option<(Instant, BackendFault)>>,
+    /// When it was last found out whether the broker blocks publishers.
+    looked_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone)]
@@ -142,11 +148,46 @@ impl Generation {
     /// Waits until the broker takes publishes; at most until [`CALL_LIMIT`] after it stopped.
     pub async fn unblocked(&self) -> Result<(), QueueError> {
         let mut blocked = self.blocked.subscribe();
-        let Some((since, reason)) = blocked.borrow().clone() else { return Ok(()) };
+        let Some((since, fault)) = blocked.borrow().clone() else { return Ok(()) };
         let left = CALL_LIMIT.saturating_sub(since.elapsed());
         match tokio::time::timeout(left, blocked.wait_for(Option::is_none)).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(QueueError::NotConfirmed(format!("the broker has blocked publishers: {reason}"))),
+            Err(_) => Err(QueueError::NotConfirmed(fault.to_string())),
+        }
+    }
+
+    /// Why the broker blocks this connection. It tells that only to a connection that publishes, so this publishes a
+    /// message by a route that leads to no queue, each [`LOOK_FOR_BLOCK_EVERY`].
+    pub async fn publish_fault(self: &Arc<Self>, nowhere: Route) -> Option<BackendFault> {
+        let mut blocked = self.blocked.subscribe();
+        let is_due = || {
+            let mut looked_at = self.looked_at.lock();
+            let is_due = looked_at.is_none_or(|at| at.elapsed() >= LOOK_FOR_BLOCK_EVERY);
+            is_due.then(|| *looked_at = Some(Instant::now())).is_some()
+        };
+        if blocked.borrow().is_none() && is_due() {
+            let generation = Arc::clone(self);
+            // To its end, though its caller may lose interest: see `detached`.
+            let published = tokio::spawn(async move { generation.publish_nowhere(&nowhere).await });
+            tokio::select! {
+                _ = published => {}
+                _ = blocked.wait_for(Option::is_some) => {}
+                () = tokio::time::sleep(READOUT_LIMIT) => {}
+            }
+        }
+        blocked.borrow().as_ref().map(|(_, fault)| fault.clone())
+    }
+
+    async fn publish_nowhere(&self, nowhere: &Route) {
+        let Ok(channel) = self.open_channel().await else { return };
+        let (exchange, key) = (nowhere.exchange.as_str().into(), nowhere.routing_key.as_str().into());
+        // Should an operator's policy lead it to a queue after all, it does not stay there.
+        let properties = BasicProperties::default().with_expiration("0".into());
+        let publish = channel.basic_publish(exchange, key, BasicPublishOptions::default(), &[], properties);
+        // The answer to the next call shows that the broker has read the message. An exchange that does not exist yet is
+        // an answer as well.
+        if with_call_limit(publish).await.is_ok() {
+            drop(with_call_limit(channel.confirm_select(ConfirmSelectOptions::default())).await);
         }
     }
 
@@ -159,8 +200,9 @@ impl Generation {
             let Ok(event) = tokio::time::timeout(STATE_CHECK_EVERY, events.next()).await else { continue };
             match event {
                 Some(Event::ConnectionBlocked(reason)) => {
-                    tracing::warn!(%reason, "broker blocks publishers");
-                    self.blocked.send_replace(Some((Instant::now(), reason)));
+                    let fault = BackendFault::PublishersBlocked(reason);
+                    tracing::warn!("{fault}");
+                    self.blocked.send_replace(Some((Instant::now(), fault)));
                 }
                 Some(Event::ConnectionUnblocked) => {
                     tracing::info!("broker takes publishes again");
@@ -270,7 +312,8 @@ async fn establish(
             .map_err(|failure| failure.into_error(&format!("connect to {}:{}", authority.host, authority.port)))?;
     let channels = Channels::new(settings.clone(), config.limit.clone());
     let blocked = watch::Sender::new(None);
-    let generation = Arc::new(Generation { number, connection, version, peer, channels, blocked });
+    let generation =
+        Arc::new(Generation { number, connection, version, peer, channels, blocked, looked_at: Mutex::default() });
     redeclare(&generation, &Topology::new(&settings.prefix), &config.declared.list()).await?;
     Ok(generation)
 }

@@ -67,6 +67,11 @@ impl Topology {
         format!("{}.dead", self.prefix)
     }
 
+    /// A route of the exchange of lanes that leads to no queue: the key is no provider's name.
+    pub fn nowhere(&self) -> Route {
+        Route { exchange: self.prefix.clone(), routing_key: "sluicegate.nowhere".to_owned(), mandatory: false }
+    }
+
     fn outcomes(&self) -> String {
         format!("{}.outcomes", self.prefix)
     }

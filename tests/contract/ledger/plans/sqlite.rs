@@ -13,7 +13,7 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// Tables that may be scanned in full: small ones, and rows that a statement made itself.
-const SMALL: [&str; 48] = [
+const SMALL: [&str; 49] = [
     "json_each",
     "held",
     "names",
@@ -32,6 +32,7 @@ const SMALL: [&str; 48] = [
     "words",
     "finished_jobs",
     "finished_mark",
+    "commit_checks",
     "counted",
     "page",
     "matched",
