@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use tracing::field::Field;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::field::{MakeExt as _, RecordFields};
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::{FilterExt as _, LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{FormatFields, Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, MakeWriter};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
@@ -26,9 +26,11 @@ use crate::tls::Authorities;
 mod non_blocking;
 #[cfg(feature = "otlp")]
 pub mod otlp;
+pub mod repeated;
 pub mod spans;
 
 pub use non_blocking::NonBlocking;
+use repeated::OutageLineFilter;
 
 #[cfg(not(feature = "otlp"))]
 type SpanLayer = tracing_subscriber::layer::Identity;
@@ -119,7 +121,7 @@ fn target_levels(level: tracing::Level) -> Targets {
         .with_target("hyper", LevelFilter::WARN)
 }
 
-/// Only this target logs why the broker closed a channel. It also logs an error for a queue that does not exist.
+/// Only this target logs why the broker closed a channel. [`OutageLineFilter`] leaves out queues that do not exist yet.
 /// Commands log errors only and report a missing queue themselves, so for them it is off.
 fn channel_level(level: tracing::Level) -> LevelFilter {
     if level == tracing::Level::ERROR { LevelFilter::OFF } else { LevelFilter::ERROR }
@@ -138,7 +140,7 @@ where
     let lines =
         tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(coloured && log.format == LogFormat::Text);
     let base = registry().with(spans);
-    let filter = target_levels(log.level);
+    let filter = target_levels(log.level).and(OutageLineFilter);
     match log.format {
         LogFormat::Text => Box::new(base.with(lines.fmt_fields(TextFields).with_filter(filter))),
         // Fields beside the message instead of in "fields", as collectors expect.
@@ -241,6 +243,24 @@ mod tests {
             tracing::error!(target: "lapin::channel", "no queue of that name");
         });
         assert_eq!(alone, "", "a command reports it itself");
+    }
+
+    /// A fail-over: each of hundreds of payments fails in several places.
+    #[test]
+    fn outage_logs_one_line_of_each_kind() {
+        let text = captured_log(LogConfig { level: Level::INFO, format: LogFormat::Text }, false, || {
+            for job in 0..300 {
+                let error = format!("database unavailable: no words for {job}");
+                tracing::warn!(target: "sluicegate::worker", job, error, "not claimed");
+                tracing::warn!(target: "sluicegate::worker", job, %error, "not renewed");
+                tracing::warn!(target: "sluicegate::worker", job, error = "the row is locked", "not locked");
+                tracing::error!(target: "sluicegate::worker", job, error, "not recorded");
+                tracing::error!(target: "lapin::channel", "NOT_FOUND - no queue 'payments.p{job}' in vhost '/'");
+            }
+        });
+        let lines = |words: &str| text.lines().filter(|line| line.contains(words)).count();
+        let counts = ["not claimed", "not renewed", "not locked", "not recorded", "no queue"].map(lines);
+        assert_eq!(counts, [1, 1, 300, 300, 0]);
     }
 
     #[test]

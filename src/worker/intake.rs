@@ -109,7 +109,7 @@ async fn complete(
                     receipt.ack().await
                 }
                 Err(error) => {
-                    tracing::warn!(provider = %lane.name, ?error, "failed to delay a message; requeueing it");
+                    tracing::warn!(provider = %lane.name, %error, "failed to delay a message; requeueing it");
                     requeue_and_pause(lane, receipt).await
                 }
             }
@@ -157,7 +157,7 @@ async fn process(lane: &LaneContext, copy: &MessageCopy, delivered_at: Instant, 
         Ok(DecodedMessage::NewerVersion(version)) => return Box::pin(delay_newer_version(lane, copy, version)).await,
         Ok(DecodedMessage::Invalid { invalid, claimed_id }) => return reject(lane, copy, &invalid, claimed_id).await,
         Err(error) => {
-            tracing::warn!(provider = %lane.name, ?error, "failed to look up a message's job; requeueing the message");
+            tracing::warn!(provider = %lane.name, %error, "failed to look up a message's job; requeueing the message");
             return if lane.worker.stop.is_cancelled() {
                 DeliveryAction::Requeue
             } else {
@@ -283,7 +283,7 @@ async fn delay_newer_version(lane: &LaneContext, copy: &MessageCopy, version: u6
     match publish_delayed(&lane.worker, &MessageCopy { properties, ..copy.clone() }, NEWER_VERSION_DELAY).await {
         Ok(()) => DeliveryAction::Ack,
         Err(error) => {
-            tracing::warn!(provider = %lane.name, ?error, "failed to delay a message; requeueing it");
+            tracing::warn!(provider = %lane.name, %error, "failed to delay a message; requeueing it");
             DeliveryAction::RequeueAndPause
         }
     }
@@ -306,7 +306,7 @@ async fn reject(
         publish(worker, &copy.provider, &outgoing)
     });
     if let Err(error) = unless_abandoned(worker, published).await {
-        tracing::warn!(?error, "failed to publish an invalid message to its queue; requeueing it");
+        tracing::warn!(%error, "failed to publish an invalid message to its queue; requeueing it");
         return DeliveryAction::RequeueAndPause;
     }
     let recorded =
@@ -317,7 +317,7 @@ async fn reject(
             DeliveryAction::Ack
         }
         Err(error) => {
-            tracing::warn!(?error, "failed to record an invalid message; requeueing it");
+            tracing::warn!(%error, "failed to record an invalid message; requeueing it");
             DeliveryAction::RequeueAndPause
         }
     }

@@ -14,6 +14,7 @@ use super::lane::LaneContext;
 use super::meter::{DecisionKind, LaneDecision};
 use crate::domain::local_fault::LocalFault;
 use crate::fleet::report::PauseCause;
+use crate::telemetry::repeated::{self, RepeatedLines};
 
 /// Least time between two lines of the same kind.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -26,51 +27,22 @@ struct LineKind {
     reason: &'static str,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Logged {
-    at: Instant,
-    /// Lines that were not logged since.
-    suppressed: u64,
-}
-
 /// When each kind of line was last logged.
 #[derive(Debug, Default)]
-pub struct LogThrottle(Mutex<BTreeMap<LineKind, Logged>>);
+pub struct LogThrottle(RepeatedLines<LineKind>);
 
 impl LogThrottle {
     /// Whether the line is to be logged now. If not, it is counted.
     pub fn admits(&self, lane: &str, line: &'static str, reason: &'static str) -> bool {
-        let mut admitted = false;
-        let kind = LineKind { lane: lane.to_owned(), line, reason };
-        let mut kinds = self.0.lock();
-        let logged = kinds.entry(kind).or_insert_with(|| {
-            admitted = true;
-            Logged { at: Instant::now(), suppressed: 0 }
-        });
-        if !admitted {
-            logged.suppressed += 1;
-        }
-        admitted
+        self.0.admits(LineKind { lane: lane.to_owned(), line, reason })
     }
 
     /// Logs the number of suppressed lines, one line per kind, for kinds whose last line is at least this old.
     pub fn log_suppressed(&self, at_least: Duration) {
-        for (LineKind { lane, line, reason }, count) in self.take_suppressed(at_least) {
+        for (LineKind { lane, line, reason }, count) in self.0.take_suppressed(at_least) {
             tracing::warn!(provider = lane, reason, count, "similar lines suppressed: {line}");
         }
-    }
-
-    fn take_suppressed(&self, at_least: Duration) -> Vec<(LineKind, u64)> {
-        let mut kinds = self.0.lock();
-        let is_due = |logged: &Logged| logged.at.elapsed() >= at_least;
-        kinds.retain(|_, logged| logged.suppressed > 0 || !is_due(logged));
-        let due = kinds.iter_mut().filter(|(_, logged)| logged.suppressed > 0 && is_due(logged));
-        due.map(|(kind, logged)| {
-            let count = logged.suppressed;
-            *logged = Logged { at: Instant::now(), suppressed: 0 };
-            (kind.clone(), count)
-        })
-        .collect()
+        repeated::log_suppressed(at_least);
     }
 }
 
@@ -115,7 +87,7 @@ mod tests {
     async fn each_kind_is_logged_once_a_minute() {
         let throttle = LogThrottle::default();
         let counted = |at_least| -> Vec<(String, u64)> {
-            throttle.take_suppressed(at_least).into_iter().map(|(kind, count)| (kind.lane, count)).collect()
+            throttle.0.take_suppressed(at_least).into_iter().map(|(kind, count)| (kind.lane, count)).collect()
         };
         let log = |lane| throttle.admits(lane, "message rejected", "bad_amount");
         assert_eq!([log("acme"), log("acme"), log("acme"), log("bolt")], [true, false, false, true]);

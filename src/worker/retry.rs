@@ -31,10 +31,12 @@ impl Transient for QueueError {
 }
 
 /// Why the retries ended without success.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum RetryEnded<E> {
     /// The token fired while the backend was unavailable.
+    #[error("this process stops while the backend is unavailable")]
     Stopped,
+    #[error("{0}")]
     Failed(E),
 }
 

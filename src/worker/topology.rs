@@ -64,11 +64,14 @@ async fn declare_all(
                 }
                 Err(error) => {
                     missing = true;
-                    if matches!(error, QueueError::Refused(_)) {
+                    let is_refused = matches!(error, QueueError::Refused(_));
+                    if is_refused {
                         refused.insert(name.clone());
                     }
-                    if logged.insert(name.clone()) {
-                        tracing::error!(provider = %name, %error, "failed to declare queues, retrying");
+                    match (logged.insert(name.clone()), is_refused) {
+                        (true, true) => tracing::error!(provider = %name, %error, "failed to declare queues, retrying"),
+                        (true, false) => tracing::warn!(provider = %name, %error, "failed to declare queues, retrying"),
+                        (false, _) => {}
                     }
                 }
             }

@@ -159,7 +159,7 @@ impl Connections {
                 }
                 let mut state = self.0.state.lock();
                 state.slots.remove_waiters(oneshot::Sender::is_closed);
-                Err(state.last_failure.clone().map_or_else(|| all_busy(state.abandoned), Into::into))
+                Err(state.last_failure.clone().map_or_else(|| state.no_connection(), Into::into))
             }
         }
     }
@@ -312,6 +312,20 @@ impl PoolState {
         }
     }
 
+    /// Why a caller got no connection in time, if no connect has failed.
+    fn no_connection(&self) -> sqlx::Error {
+        let words = match (self.slots.open(), self.abandoned) {
+            (0, _) => format!("PostgreSQL has not accepted a connection within {} s", WAIT_FOR_FIRST.as_secs()),
+            (_, 0) => format!("every connection was busy for {} s (database.max_connections)", WAIT_FOR_FREE.as_secs()),
+            (_, abandoned) => format!(
+                "every connection was busy for {} s (database.max_connections); PostgreSQL has not answered {abandoned} \
+                 of them, as if a synchronous standby were missing",
+                WAIT_FOR_FREE.as_secs()
+            ),
+        };
+        sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
+    }
+
     /// Stores the failure, and returns the pause before the next try.
     fn record_failure(&mut self, error: sqlx::Error, short: &watch::Sender<bool>) -> Duration {
         let (open, is_passing, words) = (self.slots.open(), is_transient(&error), LedgerError::from(&error));
@@ -377,13 +391,4 @@ fn close(connection: PgConnection) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(timeout(RETURN_MAX, connection.close()));
     }
-}
-
-fn all_busy(abandoned: u32) -> sqlx::Error {
-    let mut words = format!("every connection was busy for {} s (database.max_connections)", WAIT_FOR_FREE.as_secs());
-    if abandoned > 0 {
-        words +=
-            &format!("; PostgreSQL has not answered {abandoned} of them, as if a synchronous standby were missing");
-    }
-    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
 }

@@ -22,6 +22,7 @@ mod dialect;
 pub mod engine;
 mod fleet;
 mod history;
+mod io_error;
 mod job_search;
 mod jobs;
 mod lease;

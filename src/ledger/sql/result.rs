@@ -14,6 +14,7 @@ use std::time::Duration;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteError;
 
+use super::io_error;
 use crate::domain::backend_fault::BackendFault;
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, FlowClass, Identifier};
@@ -390,8 +391,7 @@ fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
             LedgerError::Unavailable(format!("TLS: {cause}{}", tls::FIX_NO_TLS))
         }
         _ => LedgerError::Unavailable(tls::explain_tls_error(error).unwrap_or_else(|| match error {
-            // Without the driver's own words before the cause.
-            sqlx::Error::Io(cause) => cause.to_string(),
+            sqlx::Error::Io(cause) => io_error::describe(cause),
             error => error.to_string(),
         })),
     }

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::connections::Connections;
 use super::slots::ConnectionPurpose;
+use crate::ledger::LedgerError;
 
 /// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
@@ -204,6 +205,7 @@ impl SettingsHints {
                 Err(error) => {
                     if !self.is_disconnected {
                         self.is_disconnected = true;
+                        let error = LedgerError::from(&error);
                         tracing::warn!(%error, "cannot listen for changed settings; polling them instead");
                     }
                     tokio::time::sleep(RETRY).await;

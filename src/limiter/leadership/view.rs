@@ -108,6 +108,12 @@ impl LeadershipView {
         decide(store, polled, self.policy, self.timing)
     }
 
+    /// For how long the present holder has been leader; no time without one.
+    pub fn held_for(&self, now: Instant) -> Duration {
+        let held = self.polled.as_ref().and_then(|polled| Some((polled.row.as_ref()?.age, polled.received_at)));
+        held.map_or(Duration::ZERO, |(age, at)| age + now.saturating_duration_since(at))
+    }
+
     /// Run id of the limiter state in the current holder's term.
     pub fn term_run_id(&self) -> Option<String> {
         let row = self.polled.as_ref()?.row.as_ref()?;

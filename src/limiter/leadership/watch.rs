@@ -4,6 +4,7 @@
 //! is changed only by compare-and-set on what was just read.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -15,6 +16,9 @@ use crate::domain::clock_comparison::QuotaAttestation;
 use crate::domain::provider::ProviderName;
 use crate::limiter::StoreConnection;
 use crate::limiter::leader_election::{Leader, NoLeaderCause, Takeover};
+
+/// Two changes of the leader that are closer are no fail-over: workers are connected to two stores.
+const FAIL_OVERS_APART_MIN: Duration = Duration::from_secs(60);
 
 pub(super) async fn run_until_stopped(limiter: &LeaderGuardedLimiter, stop: CancellationToken) {
     let both = async { tokio::join!(watch_rows(limiter), watch_connections(limiter)) };
@@ -129,10 +133,13 @@ impl LeaderGuardedLimiter {
             .iter()
             .filter_map(|(quota, view)| {
                 let decision = view.decide(now);
-                if decision.leader == Leader::NoLeader(NoLeaderCause::TwoStores)
-                    && !self.store.previous_store_has_ended()
-                {
-                    tracing::error!(%quota, "{}", NoLeaderCause::TwoStores);
+                let two_stores = decision.leader == Leader::NoLeader(NoLeaderCause::TwoStores)
+                    && !self.store.previous_store_has_ended();
+                match two_stores.then(|| view.held_for(now) < FAIL_OVERS_APART_MIN) {
+                    Some(true) => tracing::error!(%quota, "{}", NoLeaderCause::TwoStores),
+                    // A fail-over; the line about the new leader follows.
+                    Some(false) => tracing::info!(%quota, "{}", NoLeaderCause::TwoStores),
+                    None => {}
                 }
                 if decision.reconnect {
                     self.probe_now.notify_one();

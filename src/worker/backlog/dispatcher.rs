@@ -173,7 +173,7 @@ async fn process(lane: &LaneContext, claimed: BacklogJob, ahead: AheadGuard) -> 
     if let DeliveryAction::Delay { wait, number } = action
         && let Err(error) = publish_delayed(&lane.worker, &copy.with_number(number), wait).await
     {
-        tracing::warn!(provider = %lane.name, ?error, "failed to delay a job; a sweeper publishes it when it is overdue");
+        tracing::warn!(provider = %lane.name, %error, "failed to delay a job; a sweeper publishes it when it is overdue");
     }
     action
 }

@@ -163,7 +163,7 @@ impl JobRun<'_> {
             }
             Ok(FencedWrite::Stale) => DeliveryAction::Requeue,
             Err(error) => {
-                tracing::warn!(job = %self.job.id, ?error, "failed to return a job to the backlog; requeueing");
+                tracing::warn!(job = %self.job.id, %error, "failed to return a job to the backlog; requeueing");
                 DeliveryAction::RequeueAndPause
             }
         }

@@ -214,7 +214,7 @@ impl JobRun<'_> {
             }
             Ok((FencedWrite::Stale, _)) => DeliveryAction::Requeue,
             Err(error) => {
-                tracing::warn!(job = %self.job.id, ?error, "failed to update job state; requeueing");
+                tracing::warn!(job = %self.job.id, %error, "failed to update job state; requeueing");
                 DeliveryAction::RequeueAndPause
             }
         }

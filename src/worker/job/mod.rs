@@ -115,7 +115,7 @@ pub(super) async fn claim(
         Ok(claim) => Some(claim),
         Err(RetryEnded::Failed(LedgerError::Corrupt(problem))) => Some(Claim::Unreadable(problem)),
         Err(error) => {
-            tracing::warn!(job = %decoded.job.id, ?error, "failed to claim a job; requeueing its message");
+            tracing::warn!(job = %decoded.job.id, %error, "failed to claim a job; requeueing its message");
             None
         }
     }
@@ -251,7 +251,7 @@ impl<'a> JobRun<'a> {
             Ok((FencedWrite::Applied, plan)) => plan,
             Ok((FencedWrite::Stale, _)) => return DeliveryAction::Requeue,
             Err(error) => {
-                tracing::warn!(job = %self.job.id, ?error, "failed to update job state; requeueing");
+                tracing::warn!(job = %self.job.id, %error, "failed to update job state; requeueing");
                 return DeliveryAction::RequeueAndPause;
             }
         };
