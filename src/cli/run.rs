@@ -116,9 +116,11 @@ pub(super) fn ops_state(
 ) -> OpsState {
     let HeartbeatReporter { backends, status, identity } = reporter;
     let worker::Backends { queue, ledger, limiter, .. } = backends.clone();
+    let reads = ledger.for_reads();
     let sources = OverviewSources {
         worker_status: status.clone(),
         ledger: ledger.clone(),
+        reads: reads.clone(),
         queue: queue.clone(),
         limiter: limiter.clone(),
         worker: identity.id.clone(),
@@ -133,6 +135,7 @@ pub(super) fn ops_state(
         people: Arc::new(people),
         wrong_tokens: Arc::default(),
         operator_context: OperatorContext { ledger, queue, card_numbers: config.worker.card_numbers },
+        reads,
     }
 }
 

@@ -120,6 +120,16 @@ impl Database {
         Self { pool, engine, batchers: Arc::default(), writes: Arc::default() }
     }
 
+    /// The same database for reads of people: on connections of their own, so that they hold up no payment, and each ends
+    /// with its caller. The connections are taken from `max_connections`, so it is called once. A small bound, and a
+    /// database in memory, have none to spare; then these reads share the others.
+    pub fn for_reads(&self) -> Self {
+        match self.engine.for_reads() {
+            Some(engine) => Self { engine, ..self.clone() },
+            None => self.clone(),
+        }
+    }
+
     /// SQLite's pool of one connection, for the embedded queue in the same file.
     pub fn sqlite_pool(&self) -> Option<SqlitePool> {
         match &self.pool {

@@ -116,7 +116,7 @@ pub async fn show(
     let id = JobId::new(id).map_err(|problem| ApiError::bad_request(format!("id {problem}")))?;
     let progress = state.worker_status.borrow().clone();
     let sources = FactSources {
-        ledger: &state.operator_context.ledger,
+        ledger: &state.reads,
         settings: &progress.settings,
         queue: Some(state.operator_context.queue.as_ref()),
         limiter_facts: Some(state.limiter.as_ref()),

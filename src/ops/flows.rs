@@ -128,11 +128,10 @@ pub async fn show(
     }
     let unknown = || ApiError::not_found(format!("there is no provider `{name}`"));
     let lane = ProviderName::new(name.as_str()).map_err(|_| unknown())?;
-    let context = &state.operator_context;
-    if context.ledger.raw_rows(Some(&lane)).await?.is_empty() {
+    if state.reads.raw_rows(Some(&lane)).await?.is_empty() {
         return Err(unknown());
     }
-    Ok(JsonResponse(FlowsResponse::from(&context.ledger.largest_flows(&lane, at_most).await?)))
+    Ok(JsonResponse(FlowsResponse::from(&state.reads.largest_flows(&lane, at_most).await?)))
 }
 
 #[cfg(test)]

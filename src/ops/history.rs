@@ -97,7 +97,7 @@ pub async fn show(
     query: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Result<JsonResponse<RecordedHistory>, ApiError> {
     let query = query?.0;
-    let ledger = &state.operator_context.ledger;
+    let ledger = &state.reads;
     let clock = ledger.history_clock().await?;
     let range = query.range(clock.now_ms)?;
     let samples = samples(ledger, &query.provider, &range).await?;

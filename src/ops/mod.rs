@@ -23,6 +23,7 @@ pub use self::guard::{People, WrongTokens};
 pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
 pub use self::peek::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
 use crate::domain::printable::printable;
+use crate::ledger::database::Database;
 use crate::limiter::Limiter;
 use crate::worker::supervisor::WorkerStatus;
 
@@ -67,6 +68,8 @@ pub struct OpsState {
     pub wrong_tokens: Arc<WrongTokens>,
     pub collector: Arc<OverviewCollector>,
     pub operator_context: api::OperatorContext,
+    /// The ledger for requests that change nothing: they end with their clients, and hold up no payment.
+    pub reads: Database,
 }
 
 /// The handler of all requests. Until it is opened, only `/livez` succeeds and all else is unavailable.
@@ -185,6 +188,7 @@ mod tests {
             people: Arc::new(People::load(&ops, |_| None).unwrap()),
             wrong_tokens: Arc::default(),
             operator_context,
+            reads: database.clone(),
         };
         (state, progress_tx, database)
     }

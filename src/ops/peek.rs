@@ -320,7 +320,7 @@ pub async fn account_backlog(
     let account = query?.0.account;
     let known = state.worker_status.borrow().settings.clone();
     let name = ProviderName::new(provider.as_str()).map_err(|_| PeekError::NoProvider(provider))?;
-    let (limiter, ledger) = (state.limiter.as_ref(), &state.operator_context.ledger);
+    let (limiter, ledger) = (state.limiter.as_ref(), &state.reads);
     let waits = peek_backlog(limiter, ledger, &known, &name, &account).await?;
     Ok(JsonResponse(waits))
 }

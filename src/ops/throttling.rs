@@ -101,7 +101,7 @@ pub async fn show(
 ) -> Result<JsonResponse<ThrottlingResponse>, ApiError> {
     let unknown = || ApiError::not_found(format!("there is no provider `{name}`"));
     let name = ProviderName::new(name.as_str()).map_err(|_| unknown())?;
-    let ledger = &state.operator_context.ledger;
+    let ledger = &state.reads;
     let row = ledger.readable_rows(Some(&name)).await?.into_iter().next().ok_or_else(unknown)?;
     // An invalid row has its own warning.
     let hint = match row.validate(0) {

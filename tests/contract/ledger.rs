@@ -42,6 +42,7 @@ mod pause_of_all;
 mod plans;
 mod poll_connections;
 mod pooler;
+mod reads;
 mod recent;
 mod refusals;
 mod rejected;

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::result::{ConnectFailure, is_connection_broken, is_transient};
-use super::session::{ServerProcess, establish, pooler_error, set_up, with_client_timeout};
+use super::session::{ServerProcess, SessionRights, establish, pooler_error, set_up, with_client_timeout};
 use super::slots::{ConnectionPurpose, PoolSlots, PurposeShares};
 use crate::ledger::LedgerError;
 
@@ -42,6 +42,8 @@ const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 const RETURN_MAX: Duration = Duration::from_secs(3);
 const IDLE_MAX: Duration = Duration::from_secs(600);
 const AGE_MAX: Duration = Duration::from_secs(1_800);
+/// Most connections for reads of people.
+const READS_MAX: u32 = 3;
 /// The server counts as short of connections for this long after it rejected one.
 const SHORT_FOR: Duration = Duration::from_secs(30);
 /// Idle time and age after which a connection is closed in that state, so that other workers get one too.
@@ -53,6 +55,7 @@ pub struct Connections(Arc<PoolShared>);
 
 struct PoolShared {
     options: PgConnectOptions,
+    rights: SessionRights,
     state: Mutex<PoolState>,
     closed: Notify,
     /// Whether the server is short of connections.
@@ -87,8 +90,12 @@ struct PooledConnection {
 impl Connections {
     /// A pool that connects at first use.
     pub fn new(max_connections: u32, options: PgConnectOptions) -> Self {
+        Self::with_shares(PurposeShares::split(max_connections), SessionRights::All, options)
+    }
+
+    fn with_shares(shares: PurposeShares, rights: SessionRights, options: PgConnectOptions) -> Self {
         let state = PoolState {
-            slots: PoolSlots::new(PurposeShares::split(max_connections)),
+            slots: PoolSlots::new(shares),
             backends: HashMap::new(),
             unusable: None,
             last_failure: None,
@@ -99,7 +106,18 @@ impl Connections {
             is_closed: false,
         };
         let short = watch::Sender::new(false);
-        Self(Arc::new(PoolShared { options, state: Mutex::new(state), closed: Notify::new(), short }))
+        Self(Arc::new(PoolShared { options, rights, state: Mutex::new(state), closed: Notify::new(), short }))
+    }
+
+    /// A pool of read-only sessions, taken from the bound of this one. `None`: the bound is too small.
+    pub fn split_off_reads(&self) -> Option<Self> {
+        let (rest, reads) = self.0.state.lock().slots.split_off(READS_MAX)?;
+        tracing::debug!(rest, reads, "connections for reads of people are apart");
+        Some(Self::with_shares(PurposeShares::undivided(reads), SessionRights::ReadOnly, self.0.options.clone()))
+    }
+
+    pub fn rights(&self) -> SessionRights {
+        self.0.rights
     }
 
     pub fn options(&self) -> &PgConnectOptions {
@@ -166,9 +184,9 @@ impl Connections {
 
     /// A dedicated connection outside the pool.
     pub async fn open_dedicated(&self) -> Result<PgConnection, sqlx::Error> {
-        let (first, backend) = connect(&self.0.options).await?;
+        let (first, backend) = connect(&self.0).await?;
         // Two open connections have two server processes, unless a pooler lends one to both.
-        if let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.0.options)).await {
+        if let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.0)).await {
             close(second);
             if backend == other {
                 return Err(pooler_error());
@@ -202,16 +220,26 @@ impl PoolShared {
         if state.is_closed {
             return;
         }
-        let served = state.slots.assign();
-        for (waiter, purpose, open, set_up_for) in served.assigned {
-            let lent = Session::new(open, purpose, set_up_for, Arc::clone(self));
-            // Its own drop would wait for the lock that is held here.
-            if let Err(Ok(unwanted)) = waiter.send(Ok(lent)) {
-                unwanted.take_back(state);
+        let mut connects = Vec::new();
+        loop {
+            let served = state.slots.assign();
+            connects.extend(served.connects);
+            let mut has_unwanted = false;
+            for (waiter, purpose, open, set_up_for) in served.assigned {
+                let lent = Session::new(open, purpose, set_up_for, Arc::clone(self));
+                // Its own drop would wait for the lock that is held here.
+                if let Err(Ok(unwanted)) = waiter.send(Ok(lent)) {
+                    unwanted.take_back(state);
+                    has_unwanted = true;
+                }
+            }
+            // A caller that left has another one behind it.
+            if !has_unwanted {
+                break;
             }
         }
         let Ok(runtime) = Handle::try_current() else { return };
-        for purpose in served.connects {
+        for purpose in connects {
             runtime.spawn(Arc::clone(self).grow(purpose));
         }
     }
@@ -240,7 +268,7 @@ impl PoolShared {
     }
 
     async fn open_for(&self, purpose: ConnectionPurpose) -> Result<(PooledConnection, bool), sqlx::Error> {
-        let (mut connection, backend) = connect(&self.options).await?;
+        let (mut connection, backend) = connect(self).await?;
         let is_shared = self.compare(&backend).await;
         if purpose == ConnectionPurpose::Batches {
             with_client_timeout(RETURN_MAX, set_up(&mut connection, purpose)).await?;
@@ -276,7 +304,7 @@ impl PoolShared {
         if std::mem::replace(&mut self.state.lock().was_compared, true) {
             return false;
         }
-        let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.options)).await else { return false };
+        let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(self)).await else { return false };
         close(second);
         *first == other
     }
@@ -377,10 +405,10 @@ impl PoolState {
     }
 }
 
-async fn connect(options: &PgConnectOptions) -> Result<(PgConnection, ServerProcess), sqlx::Error> {
+async fn connect(pool: &PoolShared) -> Result<(PgConnection, ServerProcess), sqlx::Error> {
     with_client_timeout(CONNECT_MAX, async {
-        let mut connection = PgConnection::connect_with(options).await?;
-        let backend = establish(&mut connection).await?;
+        let mut connection = PgConnection::connect_with(&pool.options).await?;
+        let backend = establish(&mut connection, pool.rights).await?;
         Ok((connection, backend))
     })
     .await

@@ -1,6 +1,6 @@
 //! The interface between the ledger's SQL and a database engine: values in, rows out, one statement or a transaction.
 //!
-//! Every call runs in a task that is awaited and never cancelled. In sqlx 0.9, a cancelled `begin` returns a connection
+//! Every call runs in a task that is awaited and never cancelled, but those of [`Engine::for_reads`]. In sqlx 0.9, a cancelled `begin` returns a connection
 //! with an open transaction to the pool (<https://github.com/transact-rs/sqlx/issues/4385>).
 //!
 //! All writes of a batch need the same arguments in the same order, with the job's id first. Their arguments become
@@ -167,6 +167,12 @@ pub trait Engine: Send + Sync {
     /// Then it is unknown whether the transaction was committed.
     async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError>;
 
+    /// The same database for reads of people, on connections of their own, which are read-only. Such a read ends with its
+    /// caller. `None`: it has no connection to spare.
+    fn for_reads(&self) -> Option<Arc<dyn Engine>> {
+        None
+    }
+
     /// Hints that settings changed, if the database sends any.
     fn settings_hints(&self) -> Option<SettingsHints> {
         None
@@ -180,8 +186,23 @@ pub async fn run_to_completion<T: Send + 'static, E: Into<LedgerError> + Send + 
     match tokio::time::timeout(WORK_TIMEOUT, tokio::spawn(work)).await {
         Ok(Ok(result)) => result.map_err(Into::into),
         Ok(Err(ended)) => Err(LedgerError::Unavailable(format!("the database task ended early: {ended}"))),
-        Err(_) => Err(LedgerError::Unavailable(format!("no answer within {} s", WORK_TIMEOUT.as_secs()))),
+        Err(_) => Err(no_answer()),
     }
+}
+
+/// Runs a read, which ends when its caller is dropped. Only for connections that write nothing: a cancelled `COMMIT` that
+/// waits for its standby reports success.
+pub async fn run_while_awaited<T, E: Into<LedgerError>>(
+    read: impl Future<Output = Result<T, E>>,
+) -> Result<T, LedgerError> {
+    match tokio::time::timeout(WORK_TIMEOUT, read).await {
+        Ok(result) => result.map_err(Into::into),
+        Err(_) => Err(no_answer()),
+    }
+}
+
+fn no_answer() -> LedgerError {
+    LedgerError::Unavailable(format!("no answer within {} s", WORK_TIMEOUT.as_secs()))
 }
 
 /// The arguments of all writes, one column each; `None` when the writes differ in their types.

@@ -2,6 +2,7 @@
 //!
 //! It does not check where the server is: `config` rejects plain text to other machines before anything is opened.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,13 +15,14 @@ use super::connections::Connections;
 use super::dialect::{Dialect, JobWrite};
 use super::engine::{
     Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, columns, driver, rows_in_order, run_to_completion,
+    run_while_awaited,
 };
 use super::result::{Names, SqlRow, SqlValue, is_rolled_back_for_sure, lock_not_available, rolled_back};
 use super::session::{
-    STATEMENT_MAX, SettingsHints, URGENT_MAX, with_client_timeout, with_statement_timeout, with_timeout_after,
+    STATEMENT_MAX, SessionRights, SettingsHints, URGENT_MAX, check_primary, with_client_timeout,
+    with_statement_timeout, with_timeout_after,
 };
 use super::slots::ConnectionPurpose;
-use crate::domain::backend_fault::BackendFault;
 use crate::ledger::LedgerError;
 use crate::tls::Authorities;
 
@@ -41,6 +43,17 @@ impl PostgresEngine {
         &self.connections
     }
 
+    /// Runs work to its end, unless it can only read.
+    async fn run<T: Send + 'static, E: Into<LedgerError> + Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, LedgerError> {
+        match self.connections.rights() {
+            SessionRights::All => run_to_completion(work).await,
+            SessionRights::ReadOnly => run_while_awaited(work).await,
+        }
+    }
+
     /// Runs a transaction, again if the server rolled it back.
     async fn repeat(
         &self,
@@ -49,7 +62,7 @@ impl PostgresEngine {
         at_most: Duration,
     ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let pool = self.connections.clone();
-        run_to_completion(async move {
+        self.run(async move {
             let mut repeats = 0;
             loop {
                 match transaction(&pool, purpose, &steps, at_most).await {
@@ -64,7 +77,7 @@ impl PostgresEngine {
     /// Runs a transaction once, planned like a batch. `None`: it was rolled back, perhaps for a lock of another session.
     async fn try_by_index(&self, steps: Vec<Step>) -> Result<Option<Vec<SqlRow>>, LedgerError> {
         let pool = self.connections.clone();
-        run_to_completion(async move {
+        self.run(async move {
             match transaction(&pool, ConnectionPurpose::Batches, &steps, STATEMENT_MAX).await {
                 Ok(rows) => Ok(Some(rows.into_iter().flatten().flatten().collect())),
                 Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
@@ -101,10 +114,11 @@ impl Engine for PostgresEngine {
     /// return outdated rows forever.
     async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         let (pool, step) = (self.connections.clone(), Step::new(sql, args));
-        run_to_completion(async move {
+        let rights = pool.rights();
+        self.run(async move {
             // A new connection may take longer than a response: with the shorter limit, it would never be opened.
             let mut session = pool.lend(ConnectionPurpose::Polls).await?;
-            let rows = with_client_timeout(URGENT_MAX, query_primary(session.connection()?, &step)).await;
+            let rows = with_client_timeout(URGENT_MAX, query_primary(session.connection()?, &step, rights)).await;
             session.end(rows)
         })
         .await
@@ -139,7 +153,7 @@ impl Engine for PostgresEngine {
             )));
         };
         let pool = self.connections.clone();
-        run_to_completion(async move {
+        self.run(async move {
             let rows = async {
                 let mut session = pool.lend(ConnectionPurpose::Batches).await?;
                 let rows = with_statement_timeout(run_batch(session.connection()?, sql, columns)).await;
@@ -154,6 +168,11 @@ impl Engine for PostgresEngine {
         .await
     }
 
+    fn for_reads(&self) -> Option<Arc<dyn Engine>> {
+        let connections = self.connections.split_off_reads()?;
+        Some(Arc::new(Self { connections }))
+    }
+
     fn settings_hints(&self) -> Option<SettingsHints> {
         Some(SettingsHints::new(self.connections.clone()))
     }
@@ -163,12 +182,13 @@ impl Engine for PostgresEngine {
 ///
 /// # Errors
 /// As of a broken connection, if the server is read-only.
-async fn query_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec<SqlRow>, sqlx::Error> {
+async fn query_primary(
+    connection: &mut PgConnection,
+    step: &Step,
+    rights: SessionRights,
+) -> Result<Vec<SqlRow>, sqlx::Error> {
     let (rows, _) = run(connection, step).await?;
-    let reads_only = sqlx::query_scalar::<_, bool>("SELECT current_setting('transaction_read_only')::boolean");
-    if reads_only.fetch_one(connection).await? {
-        return Err(sqlx::Error::Io(std::io::Error::other(BackendFault::ReadOnly)));
-    }
+    check_primary(connection, rights).await?;
     Ok(rows)
 }
 

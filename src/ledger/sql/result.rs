@@ -15,6 +15,7 @@ use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteError;
 
 use super::io_error;
+use super::sqlite::READ_MAX;
 use crate::domain::backend_fault::BackendFault;
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, FlowClass, Identifier};
@@ -399,6 +400,7 @@ fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
 
 pub const SQLITE_BUSY: i64 = 5;
 const SQLITE_READONLY: i64 = 8;
+const SQLITE_INTERRUPT: i64 = 9;
 const SQLITE_CORRUPT: i64 = 11;
 const SQLITE_FULL: i64 = 13;
 const SQLITE_CANTOPEN: i64 = 14;
@@ -420,8 +422,11 @@ fn from_sqlite(error: &dyn DatabaseError, code: Option<i64>) -> LedgerError {
     match code {
         SQLITE_FULL => BackendFault::DiskFull.into(),
         SQLITE_READONLY => BackendFault::FileReadOnly.into(),
-        // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, PROTOCOL
-        SQLITE_BUSY | 6 | 7 | 9 | 10 | 15 => LedgerError::Unavailable(text),
+        SQLITE_INTERRUPT => {
+            LedgerError::Unavailable(format!("the read was ended after {} s: ask for less", READ_MAX.as_secs()))
+        }
+        // BUSY, LOCKED, NOMEM, IOERR, PROTOCOL
+        SQLITE_BUSY | 6 | 7 | 10 | 15 => LedgerError::Unavailable(text),
         SQLITE_CORRUPT => LedgerError::StatementFailed(format!("{text}: {CORRUPT}")),
         SQLITE_CANTOPEN => LedgerError::StatementFailed(format!("{text}: {CANTOPEN}")),
         SQLITE_NOTADB => LedgerError::StatementFailed(format!("{text}: {NOTADB}")),

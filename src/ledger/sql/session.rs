@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::connections::Connections;
 use super::slots::ConnectionPurpose;
+use crate::domain::backend_fault::BackendFault;
 use crate::ledger::LedgerError;
 
 /// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
@@ -87,8 +88,41 @@ impl ServerProcess {
     }
 }
 
+/// What the sessions of a pool may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionRights {
+    All,
+    /// Their statements end with their callers.
+    ReadOnly,
+}
+
+/// A server process looks this often whether its client is still there, so that a closed connection ends its statement.
+/// Not every operating system of a server has that; there, the statement's own limit ends it.
+const READ_ONLY: &str = "SET default_transaction_read_only = on";
+const WATCH_CLIENT: &str = "SET client_connection_check_interval = '500ms'";
+
+/// Checks that the connection leads to a server that takes writes.
+///
+/// # Errors
+/// As of a broken connection, if it does not.
+pub async fn check_primary(connection: &mut PgConnection, rights: SessionRights) -> Result<(), sqlx::Error> {
+    let reads_only = match rights {
+        SessionRights::All => "SELECT current_setting('transaction_read_only')::boolean",
+        // The session is read-only by itself.
+        SessionRights::ReadOnly => "SELECT pg_is_in_recovery()",
+    };
+    match sqlx::query_scalar(reads_only).fetch_one(connection).await? {
+        true => Err(sqlx::Error::Io(io::Error::other(BackendFault::ReadOnly))),
+        false => Ok(()),
+    }
+}
+
 /// Sets up a new connection for [`ConnectionPurpose::General`], and reads its settings back.
-pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, sqlx::Error> {
+pub async fn establish(connection: &mut PgConnection, rights: SessionRights) -> Result<ServerProcess, sqlx::Error> {
+    if rights == SessionRights::ReadOnly {
+        sqlx::raw_sql(READ_ONLY).execute(&mut *connection).await?;
+        sqlx::raw_sql(WATCH_CLIENT).execute(&mut *connection).await.ok();
+    }
     let statement_max = format!("{}s", STATEMENT_MAX.as_secs());
     // A committed outcome must survive a crash of the server, whatever its default.
     let set = format!(

@@ -36,6 +36,11 @@ impl PurposeShares {
         Self { general: total.saturating_sub(batches + 1).max(1), batches, polls: 1, total }
     }
 
+    /// Each purpose may use all of them.
+    pub fn undivided(total: u32) -> Self {
+        Self { general: total, batches: total, polls: total, total }
+    }
+
     fn get(&self, purpose: ConnectionPurpose) -> u32 {
         match purpose {
             ConnectionPurpose::General => self.general,
@@ -77,6 +82,14 @@ impl<C, W> PoolSlots<C, W> {
 
     pub fn total(&self) -> u32 {
         self.shares.total
+    }
+
+    /// Takes a quarter of the bound for another pool, and at most this. Returns what is left, and what was taken.
+    pub fn split_off(&mut self, at_most: u32) -> Option<(u32, u32)> {
+        let taken = (self.shares.total / 4).min(at_most);
+        let left = self.shares.total.checked_sub(taken).filter(|_| taken > 0)?;
+        self.shares = PurposeShares::split(left);
+        Some((left, taken))
     }
 
     pub fn wait(&mut self, purpose: ConnectionPurpose, waiter: W) {
@@ -213,6 +226,15 @@ mod tests {
         for (max, general, groups) in [(16, 7, 8), (4, 1, 2), (3, 1, 1), (2, 1, 1), (1, 1, 1), (0, 1, 1)] {
             let shares = PurposeShares::split(max);
             assert_eq!((shares.general, shares.batches, shares.total), (general, groups, max.max(1)), "{max}");
+        }
+    }
+
+    #[test]
+    fn reads_are_taken_from_the_bound() {
+        for (max, split) in [(16, Some((13, 3))), (100, Some((97, 3))), (6, Some((5, 1))), (3, None), (1, None)] {
+            let mut slots = Numbered::new(PurposeShares::split(max));
+            assert_eq!(slots.split_off(3), split, "{max}");
+            assert_eq!(slots.total(), split.map_or(max, |(left, _)| left));
         }
     }
 

@@ -1,4 +1,4 @@
-//! The SQLite engine of the ledger: one file, or memory, and exactly one connection.
+//! The SQLite engine of the ledger: one file, or memory, and exactly one connection. Only reads of people have another.
 //!
 //! With one connection, statements wait in the pool instead of failing with "database is locked", and a database in
 //! memory exists as long as the pool.
@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,6 +25,11 @@ use super::dialect::{Dialect, JobWrite};
 use super::engine::{Args, Batch, Engine, Sql, Step, Value, driver, run_to_completion};
 use super::result::{Names, SQLITE_BUSY, SqlRow, SqlValue, primary_code};
 use crate::ledger::LedgerError;
+
+mod reads;
+
+pub use reads::READ_MAX;
+use reads::SqliteReads;
 
 /// How long a statement waits for the one connection. Longer than PostgreSQL's limit, because a queue here means a slow
 /// disk, not an outage.
@@ -60,6 +66,8 @@ fn make_private(path: &Path) -> io::Result<File> {
 
 pub struct SqliteEngine {
     pool: SqlitePool,
+    /// A database in memory has one connection.
+    in_memory: bool,
 }
 
 impl SqliteEngine {
@@ -70,7 +78,9 @@ impl SqliteEngine {
     /// [`LedgerError::StatementFailed`] when the URL is invalid.
     pub fn open(url: &str) -> Result<Self, LedgerError> {
         // A read-only file is not created; if creating fails, the driver reports why.
-        if let Some(path) = file_of(url)?.filter(|_| !url.contains("mode=ro")) {
+        let file = file_of(url)?;
+        let in_memory = file.is_none();
+        if let Some(path) = file.filter(|_| !url.contains("mode=ro")) {
             make_private(&path).ok();
         }
         let options = options_of(url)?
@@ -98,7 +108,7 @@ impl SqliteEngine {
             // that the transaction is still open, and no other one can begin. Such a connection is closed.
             .before_acquire(|connection, _| Box::pin(ready(Ok(!connection.is_in_transaction()))))
             .connect_lazy_with(options);
-        Ok(Self { pool })
+        Ok(Self { pool, in_memory })
     }
 
     pub fn pool(&self) -> &SqlitePool {
@@ -120,6 +130,11 @@ impl Engine for SqliteEngine {
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let pool = self.pool.clone();
         run_to_completion(async move { transaction(&pool, &steps).await }).await
+    }
+
+    fn for_reads(&self) -> Option<Arc<dyn Engine>> {
+        let options = self.pool.connect_options().as_ref().clone();
+        (!self.in_memory).then(|| Arc::new(SqliteReads::new(options)) as Arc<dyn Engine>)
     }
 
     /// One statement after the other: the file's sync is the main cost, and there is one for all.

@@ -112,8 +112,7 @@ pub async fn preview(
     State(ops): State<OpsState>,
     LargeBody(asked): LargeBody<PreviewRequest>,
 ) -> Result<JsonResponse<BatchPreview>, ApiError> {
-    let ledger = &ops.operator_context.ledger;
-    Ok(JsonResponse(prepare_batch(ledger, asked.decision, asked.selection).await?.preview))
+    Ok(JsonResponse(prepare_batch(&ops.reads, asked.decision, asked.selection).await?.preview))
 }
 
 /// Begins a decision about many payments, if they are those of the preview.
@@ -158,7 +157,7 @@ pub async fn list(
     which: Result<Query<BatchQuery>, QueryRejection>,
 ) -> Result<JsonResponse<BatchPage>, ApiError> {
     let BatchQuery { after, limit } = which?.0;
-    Ok(JsonResponse(ops.operator_context.ledger.list_batches(after.as_deref(), page_size(limit)?).await?))
+    Ok(JsonResponse(ops.reads.list_batches(after.as_deref(), page_size(limit)?).await?))
 }
 
 /// One decision about many payments: its progress and its report.
@@ -173,7 +172,7 @@ pub async fn list(
     )
 )]
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<BatchSummary>, ApiError> {
-    Ok(JsonResponse(find_batch(&ops.operator_context.ledger, &id).await?))
+    Ok(JsonResponse(find_batch(&ops.reads, &id).await?))
 }
 
 /// The payments of a batch, in the order of their turns, each with its outcome.
@@ -195,9 +194,8 @@ pub async fn jobs(
 ) -> Result<JsonResponse<BatchJobPage>, ApiError> {
     let BatchJobQuery { outcome, after, limit } = which?.0;
     let at_most = page_size(limit)?;
-    let ledger = &ops.operator_context.ledger;
-    let batch = find_batch(ledger, &id).await?;
-    Ok(JsonResponse(ledger.batch_jobs(&batch.id, outcome, after.unwrap_or_default(), at_most).await?))
+    let batch = find_batch(&ops.reads, &id).await?;
+    Ok(JsonResponse(ops.reads.batch_jobs(&batch.id, outcome, after.unwrap_or_default(), at_most).await?))
 }
 
 /// Stops a batch: no further payment is decided. What was applied stays applied.

@@ -274,7 +274,7 @@ impl From<LimitReturn> for ReturnOfLimit {
 )]
 pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<LimitList>, ApiError> {
     let mut list = LimitList { limits: Vec::new(), left_out: Vec::new() };
-    for row in ops.operator_context.ledger.raw_rows(None).await? {
+    for row in ops.reads.raw_rows(None).await? {
         match row {
             Ok(row) => list.limits.extend(row.limits.iter().map(|limit| LimitSummary::from_row(&row.name, limit))),
             Err(InvalidRow { provider, problems, .. }) => list.left_out.push(UnreadableLimits { provider, problems }),

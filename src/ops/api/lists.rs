@@ -190,7 +190,7 @@ impl Page {
 }
 
 async fn list_page(ops: &OpsState, filter: &JobFilter, page: Page) -> Result<JsonResponse<JobPage>, ApiError> {
-    let ledger = &ops.operator_context.ledger;
+    let ledger = &ops.reads;
     Ok(JsonResponse(ledger.list_jobs(filter, page.after.as_ref(), page.at_most).await?))
 }
 
@@ -211,7 +211,7 @@ pub async fn totals(
     State(ops): State<OpsState>,
     which: Result<Query<TotalsQuery>, QueryRejection>,
 ) -> Result<JsonResponse<JobTotals>, ApiError> {
-    Ok(JsonResponse(ops.operator_context.ledger.job_totals(&which?.0.filter()?).await?))
+    Ok(JsonResponse(ops.reads.job_totals(&which?.0.filter()?).await?))
 }
 
 /// All payments that match, newest first, as CSV or as one JSON object per line.
@@ -237,7 +237,7 @@ pub async fn export(
     let query = which?.0;
     let format = ExportFormat::from_name(query.format.as_deref().unwrap_or(ExportFormat::JsonLines.name()))
         .ok_or_else(|| ApiError::bad_request("`format`: must be csv or jsonl".to_owned()))?;
-    let mut export = JobExport::new(ops.operator_context.ledger.clone(), query.filter()?, format);
+    let mut export = JobExport::new(ops.reads.clone(), query.filter()?, format);
     let first = export.next_part().await?.unwrap_or_default();
     let rest = stream::try_unfold(export, async |mut export| {
         let part = export.next_part().await?;

@@ -97,7 +97,7 @@ fn parse_job_id(id: String) -> Result<JobId, ApiError> {
     )
 )]
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
-    let details = ops.operator_context.ledger.job_details(&parse_job_id(id)?).await?;
+    let details = ops.reads.job_details(&parse_job_id(id)?).await?;
     details.map(JsonResponse).ok_or_else(|| ResolutionRefusal::NoSuchJob.into())
 }
 

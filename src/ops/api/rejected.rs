@@ -77,7 +77,7 @@ pub async fn list(
         .map(|name| ProviderName::new(name).map_err(|why| ApiError::bad_request(format!("`provider`: {why}"))))
         .transpose()?;
     let filter = RejectedFilter { provider, reason, decided: decided.unwrap_or_default() };
-    Ok(JsonResponse(ops.operator_context.ledger.list_rejected(&filter, before, at_most).await?))
+    Ok(JsonResponse(ops.reads.list_rejected(&filter, before, at_most).await?))
 }
 
 /// One rejected message, and the decision about it.
@@ -96,7 +96,7 @@ pub async fn show(
     Path(id): Path<String>,
 ) -> Result<JsonResponse<RejectedSummary>, ApiError> {
     let id = parse_id(&id)?;
-    let message = ops.operator_context.ledger.rejected_message(id).await?;
+    let message = ops.reads.rejected_message(id).await?;
     message.map(JsonResponse).ok_or_else(|| RejectedError::from(RejectedRefusal::NoSuchMessage(id)).into())
 }
 

@@ -56,7 +56,9 @@ const CLOCK_SKEW_MAX_MS: u64 = 5_000;
 #[derive(Clone)]
 pub struct OverviewSources {
     pub worker_status: watch::Receiver<WorkerStatus>,
+    /// For the history, which this process writes.
     pub ledger: Database,
+    pub reads: Database,
     pub queue: Arc<dyn Queue>,
     pub limiter: Arc<dyn Limiter>,
     /// Id of this worker process.
@@ -368,16 +370,16 @@ impl OverviewCollector {
     }
 
     async fn query_rows(&self) -> Result<RowsWithPauses, String> {
-        let written = self.sources.ledger.raw_rows(None).await.map_err(|error| error.to_string())?;
+        let written = self.sources.reads.raw_rows(None).await.map_err(|error| error.to_string())?;
         // Unreadable rows are among the invalid rows that the worker knows.
         let rows: Vec<ProviderRow> = written.into_iter().flatten().collect();
-        let paused_by = pause_authors(&self.sources.ledger, &rows).await;
-        let pause_of_all = self.sources.ledger.pause_of_all().await.map_err(|error| error.to_string())?;
+        let paused_by = pause_authors(&self.sources.reads, &rows).await;
+        let pause_of_all = self.sources.reads.pause_of_all().await.map_err(|error| error.to_string())?;
         Ok(RowsWithPauses { rows, paused_by, pause_of_all })
     }
 
     async fn query_reports(&self) -> Result<ReportsWithSkew, String> {
-        let reports = self.sources.ledger.worker_reports().await.map_err(|error| error.to_string())?;
+        let reports = self.sources.reads.worker_reports().await.map_err(|error| error.to_string())?;
         let now_ms = |row: &StoredReport| row.reported_at_ms + i64::try_from(row.age.as_millis()).unwrap_or(0);
         let skew_ms = reports.iter().map(now_ms).max().map_or(0, |now_ms| now_ms - unix_ms());
         Ok((reports, skew_ms))
@@ -385,7 +387,7 @@ impl OverviewCollector {
 
     /// The oldest job by provider, in the ledger or in a queue that reports ages.
     async fn query_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
-        let oldest = self.sources.ledger.oldest_open(names).await.map_err(|error| error.to_string())?;
+        let oldest = self.sources.reads.oldest_open(names).await.map_err(|error| error.to_string())?;
         let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
         let each =
             names.iter().map(|name| async move { Some((name, self.sources.queue.oldest_ready(name).await.ok()??)) });
@@ -398,7 +400,7 @@ impl OverviewCollector {
     }
 
     async fn query_rejected(&self) -> Result<Vec<RejectedCount>, String> {
-        self.sources.ledger.count_rejected().await.map_err(|error| error.to_string())
+        self.sources.reads.count_rejected().await.map_err(|error| error.to_string())
     }
 
     async fn query_throttling(&self) -> Result<ThrottlingByProvider, String> {
@@ -411,7 +413,7 @@ impl OverviewCollector {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
         // First the limiter: a job that gets its permit between the two then counts in neither, and never in both.
         let usage = timeout(USAGE_AT_COUNT_TIMEOUT, self.query_limit_usage(&known)).await;
-        let count = self.finished_checks.count(|scope| self.sources.ledger.reconcile(OVERDUE_ALARM_AFTER, scope));
+        let count = self.finished_checks.count(|scope| self.sources.reads.reconcile(OVERDUE_ALARM_AFTER, scope));
         let reconciliations = count.await.map_err(|error| error.to_string())?;
         Ok(CountedJobs { reconciliations, limit_usage: usage.ok().and_then(|usage| usage.value).unwrap_or_default() })
     }

@@ -133,7 +133,7 @@ pub async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -
         return Err(no_such_provider());
     };
     let audit = match ProviderName::new(name.as_str()) {
-        Ok(name) => state.operator_context.ledger.settings_audit(Some(&name), AUDIT_MAX).await.ok(),
+        Ok(name) => state.reads.settings_audit(Some(&name), AUDIT_MAX).await.ok(),
         Err(_) => None,
     };
     let page = ProviderPage {
@@ -233,7 +233,7 @@ fn lane_overviews(lanes: &BTreeMap<ProviderName, Arc<LaneControl>>) -> Vec<LaneO
 pub async fn reconciliation(
     State(state): State<OpsState>,
 ) -> Result<JsonResponse<Vec<ProviderReconciliation>>, ApiError> {
-    let counted = state.operator_context.ledger.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
+    let counted = state.reads.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
     counted.map(JsonResponse).map_err(ApiError::unavailable)
 }
 

@@ -31,6 +31,7 @@ pub fn test_collector(
     Arc::new(OverviewCollector::new(OverviewSources {
         worker_status: progress,
         ledger: database.clone(),
+        reads: database.clone(),
         queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
         limiter,
         worker: "this-one".to_owned(),

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::abandoned::abandon;
 use super::{PING_AFTER_IDLE, PoolShared, PoolState, PooledConnection, RETURN_MAX};
 use crate::ledger::sql::result::{is_connection_broken, is_silent};
-use crate::ledger::sql::session::{set_up, with_client_timeout};
+use crate::ledger::sql::session::{SessionRights, check_primary, set_up, with_client_timeout};
 use crate::ledger::sql::slots::ConnectionPurpose;
 
 /// A connection that is lent for one piece of work, or about to be.
@@ -75,14 +75,16 @@ impl Session {
     }
 
     pub fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
+        self.is_clean = false;
         self.open.as_mut().map(|open| &mut open.connection).ok_or(sqlx::Error::PoolClosed)
     }
 
     /// Ends the work with its result. A connection to a silent server, or to a demoted one that is read-only, is not
     /// used again: the primary may be another server by now.
     pub fn end<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-        // A poll writes nothing that could wait for a standby.
-        let is_abandoned = self.purpose != ConnectionPurpose::Polls && result.as_ref().is_err_and(is_silent);
+        // A poll, and a read-only session, write nothing that could wait for a standby.
+        let may_write = self.purpose != ConnectionPurpose::Polls && self.shared.rights == SessionRights::All;
+        let is_abandoned = may_write && result.as_ref().is_err_and(is_silent);
         if let Some(open) = self.open.take_if(|_| is_abandoned) {
             abandon(&self.shared, open, self.purpose);
             return result;
@@ -97,7 +99,13 @@ impl Session {
         let Some(open) = &mut self.open else { return Ok(()) };
         self.is_clean = false;
         if open.used_at.elapsed() > PING_AFTER_IDLE {
-            with_client_timeout(RETURN_MAX, open.connection.ping()).await?;
+            match self.shared.rights {
+                SessionRights::All => with_client_timeout(RETURN_MAX, open.connection.ping()).await?,
+                // No rejected write shows it that its server was demoted.
+                rights @ SessionRights::ReadOnly => {
+                    with_client_timeout(RETURN_MAX, check_primary(&mut open.connection, rights)).await?;
+                }
+            }
         }
         if self.set_up_for != self.purpose {
             with_client_timeout(RETURN_MAX, set_up(&mut open.connection, self.purpose)).await?;
@@ -111,7 +119,9 @@ impl Session {
 impl Drop for Session {
     /// A connection whose receiver was gone when it came is clean.
     fn drop(&mut self) {
-        let is_unsure = self.is_good && !self.is_clean;
+        // A read whose caller is gone ends with its connection.
+        let may_ping = self.shared.rights == SessionRights::All;
+        let is_unsure = self.is_good && !self.is_clean && may_ping;
         let (true, Ok(runtime)) = (is_unsure, Handle::try_current()) else {
             return self.give_back(self.is_good && self.is_clean);
         };
