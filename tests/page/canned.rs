@@ -354,7 +354,9 @@ fn overview(data: Data) -> Value {
         Data::Incident => names(8).map(|state| without_limiter(state)).collect(),
         Data::Long => [8, 9, 10].map(long_provider).to_vec(),
         Data::Full => (0..50).map(long_provider).collect(),
-        Data::States | Data::Troubled => names(STATES.len()).map(|state| provider(&state.replace('_', "-"), state)).collect(),
+        Data::States | Data::Troubled => {
+            names(STATES.len()).map(|state| provider(&state.replace('_', "-"), state)).collect()
+        }
     };
     let mut overview = json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "reconciliation": [], "warnings": [], "outages": []});
     if matches!(data, Data::Empty | Data::Full) {
