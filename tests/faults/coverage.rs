@@ -25,9 +25,9 @@ const PHRASES: [(&str, &str); 9] = [
     ("limiter's clock stepped", "the limiter store's clock made a step"),
     ("limiter store replaced", "the limiter store was replaced"),
     ("ledger away", "backend unavailable, retrying"),
-    ("write refused: read-only", "SQLSTATE 25006"),
-    ("write refused: disk full", "SQLSTATE 53100"),
-    ("report not written", "failed to write this worker's report"),
+    ("write refused: read-only", "the database cannot write: it is read-only"),
+    ("write refused: disk full", "the database cannot write: its disk is full"),
+    ("report not written", "this worker's report is not stored"),
 ];
 
 /// Queries of the ledger, each of which counts one event.
