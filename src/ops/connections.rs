@@ -118,6 +118,11 @@ impl BoundedConnection {
         }
     }
 
+    fn restart_deadline(&mut self) {
+        let due = Instant::now() + self.response_timeout;
+        self.deadline.as_mut().reset(due);
+    }
+
     fn set_writing(&mut self, is_writing: bool) {
         if std::mem::replace(&mut self.is_writing, is_writing) != is_writing {
             self.admitted.set_writing(is_writing);
@@ -129,13 +134,18 @@ impl BoundedConnection {
         if self.admitted.close_signal.is_cancelled() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
     }
 
-    /// Fails a pending read or write when the deadline passes or the connection must close to make room.
+    /// Fails a pending read or write when the deadline passes or the connection must close to make room. While a client
+    /// waits for the next piece of its response, it is not late: the guard and the database bound that time.
     fn poll_ended<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if self.close_signal.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         ready!(self.deadline.as_mut().poll(context));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        if self.is_writing || !self.admitted.has_request() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        self.restart_deadline();
+        self.deadline.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -168,8 +178,7 @@ impl AsyncWrite for BoundedConnection {
                 self.poll_ended(context)
             }
             written => {
-                let due = Instant::now() + self.response_timeout;
-                self.deadline.as_mut().reset(due);
+                self.restart_deadline();
                 self.request_bytes = 0;
                 written
             }
@@ -311,6 +320,23 @@ mod tests {
         permits.add_permits(1);
         assert!(send_and_read(export, b"").await.contains("end"));
         assert!(send_and_read(connect("127.0.0.1", address).await, &last_request("/")).await.ends_with("here"));
+    }
+
+    /// A filter that few payments match is searched page by page, and nothing is sent meanwhile.
+    #[tokio::test]
+    async fn slow_part_of_a_response_is_awaited() {
+        let few = AdmissionBounds { requests: 1, requests_per_address: 1, probe_connections: 1 };
+        let (address, permits) = spawn_server(few, Duration::from_secs(1)).await;
+        let mut export = connect("127.0.0.1", address).await;
+        export.write_all(&last_request("/parts")).await.unwrap();
+        let mut read = Vec::new();
+        while !String::from_utf8_lossy(&read).contains("begin") {
+            assert_ne!(export.read_buf(&mut read).await.unwrap(), 0);
+        }
+        // Its deadline is later than that of the export would be.
+        assert_eq!(send_and_read(connect("127.0.0.1", address).await, b"").await, "");
+        permits.add_permits(1);
+        assert!(send_and_read(export, b"").await.contains("end"));
     }
 
     /// Long before its deadline.

@@ -152,6 +152,12 @@ pub struct AdmittedConnection {
 }
 
 impl AdmittedConnection {
+    /// Whether its client waits for a response, or for the rest of one.
+    pub fn has_request(&self) -> bool {
+        let holders = self.admission.connections.lock();
+        holders.connections.get(&self.id).is_some_and(|holder| holder.request.is_some())
+    }
+
     /// Notes whether bytes of a response wait for its client.
     pub fn set_writing(&self, is_writing: bool) {
         let mut holders = self.admission.connections.lock();
