@@ -202,16 +202,16 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
             (vec![Finding::error(subject, error.to_string(), fix)], None)
         }
         Ok(Ok((committed, snapshot, rows, observed))) => {
-            let mut findings = vec![committed];
             let file = match &cx.config.database.url {
                 DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
                 DatabaseUrl::Postgres(_) => None,
             };
+            // It names the file or the folder, which the database does not.
+            let unwritable = file.and_then(static_checks::write_problem);
+            let unwritable = unwritable.map(|why| Finding::error(subject.clone(), why, FIX_NOT_WRITABLE));
+            let mut findings = vec![unwritable.unwrap_or(committed)];
             let readable = file.and_then(static_checks::readable_by_others);
-            findings.extend(readable.map(|what| Finding::warning(subject.clone(), what, FIX_PERMISSIONS)));
-            findings.extend(
-                file.and_then(static_checks::write_problem).map(|why| Finding::error(subject, why, FIX_NOT_WRITABLE)),
-            );
+            findings.extend(readable.map(|what| Finding::warning(subject, what, FIX_PERMISSIONS)));
             findings.extend(static_checks::check_snapshot(&snapshot, cx.config));
             findings.extend(rows.iter().flat_map(static_checks::check_raw_row));
             for provider in snapshot.providers.iter().filter_map(|row| row.as_ref().ok()) {
