@@ -1,7 +1,7 @@
 //! The `rejected` command: lists and shows messages that could not be a job, publishes them again, and discards them.
 //!
-//! A republish needs the message in `payments.invalid`: the table has its digest and how it begins, and never its body. A
-//! filter is applied to what is open when the command starts, oldest first, because the queue has the oldest in front.
+//! The row has the only copy of a message, and no command prints it. A filter is applied to what is open when the command
+//! starts, oldest first.
 
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
@@ -41,7 +41,7 @@ enum Action {
     },
     /// Publish rejected messages to their lanes again, byte for byte.
     Republish(RepublishArgs),
-    /// Discard rejected messages: their copies in `payments.invalid` are removed for good.
+    /// Discard rejected messages: their bodies are removed for good.
     Discard(DiscardArgs),
 }
 
@@ -196,6 +196,7 @@ fn field_rows(message: RejectedSummary) -> Vec<Vec<String>> {
         ("id in the message", message.job_id),
         ("begins", message.head),
         ("body", Some(format!("{}, sha256 {}", count(message.body_bytes, "byte"), message.body_sha256))),
+        ("stored", Some(if message.masked { "masked: it can only be discarded" } else { "as it came" }.to_owned())),
         ("decision", Some(decided.unwrap_or_else(|| "open".to_owned()))),
         ("by", who),
         ("program", message.program),
@@ -243,10 +244,7 @@ async fn decide(
     let decider = RejectedDecider { ledger: &ledger, queue: queue.as_ref(), providers: &providers, actor };
     for number in numbers {
         match decider.decide(number, decision).await {
-            Ok(removal) => {
-                if let Some(note) = removal.note() {
-                    cx.console.message(&format!("{number}: {note}"))?;
-                }
+            Ok(()) => {
                 if !args.json {
                     cx.console.line(&format!("{number}: {}", decision.name()))?;
                 }

@@ -2,7 +2,7 @@
 //! one lane.
 //!
 //! It does not know the message format (that is `queue::message`) or the tables. A message that can never be a job is a
-//! value too: [`InvalidMessage`], whose code is the public reason on `payments.invalid`.
+//! value too: [`InvalidMessage`], whose code is the public reason of a rejected message.
 //!
 //! Flows share a lane fairly, and a limit of an account blocks its flows alone. See
 //! `docs/decisions/0040-flows-and-backlog.md`.

@@ -66,4 +66,15 @@ pub struct RejectedMessage {
     pub body_bytes: usize,
     /// How the body begins, without sensitive text.
     pub head: String,
+    pub stored: StoredMessage,
+}
+
+/// A rejected message as the ledger keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredMessage {
+    pub body: Vec<u8>,
+    /// As a JSON object.
+    pub properties: String,
+    /// It is not what came: it held sensitive text, or was longer. It can only be discarded.
+    pub is_masked: bool,
 }

@@ -1,7 +1,7 @@
 //! The rejected messages as operators see them: the list, one message, and the decision about it.
 //!
-//! The body is kept in the queue `payments.invalid` alone, because it may hold what must not be stored. The row has its
-//! digest, by which the message is found there, and how it begins.
+//! The row is the only copy of a message: its body and its properties, until an operator decides. If they hold what must
+//! not be stored, or the body is longer than a message may be, they are stored masked, and can only be discarded.
 
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -59,6 +59,8 @@ pub struct RejectedSummary {
     pub body_bytes: u64,
     /// In hexadecimal.
     pub body_sha256: String,
+    /// What is stored is not what came: it can only be discarded.
+    pub masked: bool,
     /// `republished` or `discarded`. `null`: open.
     pub decision: Option<String>,
     pub decided_at: Option<DatabaseTime>,
@@ -84,6 +86,26 @@ pub struct RejectedPage {
 pub struct ContentOfId {
     pub id: JobId,
     pub hash: ContentHash,
+}
+
+/// What the open messages take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenRejected {
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+/// A rejected message as its producer learns of it: without content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedEvent {
+    pub id: i64,
+    pub at: DatabaseTime,
+    pub provider: String,
+    /// The id in the message, if it could be read.
+    pub job_id: Option<String>,
+    /// The producer's id of the message, if it set one.
+    pub message_id: Option<String>,
+    pub reason: String,
 }
 
 /// Open messages of one provider's lane.

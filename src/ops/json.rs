@@ -132,6 +132,7 @@ impl From<RejectedError> for ApiError {
             RejectedError::Refused(_)
             | RejectedError::NoProvider(_)
             | RejectedError::NotKept
+            | RejectedError::Masked
             | RejectedError::PublishedThough(_) => Self::conflict(error.to_string()),
             RejectedError::Queue(_) | RejectedError::NotRecorded(_) => Self::unavailable(error),
             RejectedError::Ledger(error) => error.into(),

@@ -50,6 +50,7 @@ pub enum Destination {
         step: Duration,
     },
     Invalid {
+        lane: ProviderName,
         reason: InvalidReason,
         detail: String,
     },
@@ -143,9 +144,6 @@ pub struct InvalidLetter {
     pub receipt: Box<dyn Receipt>,
 }
 
-/// Most messages that [`Queue::take_invalid`] looks through.
-pub const INVALID_SEARCHED_MAX: usize = 20_000;
-
 /// What looking through the lanes for one job's message comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SearchResult {
@@ -214,12 +212,9 @@ pub trait Queue: Send + Sync {
     /// fresh count of deliveries.
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError>;
 
-    /// Takes the oldest message with these bytes and this reason from those that could not be a job; `None` when there is
-    /// none. It reads them one by one, so it serves operators' decisions and stays off a worker's path.
-    ///
-    /// # Errors
-    /// [`QueueError::Refused`] when it is not among the first [`INVALID_SEARCHED_MAX`].
-    async fn take_invalid(&self, _sha256: [u8; 32], _reason: &str) -> Result<Option<InvalidLetter>, QueueError> {
+    /// Takes the oldest of the messages that could not be a job, and for which the ledger had no room; `None` when there
+    /// is none.
+    async fn take_invalid(&self) -> Result<Option<InvalidLetter>, QueueError> {
         Ok(None)
     }
 
@@ -284,13 +279,6 @@ impl LaneFault {
     }
 }
 
-/// What a search of more messages than it may read comes to.
-fn too_many_invalid(queue: &str) -> QueueError {
-    QueueError::Refused(format!(
-        "the message is not among the first {INVALID_SEARCHED_MAX} of `{queue}`: decide about older ones first"
-    ))
-}
-
 /// The lane's queue. Names of Sluicegate's own queues are refused; all others are the domain's to judge.
 ///
 /// # Errors
@@ -313,6 +301,12 @@ pub mod headers {
     pub const REASON: &str = "x-sluicegate-reason";
     /// On an invalid message: field and fix, for people.
     pub const DETAIL: &str = "x-sluicegate-detail";
+
+    /// On an invalid message: the provider whose lane it came in.
+    pub const LANE: &str = "x-sluicegate-lane";
+
+    /// On an invalid message: its body is not what came, and can only be discarded.
+    pub const MASKED: &str = "x-sluicegate-masked";
 
     /// On a copy that we publish of a job's message: its number, from 1. A producer's message has none, and counts as 0.
     pub const COPY: &str = "x-sluicegate-copy";
@@ -343,15 +337,10 @@ pub mod headers {
 
     /// The properties with which a message that could not be a job is published to its lane again: those that it came with.
     pub fn without_rejection(mut properties: Properties) -> Properties {
-        for header in [REASON, DETAIL, DEAD_ROUNDS, WAITS_SINCE] {
+        for header in [REASON, DETAIL, LANE, MASKED, DEAD_ROUNDS, WAITS_SINCE] {
             properties.headers.remove(header);
         }
         properties
-    }
-
-    /// Whether these are the properties of a message that was rejected for this reason.
-    pub(super) fn is_rejection(properties: &Properties, reason: &str) -> bool {
-        properties.headers.get(REASON).is_some_and(|found| found == reason)
     }
 
     /// The number of this copy of its job's message. A header that cannot be read was not written by us.
@@ -371,7 +360,8 @@ pub mod headers {
     /// The message's properties, with the headers that its destination adds.
     pub(super) fn with_destination_headers(message: &OutgoingMessage) -> Properties {
         let mut properties = message.properties.clone();
-        if let Destination::Invalid { reason, detail } = &message.destination {
+        if let Destination::Invalid { lane, reason, detail } = &message.destination {
+            properties.headers.insert(LANE.to_owned(), lane.as_str().to_owned());
             properties.headers.insert(REASON.to_owned(), reason.code().to_owned());
             properties.headers.insert(DETAIL.to_owned(), detail.clone());
         }

@@ -5,7 +5,7 @@
 //! recorded ones.
 //!
 //! A message of a newer format than this program knows waits for a newer worker, at most as long as a payment may. After
-//! that it goes to `payments.invalid`, where an operator finds it.
+//! that it is rejected, and an operator finds it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

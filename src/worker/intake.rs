@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
@@ -20,6 +19,7 @@ use super::decode::{DecodedMessage, NEWER_VERSION_DELAY, NEWER_VERSION_TEXT, dec
 use super::job::{Arrival, FirstTry, batch_delay, claim, discard, record_and_send, run_claimed};
 use super::lane::LaneContext;
 use super::publish::{MessageCopy, publish_delayed, unless_abandoned};
+use super::rejections::{overflowing, rejected_message};
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::topology::publish;
 use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
@@ -27,10 +27,10 @@ use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::backlog::BacklogRecord;
-use crate::ledger::copies::{DeliveredCopy, RejectedMessage};
+use crate::ledger::copies::DeliveredCopy;
 use crate::ledger::{Claim, LedgerError};
-use crate::queue::message::{Decoded, body_head};
-use crate::queue::{DELAY_STEPS, Delivery, Destination, OutgoingMessage, QueueError, Receipt, headers};
+use crate::queue::message::Decoded;
+use crate::queue::{DELAY_STEPS, Delivery, OutgoingMessage, QueueError, Receipt, headers};
 use crate::telemetry::spans;
 
 const INVALID_MESSAGE: &str = "message rejected: not a valid job";
@@ -289,7 +289,7 @@ async fn delay_newer_version(lane: &LaneContext, copy: &MessageCopy, version: u6
     }
 }
 
-/// Stores a message that can never be a job in the ledger and in `invalid`, then acknowledges it.
+/// Records a message that can never be a job, then acknowledges it. If the ledger has no room, its queue keeps it.
 async fn reject(
     lane: &LaneContext,
     copy: &MessageCopy,
@@ -297,53 +297,39 @@ async fn reject(
     job_id: Option<JobId>,
 ) -> DeliveryAction {
     let worker = &lane.worker;
-    let (outgoing, message) = rejection(copy, invalid, job_id);
     let reason = invalid.reason.code();
     if worker.log_throttle.admits(lane.name.as_str(), INVALID_MESSAGE, reason) {
         tracing::warn!(provider = %lane.name, reason, detail = invalid.detail, "{INVALID_MESSAGE}");
     }
-    let published = retry_while_unavailable("publish an invalid message", &lane.stop, || {
-        publish(worker, &copy.provider, &outgoing)
-    });
-    if let Err(error) = unless_abandoned(worker, published).await {
-        tracing::warn!(%error, "failed to publish an invalid message to its queue; requeueing it");
-        return DeliveryAction::RequeueAndPause;
-    }
-    let recorded =
-        retry_while_unavailable("record an invalid message", &lane.stop, || worker.backends.ledger.reject(&message));
-    match recorded.await {
+    let ledger = &worker.backends.ledger;
+    let room = retry_while_unavailable("count invalid messages", &lane.stop, || worker.rejected_room.is_full(ledger));
+    let kept = match room.await {
+        Ok(true) => publish_invalid(lane, &overflowing(copy, invalid)).await,
+        Ok(false) => {
+            let message = rejected_message(copy, invalid, job_id);
+            let recorded =
+                retry_while_unavailable("record an invalid message", &lane.stop, || ledger.reject(&message)).await;
+            recorded.map_err(|error| error.to_string())
+        }
+        Err(error) => Err(error.to_string()),
+    };
+    match kept {
         Ok(()) => {
             lane.meter.record_rejected(reason);
             DeliveryAction::Ack
         }
         Err(error) => {
-            tracing::warn!(%error, "failed to record an invalid message; requeueing it");
+            tracing::warn!(provider = %lane.name, error, "failed to keep an invalid message; requeueing it");
             DeliveryAction::RequeueAndPause
         }
     }
 }
 
-/// The rejected message for `invalid`, and its row in the ledger.
-pub(super) fn rejection(
-    copy: &MessageCopy,
-    invalid: &InvalidMessage,
-    job_id: Option<JobId>,
-) -> (OutgoingMessage, RejectedMessage) {
-    let row = RejectedMessage {
-        lane: copy.provider.clone(),
-        job_id: job_id.map(|id| id.as_str().to_owned()),
-        reason: invalid.reason.code(),
-        detail: invalid.detail.clone(),
-        body_sha256: Sha256::digest(&copy.body).into(),
-        body_bytes: copy.body.len(),
-        head: body_head(&copy.body),
-    };
-    let outgoing = OutgoingMessage {
-        destination: Destination::Invalid { reason: invalid.reason, detail: invalid.detail.clone() },
-        body: copy.body.clone(),
-        properties: headers::without_waits_since(copy.properties.clone()),
-    };
-    (outgoing, row)
+async fn publish_invalid(lane: &LaneContext, outgoing: &OutgoingMessage) -> Result<(), String> {
+    let worker = &lane.worker;
+    let published =
+        retry_while_unavailable("publish an invalid message", &lane.stop, || publish(worker, &lane.name, outgoing));
+    unless_abandoned(worker, published).await.map_err(|error| format!("{error:?}"))
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ pub mod quotas;
 pub mod rejected;
 mod report_warnings;
 mod report_write;
+mod rejections;
 pub mod resend;
 pub mod retry;
 pub mod settings_sync;
@@ -88,6 +89,7 @@ pub struct WorkerContext {
     pub start_timer: Arc<start_timer::StartTimer>,
     pub intake_turns: Arc<backlog::intake_pace::IntakeTurns>,
     pub flow_lanes: Arc<backlog::dispatcher::FlowLanes>,
+    pub rejected_room: Arc<rejections::RejectedRoom>,
     /// Fires when intake ends: jobs that only wait are requeued.
     pub stop: CancellationToken,
     /// Fires when the drain timeout has passed: nothing is waited for after that.

@@ -95,6 +95,7 @@ pub async fn run(
         start_timer: Arc::default(),
         intake_turns: Arc::default(),
         flow_lanes: Arc::default(),
+        rejected_room: Arc::default(),
         stop,
         abandon: CancellationToken::new(),
         jobs: TaskTracker::new(),

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::ledger::copies::RejectedMessage;
+use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
 
 use crate::jobs::Desk;
 
@@ -78,6 +78,7 @@ async fn commands_of_next_pages_lead_to_every_message_and_change() {
             body_sha256: [0; 32],
             body_bytes: 1,
             head: number.to_string(),
+            stored: StoredMessage::default(),
         };
         desk.database.reject(&message).await.unwrap();
         desk.sql(&format!("UPDATE provider_limits SET max_requests = {number} WHERE provider = 'acme'")).await;

@@ -95,7 +95,7 @@ pub fn rejected(empty: bool) -> Value {
     let message = |id: u32, reason: &str, head: Option<&str>| {
         json!({
             "id": id, "at": EARLIER, "provider": "running", "job_id": null, "reason": reason, "detail": HOSTILE, "head": head,
-            "body_bytes": 1_234, "body_sha256": "ab", "decision": null, "decided_at": null, "decided_by": null, "os_user": null,
+            "body_bytes": 1_234, "body_sha256": "ab", "masked": false, "decision": null, "decided_at": null, "decided_by": null, "os_user": null,
             "program": null, "because": null,
         })
     };

@@ -2,7 +2,7 @@
 //! messages. A second test kills a worker and each backend meanwhile.
 //!
 //! The strict providers and the broker decide, not our ledger. Every job has exactly one charge and one outcome event.
-//! Every invalid message is in `payments.invalid` with its reason. No window of a provider holds more than its limit.
+//! Every invalid message is in the ledger with its reason. No window of a provider holds more than its limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -156,8 +156,8 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
         assert_eq!(event.key, format!("{}.succeeded", body["provider"].as_str().unwrap()));
     }
     let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
-    for message in stand.drain("payments.invalid") {
-        *reasons.entry(message.headers["x-sluicegate-reason"].clone()).or_default() += 1;
+    for reason in stand.column("SELECT reason FROM rejected_messages") {
+        *reasons.entry(reason).or_default() += 1;
     }
     let mut expected: BTreeMap<String, u64> = BTreeMap::new();
     for number in 0..load.malformed {

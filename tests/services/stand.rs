@@ -351,8 +351,13 @@ impl Stand {
     }
 
     pub fn count(&self, select: &str) -> u64 {
+        self.column(select).first().and_then(|count| count.parse().ok()).unwrap_or(u64::MAX)
+    }
+
+    /// The only column of a query, a line each.
+    pub fn column(&self, select: &str) -> Vec<String> {
         let output = self.postgres.psql(DATABASE).args(["-At", "-c", select]).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap_or(u64::MAX)
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
     }
 
     pub fn drain(&self, queue: &str) -> Vec<Message> {

@@ -58,7 +58,8 @@ fn unrecorded(facts: &Facts) -> Explanation {
 
 /// The places where its message may be, as part of a sentence.
 fn where_message_may_be(facts: &Facts) -> String {
-    const LOST: &str = "it was never published, or its message was invalid and its id unreadable (payments.invalid)";
+    const LOST: &str =
+        "it was never published, or its message was invalid and its id unreadable (`sluicegate rejected list`)";
     let lanes = match &facts.message_search {
         MessageSearch::NotAsked => {
             return format!(

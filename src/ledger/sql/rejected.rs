@@ -12,23 +12,24 @@ use super::{storable, texts};
 use crate::domain::job::ContentHash;
 use crate::domain::sensitive::{CardNumbers, REDACTED, TextContext, find_sensitive};
 use crate::ledger::LedgerError;
-use crate::ledger::copies::RejectedMessage;
+use crate::ledger::copies::{RejectedMessage, StoredMessage};
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, LIST_MAX};
 use crate::ledger::rejected::{
-    COUNTED_MAX, ContentOfId, RejectedCount, RejectedDecision, RejectedFilter, RejectedPage, RejectedRefusal,
-    RejectedSummary,
+    COUNTED_MAX, ContentOfId, OpenRejected, RejectedCount, RejectedDecision, RejectedEvent, RejectedFilter,
+    RejectedPage, RejectedRefusal, RejectedSummary,
 };
 
 /// Longest stored id of a rejected message, in characters.
 const REJECTED_ID_CHARS_MAX: usize = 255;
 
 static REJECT: Template = Template::new(
-    "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes, head) \
-     VALUES ({now}, $1, $2, $3, $4, $5, $6, $7)",
+    "INSERT INTO rejected_messages \
+         (at, lane, job_id, reason, detail, body_sha256, body_bytes, head, body, properties, masked) \
+     VALUES ({now}, $1, $2, $3, $4, $5, $6, $7, $8, {json:$9}, $10)",
 );
 
-const COLUMNS: &str = "id, {ms:at} AS at_ms, lane, job_id, reason, detail, head, body_bytes, body_sha256, decision, \
+const COLUMNS: &str = "id, {ms:at} AS at_ms, lane, job_id, reason, detail, head, body_bytes, body_sha256, masked, decision, \
      {ms:decided_at} AS decided_at_ms, decided_by, os_user, program, because";
 
 /// The column of the reason's code. In this table it holds no text for people.
@@ -53,6 +54,25 @@ static COUNT: Template = Template::new(
     "SELECT lane, count(*) AS messages FROM \
          (SELECT lane FROM rejected_messages WHERE decision IS NULL LIMIT $1) AS open GROUP BY lane ORDER BY lane",
 );
+
+static STORED: Template = Template::new(
+    "SELECT body, {text:properties} AS properties, masked FROM rejected_messages \
+     WHERE id = $1 AND decision IS NULL AND body IS NOT NULL",
+);
+
+static OPEN_SIZE: Template = Template::new(
+    "SELECT count(*) AS messages, CAST(COALESCE(sum(body_bytes), 0) AS bigint) AS bytes FROM \
+         (SELECT CASE WHEN body_bytes > $2 THEN $2 ELSE body_bytes END AS body_bytes FROM rejected_messages \
+          WHERE decision IS NULL LIMIT $1) AS open",
+);
+
+static UNANNOUNCED: Template = Template::new(
+    "SELECT id, {ms:at} AS at_ms, lane, job_id, reason, {text:properties} AS properties FROM rejected_messages \
+     WHERE announced_at IS NULL ORDER BY id LIMIT $1",
+);
+
+static ANNOUNCED: Template =
+    Template::new("UPDATE rejected_messages SET announced_at = {now} WHERE announced_at IS NULL AND id {among:$1}");
 
 static DECIDE: Template =
     Template::new("UPDATE rejected_messages SET decision = $2 WHERE id = $1 AND decision IS NULL RETURNING id");
@@ -81,7 +101,10 @@ impl Database {
         let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
         let (detail, bytes) = (storable(&message.detail), i64::try_from(message.body_bytes).unwrap_or(i64::MAX));
         let (digest, head) = (message.body_sha256.as_slice(), storable(&message.head));
-        let args = args![&message.lane, id, message.reason, detail, digest, bytes, head];
+        let StoredMessage { body, properties, is_masked } = &message.stored;
+        let (body, properties) = (body.as_slice(), storable(properties));
+        let properties = if properties.is_empty() { "{}".to_owned() } else { properties };
+        let args = args![&message.lane, id, message.reason, detail, digest, bytes, head, body, properties, *is_masked];
         self.query(&REJECT, args).await.map(drop)
     }
 
@@ -122,6 +145,29 @@ impl Database {
         self.query_one(&ONE, args![id]).await?.as_ref().map(RejectedSummary::from_row).transpose()
     }
 
+    /// An open message as it is kept. `None`: it is decided, or not kept.
+    pub async fn stored_rejected(&self, id: i64) -> Result<Option<StoredMessage>, LedgerError> {
+        self.query_one(&STORED, args![id]).await?.as_ref().map(StoredMessage::from_row).transpose()
+    }
+
+    /// What the open messages take; counted up to `rows_max` of them.
+    pub async fn open_rejected(&self, rows_max: u64, body_max: usize) -> Result<OpenRejected, LedgerError> {
+        let (rows, bytes) = (i64::try_from(rows_max).unwrap_or(i64::MAX), i64::try_from(body_max).unwrap_or(i64::MAX));
+        let row = self.query_by_index(&OPEN_SIZE, args![rows, bytes]).await?;
+        row.first().map_or_else(|| Ok(OpenRejected::default()), OpenRejected::from_row)
+    }
+
+    /// Messages whose events are to be published, the oldest first.
+    pub async fn unannounced_rejected(&self, at_most: u32) -> Result<Vec<RejectedEvent>, LedgerError> {
+        let rows = self.query_by_index(&UNANNOUNCED, args![at_most]).await?;
+        rows.iter().map(RejectedEvent::from_row).collect()
+    }
+
+    /// Marks the events of these messages as published.
+    pub async fn mark_announced(&self, ids: &[i64]) -> Result<(), LedgerError> {
+        self.query(&ANNOUNCED, args![serde_json::json!(ids).to_string()]).await.map(drop)
+    }
+
     /// Open messages by lane; together at most one more than [`COUNTED_MAX`] are counted.
     pub async fn count_rejected(&self) -> Result<Vec<RejectedCount>, LedgerError> {
         let bound = i64::try_from(COUNTED_MAX + 1).unwrap_or(i64::MAX);
@@ -149,7 +195,7 @@ impl Database {
 }
 
 from_row!(row => RejectedSummary {
-    id, at, reason, detail, head, body_bytes, decision, decided_at, decided_by, os_user, program, because;
+    id, at, reason, detail, head, body_bytes, masked, decision, decided_at, decided_by, os_user, program, because;
     provider: row.get("lane")?,
     job_id: shown_id(row)?,
     body_sha256: hex::encode(row.get::<Vec<u8>>("body_sha256")?),
@@ -160,6 +206,21 @@ fn shown_id(row: &SqlRow) -> Result<Option<String>, LedgerError> {
     let is_sensitive = |id: &str| find_sensitive(id, TextContext::Identifier, CardNumbers::Refuse).is_some();
     let id: Option<String> = row.get("job_id")?;
     Ok(id.map(|id| if is_sensitive(&id) { REDACTED.to_owned() } else { id }))
+}
+
+from_row!(row => StoredMessage { body, properties; is_masked: row.get("masked")?, });
+from_row!(row => OpenRejected { messages, bytes });
+from_row!(row => RejectedEvent {
+    id, at, reason;
+    provider: row.get("lane")?,
+    job_id: shown_id(row)?,
+    message_id: message_id(row.get::<Option<String>>("properties")?.as_deref()),
+});
+
+/// The producer's message id, if it set one.
+fn message_id(properties: Option<&str>) -> Option<String> {
+    let properties: serde_json::Value = serde_json::from_str(properties?).ok()?;
+    properties.get("message_id")?.as_str().map(str::to_owned)
 }
 
 from_row!(row => RejectedCount { messages; provider: row.get("lane")?, });

@@ -1,7 +1,6 @@
 //! The API for rejected messages: a page of them, one message, and an operator's decision about one.
 //!
-//! Bodies are never returned, only how each begins, its size and its digest. A republish searches the queue of rejected
-//! messages, so it takes the longer the older the message is.
+//! Bodies are never returned, only how each begins, its size and its digest.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -52,8 +51,6 @@ pub struct RejectedResult {
     id: i64,
     /// `republished` or `discarded`.
     decision: String,
-    /// What became of its copy in the queue of rejected messages, if that was not removed.
-    note: Option<String>,
 }
 
 /// Rejected messages that are open, or that were decided; newest first.
@@ -120,7 +117,7 @@ pub async fn republish(
     decide(&ops, &id, RejectedDecision::Republished, actor(&caller, asked.because)?).await
 }
 
-/// Discards a rejected message: its copy in the queue of rejected messages is removed for good.
+/// Discards a rejected message: its body is removed for good.
 #[utoipa::path(
     post,
     path = "/api/v1/rejected/{id}/discard",
@@ -149,8 +146,8 @@ async fn decide(
     let (id, context) = (parse_id(id)?, &ops.operator_context);
     let providers = provider_names(&context.ledger).await?;
     let (ledger, queue) = (&context.ledger, context.queue.as_ref());
-    let decided = RejectedDecider { ledger, queue, providers: &providers, actor }.decide(id, decision).await?;
-    Ok(JsonResponse(RejectedResult { id, decision: decision.name().to_owned(), note: decided.note() }))
+    RejectedDecider { ledger, queue, providers: &providers, actor }.decide(id, decision).await?;
+    Ok(JsonResponse(RejectedResult { id, decision: decision.name().to_owned() }))
 }
 
 /// Parses the number in an address; an invalid one is an unknown message.
@@ -163,13 +160,10 @@ mod tests {
     use serde_json::{Value, json};
     use sha2::{Digest as _, Sha256};
 
-    use crate::domain::job::InvalidReason;
     use crate::domain::provider::ProviderName;
-    use crate::ledger::copies::RejectedMessage;
+    use crate::ledger::copies::{RejectedMessage, StoredMessage};
     use crate::ops::api::tests::TestApi;
-    use crate::queue::{Destination, OutgoingMessage, Properties};
 
-    /// A rejected message, with its copy in the queue.
     async fn reject(api: &TestApi, body: &'static str) {
         let message = RejectedMessage {
             lane: ProviderName::new("acme").unwrap(),
@@ -179,11 +173,9 @@ mod tests {
             body_sha256: Sha256::digest(body).into(),
             body_bytes: body.len(),
             head: body.to_owned(),
+            stored: StoredMessage { body: body.into(), ..StoredMessage::default() },
         };
         api.database.reject(&message).await.unwrap();
-        let destination = Destination::Invalid { reason: InvalidReason::BadAmount, detail: message.detail };
-        let properties = Properties::default();
-        api.queue.publish(OutgoingMessage { destination, body: body.into(), properties }).await.unwrap();
     }
 
     #[tokio::test]
@@ -200,10 +192,10 @@ mod tests {
         assert_eq!(ids(&api.get("/api/v1/rejected?reason=secret").await.1), json!([]));
         assert_eq!(api.get("/api/v1/rejected/1").await.1["head"], "one");
         let (status, done) = api.post("/api/v1/rejected/1/republish", json!({"because": "ticket 4711"})).await;
-        assert_eq!((status, done), (200, json!({"id": 1, "decision": "republished", "note": null})));
+        assert_eq!((status, done), (200, json!({"id": 1, "decision": "republished"})));
         assert_eq!(api.queue.depth(&ProviderName::new("acme").unwrap()).await.unwrap(), Some(1));
         let (status, done) = api.post("/api/v1/rejected/2/discard", json!({})).await;
-        assert_eq!((status, done), (200, json!({"id": 2, "decision": "discarded", "note": null})));
+        assert_eq!((status, done), (200, json!({"id": 2, "decision": "discarded"})));
         let (_, decided) = api.get("/api/v1/rejected?decided=true").await;
         assert_eq!(ids(&decided), json!([2, 1]));
         let first = &decided["messages"][1];

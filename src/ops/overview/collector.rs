@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, CountedJobs, FinishedChecks, QueueDepths};
 use super::sources::{CachedSource, CachedValue, QueryResult, VersionedSource};
-use super::sources::{query_concurrently, split_results};
+use super::sources::{clock_skew_warning, query_concurrently, split_results};
 use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, SentLately, pause_authors};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
@@ -49,8 +49,6 @@ pub const SAMPLE_EVERY: Duration = Duration::from_secs(2);
 const SNAPSHOT_TTL: Duration = Duration::from_secs(1);
 /// Timeout of a source.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(2);
-/// A larger clock skew makes displayed times misleading; limits do not depend on it.
-const CLOCK_SKEW_MAX_MS: u64 = 5_000;
 
 /// The sources of the overview.
 #[derive(Clone)]
@@ -444,15 +442,6 @@ pub fn all_provider_names<'a>(known: &LoadedSettings, others: impl Iterator<Item
     let others = others.filter_map(|name| ProviderName::new(name).ok());
     let all: BTreeSet<ProviderName> = known.providers.keys().cloned().chain(others).collect();
     all.into_iter().collect()
-}
-
-fn clock_skew_warning(skew_ms: i64) -> Option<String> {
-    let seconds = skew_ms.unsigned_abs() / 1_000;
-    (skew_ms.unsigned_abs() > CLOCK_SKEW_MAX_MS).then(|| {
-        format!(
-            "the clocks of database and this machine differ by {seconds} s: displayed times are wrong, limits are not"
-        )
-    })
 }
 
 /// Milliseconds since the Unix epoch by this machine's clock, for display.

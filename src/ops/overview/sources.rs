@@ -191,6 +191,19 @@ impl<T: Clone> VersionedSource<T> {
     }
 }
 
+/// A larger clock skew makes displayed times misleading; limits do not depend on it.
+const CLOCK_SKEW_MAX_MS: u64 = 5_000;
+
+/// The warning about clocks that differ.
+pub fn clock_skew_warning(skew_ms: i64) -> Option<String> {
+    let seconds = skew_ms.unsigned_abs() / 1_000;
+    (skew_ms.unsigned_abs() > CLOCK_SKEW_MAX_MS).then(|| {
+        format!(
+            "the clocks of database and this machine differ by {seconds} s: displayed times are wrong, limits are not"
+        )
+    })
+}
+
 /// Timeout for broker and limiter: below the timeout of a source, so that partial results are shown.
 const BACKEND_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Concurrent queries: each uses a channel of the broker meanwhile.

@@ -19,7 +19,7 @@ use sqlx::SqlitePool;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use self::store::{Store, TakenMessage};
+use self::store::{DEAD, Store, TakenMessage};
 use super::{
     DELAY_STEPS, DeadLetter, DeathCause, Delivery, Destination, InvalidLetter, LaneConsumer, LaneFault,
     OutgoingMessage, Queue, QueueError, Receipt, SearchResult, headers, lane_queue,
@@ -28,11 +28,11 @@ use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 
-mod invalid;
 mod store;
 
 /// Begins all queue names. Not a setting: a database holds one deployment.
 const PREFIX: &str = "payments";
+const INVALID: &str = "payments.invalid";
 
 pub struct EmbeddedQueue {
     store: Store,
@@ -104,7 +104,7 @@ impl Queue for EmbeddedQueue {
                 }
                 (lane_queue(PREFIX, provider)?, millis_up(*step))
             }
-            Destination::Invalid { .. } => (format!("{PREFIX}.invalid"), 0),
+            Destination::Invalid { .. } => (INVALID.to_owned(), 0),
             Destination::Outcomes { .. } => (format!("{PREFIX}.outcomes"), 0),
         };
         let id = self.store.insert(&queue, message.body, &properties, delay_ms).await?;
@@ -119,7 +119,7 @@ impl Queue for EmbeddedQueue {
     /// keeps its message until the next start.
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
         let number = rand::random_range(1..i64::MAX);
-        let Some((message, queue)) = self.store.take_dead(number).await? else { return Ok(None) };
+        let Some((message, queue)) = self.store.take_from(DEAD, number).await? else { return Ok(None) };
         let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
         Ok(Some(DeadLetter {
             cause: DeathCause::DeliveryLimit,
@@ -130,13 +130,13 @@ impl Queue for EmbeddedQueue {
         }))
     }
 
-    /// It is not taken: two operators may publish it twice, which the ledger absorbs.
-    async fn take_invalid(&self, sha256: [u8; 32], reason: &str) -> Result<Option<InvalidLetter>, QueueError> {
-        let message = self.store.find_invalid(&format!("{PREFIX}.invalid"), sha256, reason).await?;
-        Ok(message.map(|message| InvalidLetter {
+    async fn take_invalid(&self) -> Result<Option<InvalidLetter>, QueueError> {
+        let number = rand::random_range(1..i64::MAX);
+        let Some((message, _)) = self.store.take_from(INVALID, number).await? else { return Ok(None) };
+        Ok(Some(InvalidLetter {
             body: message.body.into(),
             properties: message.properties,
-            receipt: Box::new(EmbeddedReceipt { store: self.store.clone(), id: message.id, number: 0, lane: None }),
+            receipt: Box::new(EmbeddedReceipt { store: self.store.clone(), id: message.id, number, lane: None }),
         }))
     }
 

@@ -23,7 +23,7 @@ const OUTCOMES_KEPT: i64 = 100_000;
 const TRIM_EVERY: i64 = 500;
 
 /// Where messages go that were taken too often.
-const DEAD: &str = "payments.dead";
+pub const DEAD: &str = "payments.dead";
 /// How often a message is taken before it is given up, as in RabbitMQ's lanes.
 const DELIVERY_LIMIT: i64 = 1_000;
 /// Gives a message back, or gives it up. Both columns are as they were before the statement.
@@ -69,13 +69,6 @@ pub struct TakenMessage {
     pub body: Vec<u8>,
     pub properties: Properties,
     pub redelivered: bool,
-}
-
-impl TakenMessage {
-    /// Its place in the order of its queue.
-    pub fn place(&self) -> (i64, i64) {
-        (self.visible_at_ms, self.id)
-    }
 }
 
 impl Store {
@@ -172,12 +165,16 @@ impl Store {
         self.changed(sqlx::query(sql).bind(DELIVERY_LIMIT).bind(DEAD)).await
     }
 
-    /// Takes the oldest message that was given up, with the queue that gave it up.
-    pub async fn take_dead(&self, number: i64) -> Result<Option<(TakenMessage, Option<String>)>, QueueError> {
+    /// Takes the oldest message of a queue that has no lane, with the queue that gave it up, if one did.
+    pub async fn take_from(
+        &self,
+        queue: &str,
+        number: i64,
+    ) -> Result<Option<(TakenMessage, Option<String>)>, QueueError> {
         let sql = "UPDATE queue_messages SET taken = ?1 WHERE id = (SELECT id FROM queue_messages \
                    WHERE queue = ?2 AND taken = 0 ORDER BY visible_at_ms, id LIMIT 1) \
                    RETURNING id, visible_at_ms, body, properties, redelivered, dead_of";
-        let row = sqlx::query(sql).bind(number).bind(DEAD).fetch_optional(&self.pool).await.map_err(explain)?;
+        let row = sqlx::query(sql).bind(number).bind(queue).fetch_optional(&self.pool).await.map_err(explain)?;
         let taken = row.map(|row| Ok::<_, sqlx::Error>((read(&row)?, row.try_get("dead_of")?)));
         taken.transpose().map_err(explain)
     }

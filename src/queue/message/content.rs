@@ -69,10 +69,20 @@ pub fn scan_content(members: &[Member<'_>], cards: CardNumbers) -> SensitiveCont
 
 /// Whether a value holds card data or a credential anywhere. Its fields are those of any JSON, not of a job.
 pub fn is_sensitive(json: &Json<'_>) -> bool {
+    let walk = scan_json(json);
+    walk.card_data.is_some() || walk.is_secret
+}
+
+/// Whether a value holds a credential anywhere.
+pub fn holds_secret(json: &Json<'_>) -> bool {
+    scan_json(json).is_secret
+}
+
+fn scan_json<'a>(json: &'a Json<'a>) -> ContentScanner<'a> {
     let mut walk = ContentScanner { looks_for_cards: true, ..ContentScanner::default() };
     walk.value(json, ValueName { text: "", meaning: FieldMeaning::Other });
     walk.end_parts();
-    walk.card_data.is_some() || walk.is_secret
+    walk
 }
 
 fn place_of(name: FieldMeaning) -> TextContext {

@@ -19,13 +19,14 @@ pub use crate::domain::sensitive::CardNumbers;
 use crate::domain::sensitive::{TextContext, find_sensitive};
 use crate::domain::time::EpochMs;
 use crate::ledger::OutcomeEvent;
+use crate::ledger::rejected::RejectedEvent;
 
 mod content;
 mod fields;
 mod head;
 
 use fields::MessageFields;
-pub use head::{HEAD_CHARS_MAX, body_head};
+pub use head::{HEAD_CHARS_MAX, body_head, stored_message};
 
 /// The version of the message format that this program writes and reads.
 pub const VERSION: u64 = 1;
@@ -165,6 +166,9 @@ fn text(job: &Job, whole: bool) -> String {
     text
 }
 
+/// The state in the event about a rejected message, and the end of its routing key.
+pub const REJECTED_EVENT: &str = "rejected";
+
 /// The body of an event on `payments.outcomes`; absent fields are `null`.
 pub fn outcome_event_json(event: &OutcomeEvent) -> Vec<u8> {
     json!({
@@ -176,6 +180,20 @@ pub fn outcome_event_json(event: &OutcomeEvent) -> Vec<u8> {
         "reason": event.reason,
         "attempts": event.attempts,
         "at": rfc3339(EpochMs(event.at_ms)),
+    })
+    .to_string()
+    .into_bytes()
+}
+
+/// The body of the event about a rejected message: without its content.
+pub fn rejected_event_json(event: &RejectedEvent) -> Vec<u8> {
+    json!({
+        "id": event.job_id,
+        "message_id": event.message_id,
+        "provider": event.provider,
+        "state": REJECTED_EVENT,
+        "reason": event.reason,
+        "at": rfc3339(EpochMs(event.at.0)),
     })
     .to_string()
     .into_bytes()

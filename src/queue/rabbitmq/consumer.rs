@@ -29,7 +29,7 @@ use super::supervisor::Generation;
 use super::topology::Topology;
 use super::wire;
 use crate::domain::provider::ProviderName;
-use crate::queue::{DeadLetter, DeathCause, Delivery, LaneConsumer, QueueError, Receipt};
+use crate::queue::{DeadLetter, DeathCause, Delivery, InvalidLetter, LaneConsumer, QueueError, Receipt};
 
 /// What a consumer yields; `None` once, after everything else, when it has ended.
 type DeliveryStream = BoxStream<'static, Option<lapin::Result<lapin::message::Delivery>>>;
@@ -264,23 +264,37 @@ impl LaneConsumer for RabbitLane {
 /// <https://www.rabbitmq.com/docs/dlx#effects>
 const DEATHS: &str = "x-death";
 
+/// The oldest message of a queue, if it has one, on a channel of its own.
+async fn take_one(
+    generation: &Generation,
+    queue: &str,
+) -> Result<Option<(lapin::message::Delivery, OpenChannel)>, QueueError> {
+    let channel = generation.open_channel().await?;
+    match with_call_limit(channel.basic_get(queue.into(), BasicGetOptions { no_ack: false })).await {
+        Ok(got) => Ok(got.map(|message| (message.delivery, channel))),
+        // Nothing was ever put there where nothing is declared.
+        Err(failure) if failure.is_not_found() => Ok(None),
+        Err(failure) => Err(failure.into_error(&format!("look into queue `{queue}`"))),
+    }
+}
+
+pub async fn take_invalid(generation: &Generation, topology: &Topology) -> Result<Option<InvalidLetter>, QueueError> {
+    let got = take_one(generation, &topology.invalid()).await?;
+    Ok(got.map(|(message, channel)| InvalidLetter {
+        properties: wire::from_amqp(&message.properties),
+        body: message.data.into(),
+        receipt: Box::new(HeldMessage::new(message.acker, channel)),
+    }))
+}
+
 pub async fn take_dead_letter(generation: &Generation, topology: &Topology) -> Result<Option<DeadLetter>, QueueError> {
-    let (channel, queue) = (generation.open_channel().await?, topology.dead());
-    let got = match with_call_limit(channel.basic_get(queue.as_str().into(), BasicGetOptions { no_ack: false })).await {
-        Ok(got) => got,
-        // Nothing was ever given up where nothing is declared.
-        Err(failure) if failure.is_not_found() => None,
-        Err(failure) => return Err(failure.into_error(&format!("look into queue `{queue}`"))),
-    };
-    Ok(got.map(|message| {
-        let message = message.delivery;
-        DeadLetter {
-            lane: lane_of(&message.properties, topology),
-            cause: cause_of(&message.properties, topology),
-            properties: wire::from_amqp(&message.properties),
-            body: message.data.into(),
-            receipt: Box::new(HeldMessage::new(message.acker, channel)),
-        }
+    let got = take_one(generation, &topology.dead()).await?;
+    Ok(got.map(|(message, channel)| DeadLetter {
+        lane: lane_of(&message.properties, topology),
+        cause: cause_of(&message.properties, topology),
+        properties: wire::from_amqp(&message.properties),
+        body: message.data.into(),
+        receipt: Box::new(HeldMessage::new(message.acker, channel)),
     }))
 }
 

@@ -11,7 +11,7 @@
 //! published to it, and its publisher reports that. An inspection that the broker refuses is one line of the result and
 //! does not block the others.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,7 +27,6 @@ use crate::domain::provider::ProviderName;
 mod channels;
 mod connect;
 mod consumer;
-mod invalid;
 mod nacks;
 mod pipeline;
 mod publisher;
@@ -54,8 +53,6 @@ pub struct RabbitMq {
     consuming: OnceLock<SupervisedConnection>,
     publisher: Publisher,
     declared: DeclaredProviders,
-    /// Held by the one search for a rejected message at a time.
-    searches: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl RabbitMq {
@@ -70,15 +67,7 @@ impl RabbitMq {
         let declaring = SupervisedConnection::start(settings.clone(), "declaring", declared.clone());
         let publishing = SupervisedConnection::start(settings.clone(), "publishing", DeclaredProviders::default());
         let publisher = Publisher::new(publishing, topology.clone());
-        Self {
-            settings,
-            topology,
-            declaring,
-            consuming: OnceLock::new(),
-            publisher,
-            declared,
-            searches: Arc::default(),
-        }
+        Self { settings, topology, declaring, consuming: OnceLock::new(), publisher, declared }
     }
 
     fn consuming(&self) -> &SupervisedConnection {
@@ -127,15 +116,9 @@ impl Queue for RabbitMq {
         detached(async move { consumer::take_dead_letter(&generation, &topology).await }).await
     }
 
-    async fn take_invalid(&self, sha256: [u8; 32], reason: &str) -> Result<Option<InvalidLetter>, QueueError> {
+    async fn take_invalid(&self) -> Result<Option<InvalidLetter>, QueueError> {
         let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
-        let (reason, searches) = (reason.to_owned(), self.searches.clone());
-        detached(async move {
-            // A search holds the messages that it passes, so another one would find the queue empty.
-            let _one = searches.lock().await;
-            invalid::take(&generation, &topology, sha256, &reason).await
-        })
-        .await
+        detached(async move { consumer::take_invalid(&generation, &topology).await }).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {

@@ -235,7 +235,7 @@ families! {
     requeues: Counters = Counters::default(),
     /// Messages that the broker marks as delivered before.
     redelivered: Counters = Counters::default(),
-    /// Messages that can never be a job, kept in payments.invalid, by reason.
+    /// Messages that can never be a job, kept in the ledger, by reason.
     rejected_messages: Counters = Counters::default(),
     /// Jobs sent without an account: limits and rules by account did not apply to them.
     jobs_without_account: Counters = Counters::default(),

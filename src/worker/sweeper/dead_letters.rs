@@ -1,7 +1,7 @@
 //! Dead letters: messages that the broker dead-lettered are judged again, by the ledger.
 //!
 //! Each is published again a few times, with a fresh count of deliveries. After that its job goes to manual review, or
-//! the message to `payments.invalid`. See `docs/decisions/0004-judge-dead-letters-by-the-ledger.md`.
+//! the message becomes a rejected one. See `docs/decisions/0004-judge-dead-letters-by-the-ledger.md`.
 
 use super::SweepError;
 use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
@@ -11,8 +11,8 @@ use crate::ledger::upkeep::MessageState;
 use crate::queue::{DeadLetter, DeathCause, Destination, OutgoingMessage, Receipt, headers};
 use crate::worker::WorkerContext;
 use crate::worker::decode::{DecodedMessage, NEWER_VERSION_DELAY, decode_delivery, wait_for_newer_worker};
-use crate::worker::intake::rejection;
 use crate::worker::publish::{MessageCopy, publish_with_timeout};
+use crate::worker::rejections::{overflowing, rejected_message};
 use crate::worker::settings_sync::LoadedSettings;
 
 /// How often a message is published again. Each round allows a thousand deliveries, so a message is not given to review
@@ -209,9 +209,11 @@ async fn reject(
     }
     let Some(provider) = letter.lane.clone().or_else(|| ProviderName::new("dead").ok()) else { return Ok(false) };
     let copy = MessageCopy { provider, body: letter.body.clone(), properties: letter.properties.clone() };
-    let (outgoing, row) = rejection(&copy, invalid, id);
-    publish_with_timeout(worker, &copy.provider, outgoing).await?;
-    worker.backends.ledger.reject(&row).await?;
+    let ledger = &worker.backends.ledger;
+    match worker.rejected_room.is_full(ledger).await? {
+        true => publish_with_timeout(worker, &copy.provider, overflowing(&copy, invalid)).await?,
+        false => ledger.reject(&rejected_message(&copy, invalid, id)).await?,
+    }
     if let Some(lane) = letter.lane.as_ref().and_then(|lane| worker.meter.find_lane(lane)) {
         lane.record_rejected(reason);
     }

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use self::settings_changes::{SettingsChanges, propagation_time};
+use super::rejections::{self, OverflowError};
 use super::settings_sync::LoadedSettings;
 use super::supervisor::WorkerStatus;
 use super::{WorkerContext, WorkerOptions, log_throttle};
@@ -45,6 +46,8 @@ enum SweepError {
     Ledger(#[from] LedgerError),
     #[error("{0}")]
     Queue(#[from] QueueError),
+    #[error("{0}")]
+    Rejected(#[from] OverflowError),
 }
 
 /// Sweeps until the worker stops. A sweep that runs then is cancelled; its jobs are taken again later.
@@ -93,6 +96,7 @@ async fn sweep(
     let woken = settings_changes::wake_jobs(worker, &mut changes.limits, known).await;
     let republished = republish::republish_all(worker, progress, known).await;
     let dead = dead_letters::process_all(worker, known).await;
+    let rejected = rejections::record_overflow(worker).await.and(rejections::announce(worker).await);
     let ended = expire_and_scrub(worker).await;
     let refused = decline_refused(worker, known).await;
     let flows = keep_flows(worker, known).await;
@@ -101,7 +105,14 @@ async fn sweep(
     let batches = forget_batches(worker).await;
     let wal = check_wal(worker).await;
     let kept = flows.and(reconciled).and(history).and(batches).and(wal);
-    weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(kept)
+    weighted
+        .and(woken)
+        .and(republished)
+        .and(dead)
+        .and(rejected.map_err(SweepError::from))
+        .and(ended)
+        .and(refused)
+        .and(kept)
 }
 
 /// Warns of a reader that keeps SQLite's write-ahead log from being reused: the log grows until the disk is full.

@@ -2,8 +2,8 @@
 //! and counts by state.
 
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::copies::RejectedMessage;
 use sluicegate::ledger::copies::ReturnPlan;
+use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, StateCount};
 use sluicegate::ledger::{EventSelection, UnpublishedEvents};
 
@@ -156,6 +156,7 @@ async fn rejected_messages_are_kept(kind: Kind) {
         body_sha256: [7; 32],
         body_bytes: 70_000,
         head: String::new(),
+        stored: StoredMessage::default(),
     };
     fixture.database.reject(&message).await.unwrap();
     fixture.database.reject(&RejectedMessage { job_id: None, ..message }).await.unwrap();

@@ -26,7 +26,9 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 46] = [
+const READ_IN_FULL: [(&str, &str, &str); 48] = [
+    ("rejected messages are announced", ANY, "partial: holds those without an event, and ends at the limit"),
+    ("open rejected messages are measured", ANY, "partial: holds the open ones, and ends at 100,000"),
     ("rejected messages are counted", ANY, "partial: holds the open ones, and ends at 10,001"),
     ("a rejected message is decided", "settings_person", "SQLite: the one row of a change's author"),
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),

@@ -1,7 +1,7 @@
 //! Rejected messages for operators: lists by filter, the count, one decision for each with its author, and conflicts.
 
 use sluicegate::domain::job::ContentHash;
-use sluicegate::ledger::copies::RejectedMessage;
+use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::rejected::{ContentOfId, RejectedDecision, RejectedFilter, RejectedRefusal, RejectedSummary};
 
@@ -24,6 +24,7 @@ async fn reject(fixture: &Fixture, lane: &str, reason: &'static str) {
         body_sha256: [7; 32],
         body_bytes: 20,
         head: "{\"id\":\0\"pay-1\"".to_owned(),
+        stored: StoredMessage::default(),
     };
     fixture.database.reject(&message).await.unwrap();
 }

@@ -69,6 +69,15 @@ pub struct Ledgered {
     pub held: bool,
 }
 
+/// An open rejected message as the ledger keeps it.
+#[derive(Debug)]
+pub struct Rejected {
+    pub reason: String,
+    pub detail: String,
+    pub body: String,
+    pub properties: Value,
+}
+
 /// A message outside the lanes: an outcome event or a rejected message.
 #[derive(Clone, Debug)]
 pub struct Published {
@@ -334,6 +343,21 @@ impl Bench {
         let rows = sqlx::query(sql).bind(queue).fetch_all(&self.pool).await.unwrap();
         let json = |bytes: &[u8]| serde_json::from_slice(bytes).unwrap();
         rows.iter().map(|row| Published { body: json(row.get(0)), properties: json(row.get(1)) }).collect()
+    }
+
+    /// Rejected messages that are open, as they are stored.
+    pub async fn rejected(&self) -> Vec<Rejected> {
+        let sql = "SELECT reason, detail, body, properties FROM rejected_messages WHERE decision IS NULL ORDER BY id";
+        let rows = sqlx::query(sql).fetch_all(&self.pool).await.unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let json = |text: &str| serde_json::from_str(text).unwrap();
+        let each = rows.iter().map(|row| Rejected {
+            reason: row.get(0),
+            detail: row.get(1),
+            body: text(row.get(2)),
+            properties: json(row.get(3)),
+        });
+        each.collect()
     }
 
     /// Properties of a queue's messages, whatever their bodies are.

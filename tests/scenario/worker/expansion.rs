@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::http::OutboundPolicy;
 
@@ -24,10 +24,8 @@ fn with_payload(id: &str) -> String {
     json!({ "id": id, "amount": 1, "currency": "EUR", "payload": { "a": 1 } }).to_string()
 }
 
-async fn rejected(bench: &Bench) -> Vec<(Value, String)> {
-    let details = bench.texts("SELECT detail FROM rejected_messages ORDER BY id").await;
-    let reasons = bench.published("payments.invalid").await;
-    reasons.iter().map(|message| message.properties["headers"]["x-sluicegate-reason"].clone()).zip(details).collect()
+async fn rejected(bench: &Bench) -> Vec<(String, String)> {
+    bench.rejected().await.into_iter().map(|message| (message.reason, message.detail)).collect()
 }
 
 /// A message of 65 kB that would expand to a form of 3.5 GB, each kind of expansion, and a payment behind them.

@@ -4,30 +4,26 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::rejected::{RejectedDecision, RejectedFilter};
-use sluicegate::queue::{
-    DeadLetter, InvalidLetter, LaneConsumer, OutgoingMessage, Properties, Queue, QueueError, Receipt,
-};
-use sluicegate::worker::rejected::{CopyRemoval, RejectedDecider, RejectedError};
+use sluicegate::queue::{DeadLetter, Destination, LaneConsumer, OutgoingMessage, Properties, Queue, QueueError};
+use sluicegate::worker::rejected::{RejectedDecider, RejectedError};
 
 use super::bench::{Bench, name, row};
 
-const INVALID: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.invalid'";
+/// Copies of bodies, in the ledger and in the queue.
+const KEPT: &str = "SELECT (SELECT count(*) FROM queue_messages WHERE queue = 'payments.invalid') \
+    + (SELECT count(*) FROM rejected_messages WHERE body IS NOT NULL)";
 const OPEN: &str = "SELECT count(*) FROM rejected_messages WHERE decision IS NULL";
 
 fn actor() -> Actor {
     Actor { os_user: "alice@desk".to_owned(), program: None, reason: None }
 }
 
-async fn decide(
-    bench: &Bench,
-    queue: &dyn Queue,
-    id: i64,
-    decision: RejectedDecision,
-) -> Result<CopyRemoval, RejectedError> {
+async fn decide(bench: &Bench, queue: &dyn Queue, id: i64, decision: RejectedDecision) -> Result<(), RejectedError> {
     let providers = [name("acme")];
     RejectedDecider { ledger: &bench.database, queue, providers: &providers, actor: actor() }.decide(id, decision).await
 }
@@ -57,11 +53,12 @@ async fn republished_message_is_the_original() {
         (page.messages[0].reason.as_str(), page.messages[0].head.as_deref()),
         ("missing_account", Some(PAYMENT))
     );
+    assert_eq!(bench.rejected().await[0].body, PAYMENT);
     // As long as the cause remains, it is rejected again, as another message.
     decide(&bench, &*bench.queue(), 1, RejectedDecision::Republished).await.unwrap();
     let both = "SELECT count(*) FROM rejected_messages WHERE (id = 1) = (decision IS NOT NULL)";
     bench.until("it is rejected again", async || bench.count(both).await == 2).await;
-    assert_eq!(bench.count(INVALID).await, 1);
+    assert_eq!(bench.count(KEPT).await, 1);
     bench.apply(&[row("acme")]).await;
     bench.settings_known().await;
     bench.stop().await;
@@ -72,7 +69,7 @@ async fn republished_message_is_the_original() {
     assert_eq!(bench.count(&body).await, 1);
     let properties = bench.properties_in("payments.acme").await;
     assert_eq!(properties, [serde_json::json!({ "message_id": "m-1", "headers": { "tenant": "a" } })]);
-    assert_eq!((bench.count(INVALID).await, bench.count(OPEN).await), (0, 0));
+    assert_eq!((bench.count(KEPT).await, bench.count(OPEN).await), (0, 0));
 }
 
 #[tokio::test]
@@ -91,19 +88,6 @@ async fn republished_payment_is_made_once() {
 struct FailsAfterPublish {
     queue: Arc<dyn Queue>,
     database_fails: bool,
-}
-
-struct NeverAcknowledged;
-
-#[async_trait]
-impl Receipt for NeverAcknowledged {
-    async fn ack(self: Box<Self>) -> Result<(), QueueError> {
-        Err(QueueError::Unavailable("killed".to_owned()))
-    }
-
-    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
-        Ok(())
-    }
 }
 
 #[async_trait]
@@ -126,11 +110,6 @@ impl Queue for FailsAfterPublish {
         self.queue.take_dead_letter().await
     }
 
-    async fn take_invalid(&self, sha256: [u8; 32], reason: &str) -> Result<Option<InvalidLetter>, QueueError> {
-        let found = self.queue.take_invalid(sha256, reason).await?;
-        Ok(found.map(|letter| InvalidLetter { receipt: Box::new(NeverAcknowledged), ..letter }))
-    }
-
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
         self.queue.depth(provider).await
     }
@@ -151,12 +130,10 @@ async fn interrupted_republish_loses_and_doubles_nothing() {
         assert_eq!(result.is_err(), database_fails, "{result:?}");
         bench.until_state("pay-1", "succeeded").await;
         // Nothing is lost: either the row is open, or it says what was done.
-        assert_eq!(bench.count(INVALID).await, 1);
         assert_eq!(bench.count(OPEN).await, i64::from(database_fails));
         if database_fails {
             decide(&bench, &*bench.queue(), 1, RejectedDecision::Republished).await.unwrap();
             bench.until("the repetition is acknowledged", async || bench.queued("acme").await == 0).await;
-            assert_eq!(bench.count(INVALID).await, 0);
         }
         assert_eq!((bench.script.sent().len(), bench.count(OPEN).await), (1, 0));
         assert_eq!(bench.count("SELECT count(*) FROM rejected_messages").await, 1);
@@ -166,16 +143,93 @@ async fn interrupted_republish_loses_and_doubles_nothing() {
 #[tokio::test]
 async fn discarded_message_is_gone() {
     let bench = with_rejected(PAYMENT).await;
-    let removed = decide(&bench, &*bench.queue(), 1, RejectedDecision::Discarded).await.unwrap();
-    assert_eq!((removed, bench.count(INVALID).await, bench.count(OPEN).await), (CopyRemoval::Removed, 0, 0));
-    // Another one whose message an operator has removed from the queue by hand.
-    bench.publish("acme", PAYMENT).await;
-    bench.until("it is rejected", async || bench.count(OPEN).await == 1).await;
-    bench.sql("DELETE FROM queue_messages WHERE queue = 'payments.invalid'").await;
-    let missing = decide(&bench, &*bench.queue(), 2, RejectedDecision::Republished).await.unwrap_err();
-    assert!(matches!(missing, RejectedError::NotKept), "{missing}");
-    assert_eq!(bench.count(OPEN).await, 1);
-    let removed = decide(&bench, &*bench.queue(), 2, RejectedDecision::Discarded).await.unwrap();
-    assert_eq!((removed, bench.count(OPEN).await), (CopyRemoval::Missing, 0));
+    decide(&bench, &*bench.queue(), 1, RejectedDecision::Discarded).await.unwrap();
+    assert_eq!((bench.count(KEPT).await, bench.count(OPEN).await), (0, 0));
+    let again = decide(&bench, &*bench.queue(), 1, RejectedDecision::Republished).await.unwrap_err();
+    assert_eq!(again.to_string(), "rejected message 1 is discarded already");
     assert!(bench.script.sent().is_empty());
+}
+
+const CARD: &str = r#"{"id":"card-1","amount":1299,"currency":"EUR","payload":{"pan":"4111 1111 1111 1111"}}"#;
+
+/// A card number is in no copy, wherever it is looked for, and a long body is cut.
+#[tokio::test]
+async fn masked_message_can_only_be_discarded() {
+    let bench = with_rejected(CARD).await;
+    let long = format!("{{\"id\":\"{}\"}}", "x".repeat(70_000));
+    bench.publish("acme", &long).await;
+    bench.until("both are rejected", async || bench.count(OPEN).await == 2).await;
+    for id in [1, 2] {
+        let refused = decide(&bench, &*bench.queue(), id, RejectedDecision::Republished).await.unwrap_err();
+        assert!(matches!(refused, RejectedError::Masked), "{refused}");
+    }
+    let stored = bench.rejected().await;
+    assert!(stored[0].body.contains("#### #### #### ####") && !stored[0].body.contains("4111"), "{stored:?}");
+    assert_eq!(stored[1].body.len(), 65_536);
+    let anywhere = "SELECT count(*) FROM queue_messages WHERE CAST(body AS TEXT) LIKE '%4111%'";
+    assert_eq!(bench.count(anywhere).await, 0);
+    for id in [1, 2] {
+        decide(&bench, &*bench.queue(), id, RejectedDecision::Discarded).await.unwrap();
+    }
+    assert_eq!((bench.count(KEPT).await, bench.count(OPEN).await), (0, 0));
+}
+
+/// Three thousand others lie before it.
+#[tokio::test]
+async fn decision_finds_a_message_behind_thousands() {
+    let bench = with_rejected(PAYMENT).await;
+    bench
+        .sql(
+            "INSERT INTO rejected_messages (at, lane, reason, detail, body_sha256, body_bytes, head, body, properties) \
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) \
+             SELECT at, lane, reason, detail, body_sha256, body_bytes, head, body, properties FROM rejected_messages, n",
+        )
+        .await;
+    bench.apply(&[row("acme")]).await;
+    bench.settings_known().await;
+    decide(&bench, &*bench.queue(), 3_001, RejectedDecision::Republished).await.unwrap();
+    decide(&bench, &*bench.queue(), 3_000, RejectedDecision::Discarded).await.unwrap();
+    bench.until_state("pay-1", "succeeded").await;
+    assert_eq!(bench.count(KEPT).await, 2_999);
+}
+
+/// The producer learns of it once, without a word of its content.
+#[tokio::test]
+async fn producer_learns_of_a_rejection() {
+    let bench = with_rejected(PAYMENT).await;
+    let announced = "SELECT count(*) FROM rejected_messages WHERE announced_at IS NOT NULL";
+    bench.until("it is announced", async || bench.count(announced).await == 1).await;
+    let events = bench.published("payments.outcomes").await;
+    assert_eq!(events.len(), 1);
+    let mut event = events[0].body.clone();
+    assert!(event["at"].take().is_string());
+    let expected = serde_json::json!({
+        "id": "pay-1", "message_id": "m-1", "provider": "acme", "state": "rejected", "reason": "missing_account", "at": null
+    });
+    assert_eq!((&event, &events[0].properties["message_id"]), (&expected, &serde_json::json!("rejected-1")));
+}
+
+/// The queue keeps what the ledger has no room for. Once it has, the sweeper records it.
+#[tokio::test]
+async fn overflow_is_recorded_from_its_queue() {
+    let bench = with_rejected(PAYMENT).await;
+    let destination = Destination::Invalid {
+        lane: name("acme"),
+        reason: InvalidReason::BadAmount,
+        detail: "amount: must be above 0".to_owned(),
+    };
+    let properties = Properties { message_id: Some("m-2".to_owned()), ..Properties::default() };
+    let message = OutgoingMessage { destination, body: PAYMENT.into(), properties };
+    bench.queue().publish(message.clone()).await.unwrap();
+    bench.until("it is recorded", async || bench.count(OPEN).await == 2).await;
+    bench.until("it has left the queue", async || bench.properties_in("payments.invalid").await.is_empty()).await;
+    let stored = &bench.rejected().await[1];
+    assert_eq!((stored.reason.as_str(), stored.body.as_str()), ("bad_amount", PAYMENT));
+    assert_eq!(stored.properties, serde_json::json!({ "message_id": "m-2", "headers": {} }));
+    let masked =
+        Properties { headers: [("x-sluicegate-masked".to_owned(), "1".to_owned())].into(), ..Properties::default() };
+    bench.queue().publish(OutgoingMessage { properties: masked, ..message }).await.unwrap();
+    bench.until("it is recorded", async || bench.count(OPEN).await == 3).await;
+    let refused = decide(&bench, &*bench.queue(), 3, RejectedDecision::Republished).await.unwrap_err();
+    assert!(matches!(refused, RejectedError::Masked), "{refused}");
 }

@@ -1,7 +1,7 @@
 //! Erasure of an account: what is emptied, what stays, what must wait, and that no erased payment is charged again.
 
 use sluicegate::ledger::Claim;
-use sluicegate::ledger::copies::RejectedMessage;
+use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
 use sluicegate::ledger::operator::{ErasureCounts, ErasureResult};
 use sluicegate::ledger::upkeep::{CheckScope, ScrubScope};
 
@@ -160,6 +160,7 @@ async fn an_erased_account_is_written_nowhere(kind: Kind) {
         body_sha256: [7; 32],
         body_bytes: 10,
         head: String::new(),
+        stored: StoredMessage::default(),
     };
     fixture.database.reject(&rejected).await.unwrap();
     let personal = ["acct_1", "invoice 7", "tok_1", "ch_paid", "said so", "charges"];

@@ -2,7 +2,7 @@
 
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::quota_spec::Lookback;
-use sluicegate::ledger::copies::RejectedMessage;
+use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
 
 use super::*;
 
@@ -83,6 +83,7 @@ async fn invalid_message_is_found_by_its_id(kind: Kind) {
             body_sha256: [7; 32],
             body_bytes: 9,
             head: String::new(),
+            stored: StoredMessage::default(),
         };
         fixture.database.reject(&message).await.unwrap();
     }

@@ -28,6 +28,13 @@ impl<E: Explained> Working<'_, E> {
         let newest = ledger.list_rejected(&RejectedFilter::default(), None, 1).await.unwrap().messages[0].id;
         ledger.rejected_message(newest).await.unwrap().unwrap();
         self.did("a rejected message is read").await;
+        ledger.stored_rejected(newest).await.unwrap();
+        self.did("a rejected message is read").await;
+        let events = ledger.unannounced_rejected(10).await.unwrap();
+        ledger.mark_announced(&events.iter().map(|event| event.id).collect::<Vec<_>>()).await.unwrap();
+        self.did("rejected messages are announced").await;
+        assert!(ledger.open_rejected(100_000, 65_536).await.unwrap().messages > 0);
+        self.did("open rejected messages are measured").await;
         assert_eq!(ledger.decide_rejected(newest, RejectedDecision::Discarded, &alice).await.unwrap(), None);
         self.did("a rejected message is decided").await;
         let decided = RejectedFilter { decided: true, ..RejectedFilter::default() };

@@ -7,7 +7,7 @@ use sluicegate::domain::limit::Scope;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::quota_spec::{Lookback, SubjectQuery};
 use sluicegate::domain::time::Micros;
-use sluicegate::ledger::copies::RejectedMessage;
+use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy, ScrubScope, WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
@@ -281,6 +281,7 @@ impl<E: Explained> Working<'_, E> {
             body_sha256: [1; 32],
             body_bytes: 2,
             head: String::new(),
+            stored: StoredMessage::default(),
         };
         ledger.reject(&message).await.unwrap();
         self.did("a message is rejected").await;

@@ -28,7 +28,7 @@ export function rejected(context, fields) {
     render() {
       return [
         h("h1", { tabindex: "-1" }, "Rejected messages"),
-        h("p", { class: "muted" }, "These messages can never be a payment as they are. Nothing was sent for them. Their bytes are kept in ", h("code", {}, "payments.invalid"), "."),
+        h("p", { class: "muted" }, "These messages can never be a payment as they are. Nothing was sent for them. The ledger keeps each until it is republished or discarded."),
         form(),
         data === null ? loading(context) : list(),
       ];
@@ -60,7 +60,7 @@ export function rejected(context, fields) {
   function actions(message) {
     const named = { "aria-label": `Republish message ${message.id}`, ...needs("operator") };
     return [
-      button("Republish", () => decide(message, "republish"), "", named),
+      message.masked ? h("span", { class: "muted" }, "masked: it can only be discarded ") : button("Republish", () => decide(message, "republish"), "", named),
       button("Discard", () => decide(message, "discard"), "quiet", { "aria-label": `Discard message ${message.id}`, ...needs("operator") }),
     ];
   }
@@ -98,13 +98,13 @@ export function rejected(context, fields) {
         h("p", { class: "reason" }, message.detail),
         h("dl", { class: "changes" }, change("Decision", "open", discards ? "discarded" : "republished")),
         h("p", {}, discards
-          ? "Its copy in payments.invalid is removed. This cannot be undone."
+          ? "Its body is removed from the ledger, the only place that has it. This cannot be undone."
           : "The same bytes go to its lane again. If the cause remains, the message is rejected again. A payment that the ledger has already is not sent twice."),
         because(state),
       ],
       async act() {
         const done = await post(path("rejected", String(message.id), action), reason(state));
-        announce(`Message ${done.id} is ${done.decision}${done.note ? `: ${done.note}` : ""}.`, "good");
+        announce(`Message ${done.id} is ${done.decision}.`, "good");
         context.refresh();
       },
     });
