@@ -179,6 +179,12 @@ CREATE TABLE account_overrides (
         CONSTRAINT override_burst_is_1_to_1000000 CHECK (burst BETWEEN 1 AND 1000000),
     -- The account's share among the accounts of its lane.
     weight bigint NOT NULL DEFAULT 1 CONSTRAINT override_weight_is_1_to_1000 CHECK (weight BETWEEN 1 AND 1000),
+    -- The end of the rule, and the columns that come back then; NULL: the row is deleted.
+    until_at timestamptz,
+    then_row jsonb CONSTRAINT then_row_is_an_object CHECK (jsonb_typeof(then_row) = 'object'),
+    CONSTRAINT then_row_goes_with_until_at CHECK (then_row IS NULL OR until_at IS NOT NULL),
+    CONSTRAINT instants_are_finite CHECK (
+        least(until_at) >= '0001-01-01 00:00:00+00' AND greatest(until_at) < '9999-12-30 22:00:00+00'),
     CONSTRAINT rule_limit_alone_has_max_requests
         CHECK ((coalesce(rule, '') = 'limit') = (max_requests IS NOT NULL)),
     CONSTRAINT window_ms_goes_with_rule_limit CHECK (window_ms IS NULL OR coalesce(rule, '') = 'limit'),
@@ -194,6 +200,13 @@ CREATE TABLE account_overrides (
 );
 CREATE UNIQUE INDEX account_overrides_one_rule_per_account_and_limit
     ON account_overrides (provider, account, coalesce(limit_name, ''));
+
+-- Each provider as the file says it that was applied last, without what that file leaves out. `provider apply` compares
+-- the next file with it, so that a change by hand is neither lost nor mistaken for an old file.
+CREATE TABLE provider_files (
+    provider text COLLATE "C" NOT NULL PRIMARY KEY REFERENCES providers (name) ON DELETE CASCADE,
+    file jsonb NOT NULL CONSTRAINT file_is_an_object CHECK (jsonb_typeof(file) = 'object')
+);
 
 CREATE TABLE settings_audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -300,6 +313,51 @@ CREATE TRIGGER record_change AFTER INSERT OR UPDATE OR DELETE ON account_overrid
 CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON account_overrides
     FOR EACH STATEMENT EXECUTE FUNCTION settings_refuse_truncate();
 
+-- A rule that the provider's row cannot use. src/ledger/provider_row/accounts.rs checks the same, and names the fix.
+CREATE FUNCTION settings_check_account_rule() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    broken text;
+BEGIN
+    WITH touched AS (
+        SELECT * FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name)
+    ), of_limits AS (
+        SELECT count(*) AS limits,
+            count(*) FILTER (WHERE enabled) AS enforced,
+            count(*) FILTER (WHERE algorithm IN ('token_bucket', 'gcra')) AS with_burst,
+            count(*) FILTER (WHERE (algorithm = 'concurrency') <> (NEW.window_ms IS NULL)) AS other_windows,
+            count(*) FILTER (WHERE offset_ms >= NEW.window_ms AND offset_ms > 0
+                OR algorithm = 'sliding_window' AND NEW.window_ms < 1000) AS longer_windows,
+            count(*) FILTER (WHERE algorithm = 'sliding_log') AS logs
+        FROM touched
+    )
+    SELECT CASE
+        WHEN NEW.limit_name IS NOT NULL AND EXISTS (SELECT FROM provider_limits
+            WHERE provider = NEW.provider AND name = NEW.limit_name AND scope <> 'account')
+            THEN 'limit_name_of_the_rule_is_a_limit_of_scope_account'
+        WHEN NEW.rule = 'exempt' AND limits = 0 THEN 'rule_exempt_needs_a_limit_of_scope_account'
+        WHEN NEW.rule = 'exempt' THEN NULL
+        WHEN NEW.max_requests > 0 AND NEW.max_requests * (100 - (
+            SELECT reserve_percent FROM providers WHERE name = NEW.provider)) < 100
+            THEN 'max_requests_of_the_rule_exceeds_the_reserve'
+        WHEN other_windows > 0 OR (limits = 0 AND NEW.window_ms IS NULL)
+            THEN 'window_ms_of_the_rule_fits_its_limits'
+        WHEN longer_windows > 0 THEN 'window_ms_of_the_rule_is_long_enough_for_its_limits'
+        WHEN NEW.burst IS NOT NULL AND with_burst = 0 THEN 'burst_of_the_rule_needs_a_token_bucket_or_gcra'
+        WHEN NEW.max_requests > 10000
+            AND (logs > 0 OR (NEW.limit_name IS NULL AND enforced = 0 AND NEW.window_ms IS NOT NULL))
+            THEN 'max_requests_of_the_rule_is_at_most_10000_in_a_sliding_log'
+        END INTO broken FROM of_limits;
+    IF broken IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = broken,
+            MESSAGE = format('the rule of account %s at provider %s violates %s', NEW.account, NEW.provider, broken);
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER check_rule BEFORE INSERT OR UPDATE ON account_overrides
+    FOR EACH ROW WHEN (NEW.rule IN ('exempt', 'limit')) EXECUTE FUNCTION settings_check_account_rule();
+
 CREATE FUNCTION settings_audit_person() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -371,7 +429,7 @@ $$;
 -- For who may call a function, see docs, "Least rights".
 REVOKE ALL ON FUNCTION
     settings_bump_version(), settings_stamp_provider(), settings_touch_provider(), settings_record_change(),
-    settings_refuse_truncate(), settings_audit_person(), audit_refuse_change(), settings_hint(),
+    settings_check_account_rule(), settings_refuse_truncate(), settings_audit_person(), audit_refuse_change(), settings_hint(),
     settings_refuse_version(), settings_version_audit(), settings_hold_version(bigint),
     settings_raise_version(bigint, bigint)
 FROM PUBLIC;

@@ -38,4 +38,17 @@ CREATE FUNCTION limits_return(of_provider text, of_limit text) RETURNS SETOF pro
         until_at = NULL, then_max_requests = NULL, then_window_ms = NULL
     WHERE provider = of_provider AND name = of_limit AND until_at <= clock_timestamp() RETURNING *;
 $$;
-REVOKE ALL ON FUNCTION limits_end_return(), limits_return(text, text) FROM PUBLIC;
+
+-- The same for an account's rule, whose columns are in 0001: any other change of the row ends the return.
+CREATE FUNCTION accounts_end_return() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    IF NEW.until_at IS NOT DISTINCT FROM OLD.until_at AND NEW.then_row IS NOT DISTINCT FROM OLD.then_row THEN
+        NEW.until_at := NULL;
+        NEW.then_row := NULL;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER end_return BEFORE UPDATE ON account_overrides
+    FOR EACH ROW WHEN (OLD.until_at IS NOT NULL AND OLD IS DISTINCT FROM NEW) EXECUTE FUNCTION accounts_end_return();
+
+REVOKE ALL ON FUNCTION limits_end_return(), limits_return(text, text), accounts_end_return() FROM PUBLIC;

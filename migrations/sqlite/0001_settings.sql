@@ -214,6 +214,11 @@ CREATE TABLE account_overrides (
         CONSTRAINT override_burst_is_1_to_1000000 CHECK (burst BETWEEN 1 AND 1000000),
     -- The account's share among the accounts of its lane.
     weight INTEGER NOT NULL DEFAULT 1 CONSTRAINT override_weight_is_1_to_1000 CHECK (weight BETWEEN 1 AND 1000),
+    -- The end of the rule, and the columns that come back then; NULL: the row is deleted.
+    until_at INTEGER,
+    then_row TEXT CONSTRAINT then_row_is_an_object
+        CHECK (then_row IS NULL OR (json_valid(then_row) AND json_type(then_row) = 'object')),
+    CONSTRAINT then_row_goes_with_until_at CHECK (then_row IS NULL OR until_at IS NOT NULL),
     CONSTRAINT rule_limit_alone_has_max_requests
         CHECK ((coalesce(rule, '') = 'limit') = (max_requests IS NOT NULL)),
     CONSTRAINT window_ms_goes_with_rule_limit CHECK (window_ms IS NULL OR coalesce(rule, '') = 'limit'),
@@ -229,6 +234,94 @@ CREATE TABLE account_overrides (
 ) STRICT;
 CREATE UNIQUE INDEX account_overrides_one_rule_per_account_and_limit
     ON account_overrides (provider, account, coalesce(limit_name, ''));
+
+CREATE TRIGGER instants_are_finite_of_account_overrides_on_insert
+    BEFORE INSERT ON account_overrides
+    WHEN NEW.until_at NOT BETWEEN -62135596800000 AND 253402207199999
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
+END;
+CREATE TRIGGER instants_are_finite_of_account_overrides
+    BEFORE UPDATE OF until_at ON account_overrides
+    WHEN NEW.until_at NOT BETWEEN -62135596800000 AND 253402207199999
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
+END;
+
+-- A rule that the provider's row cannot use. src/ledger/provider_row/accounts.rs checks the same, and names the fix.
+CREATE TRIGGER account_overrides_check_rule_on_insert BEFORE INSERT ON account_overrides
+    WHEN NEW.rule IN ('exempt', 'limit')
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: limit_name_of_the_rule_is_a_limit_of_scope_account')
+    WHERE EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND name = NEW.limit_name AND scope <> 'account');
+    SELECT raise(ABORT, 'CHECK constraint failed: rule_exempt_needs_a_limit_of_scope_account')
+    WHERE NEW.rule = 'exempt' AND NOT EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name));
+    SELECT raise(ABORT, 'CHECK constraint failed: max_requests_of_the_rule_exceeds_the_reserve')
+    WHERE NEW.max_requests > 0 AND NEW.max_requests
+        * (100 - (SELECT reserve_percent FROM providers WHERE name = NEW.provider)) < 100;
+    SELECT raise(ABORT, 'CHECK constraint failed: window_ms_of_the_rule_fits_its_limits')
+    WHERE NEW.rule = 'limit' AND (SELECT count(*) = 0 AND NEW.window_ms IS NULL
+            OR coalesce(sum((algorithm = 'concurrency') <> (NEW.window_ms IS NULL)), 0) > 0
+        FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name));
+    SELECT raise(ABORT, 'CHECK constraint failed: window_ms_of_the_rule_is_long_enough_for_its_limits')
+    WHERE NEW.rule = 'limit' AND EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name)
+            AND ((offset_ms > 0 AND offset_ms >= NEW.window_ms)
+                OR (algorithm = 'sliding_window' AND NEW.window_ms < 1000)));
+    SELECT raise(ABORT, 'CHECK constraint failed: burst_of_the_rule_needs_a_token_bucket_or_gcra')
+    WHERE NEW.rule = 'limit' AND NEW.burst IS NOT NULL AND NOT EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name)
+            AND algorithm IN ('token_bucket', 'gcra'));
+    SELECT raise(ABORT, 'CHECK constraint failed: max_requests_of_the_rule_is_at_most_10000_in_a_sliding_log')
+    WHERE NEW.rule = 'limit' AND NEW.max_requests > 10000 AND (
+        SELECT coalesce(sum(algorithm = 'sliding_log'), 0) > 0
+            OR (NEW.limit_name IS NULL AND coalesce(sum(enabled), 0) = 0 AND NEW.window_ms IS NOT NULL)
+        FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name));
+END;
+CREATE TRIGGER account_overrides_check_rule BEFORE UPDATE ON account_overrides
+    WHEN NEW.rule IN ('exempt', 'limit')
+BEGIN
+    SELECT raise(ABORT, 'CHECK constraint failed: limit_name_of_the_rule_is_a_limit_of_scope_account')
+    WHERE EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND name = NEW.limit_name AND scope <> 'account');
+    SELECT raise(ABORT, 'CHECK constraint failed: rule_exempt_needs_a_limit_of_scope_account')
+    WHERE NEW.rule = 'exempt' AND NOT EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name));
+    SELECT raise(ABORT, 'CHECK constraint failed: max_requests_of_the_rule_exceeds_the_reserve')
+    WHERE NEW.max_requests > 0 AND NEW.max_requests
+        * (100 - (SELECT reserve_percent FROM providers WHERE name = NEW.provider)) < 100;
+    SELECT raise(ABORT, 'CHECK constraint failed: window_ms_of_the_rule_fits_its_limits')
+    WHERE NEW.rule = 'limit' AND (SELECT count(*) = 0 AND NEW.window_ms IS NULL
+            OR coalesce(sum((algorithm = 'concurrency') <> (NEW.window_ms IS NULL)), 0) > 0
+        FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name));
+    SELECT raise(ABORT, 'CHECK constraint failed: window_ms_of_the_rule_is_long_enough_for_its_limits')
+    WHERE NEW.rule = 'limit' AND EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name)
+            AND ((offset_ms > 0 AND offset_ms >= NEW.window_ms)
+                OR (algorithm = 'sliding_window' AND NEW.window_ms < 1000)));
+    SELECT raise(ABORT, 'CHECK constraint failed: burst_of_the_rule_needs_a_token_bucket_or_gcra')
+    WHERE NEW.rule = 'limit' AND NEW.burst IS NOT NULL AND NOT EXISTS (SELECT 1 FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name)
+            AND algorithm IN ('token_bucket', 'gcra'));
+    SELECT raise(ABORT, 'CHECK constraint failed: max_requests_of_the_rule_is_at_most_10000_in_a_sliding_log')
+    WHERE NEW.rule = 'limit' AND NEW.max_requests > 10000 AND (
+        SELECT coalesce(sum(algorithm = 'sliding_log'), 0) > 0
+            OR (NEW.limit_name IS NULL AND coalesce(sum(enabled), 0) = 0 AND NEW.window_ms IS NOT NULL)
+        FROM provider_limits
+        WHERE provider = NEW.provider AND scope = 'account' AND (NEW.limit_name IS NULL OR name = NEW.limit_name));
+END;
+
+-- Each provider as the file says it that was applied last, without what that file leaves out. `provider apply` compares
+-- the next file with it, so that a change by hand is neither lost nor mistaken for an old file.
+CREATE TABLE provider_files (
+    provider TEXT NOT NULL PRIMARY KEY REFERENCES providers (name) ON DELETE CASCADE,
+    file TEXT NOT NULL CONSTRAINT file_is_an_object CHECK (json_valid(file) AND json_type(file) = 'object')
+) STRICT;
 
 CREATE TABLE settings_audit (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -314,6 +407,7 @@ END;
 -- For a shell that does not enforce foreign keys: otherwise, limits would come back with the next provider of that name.
 CREATE TRIGGER providers_delete_what_is_theirs AFTER DELETE ON providers
 BEGIN
+    DELETE FROM provider_files WHERE provider = OLD.name;
     DELETE FROM account_overrides WHERE provider = OLD.name;
     DELETE FROM provider_limits WHERE provider = OLD.name;
 END;
@@ -498,14 +592,23 @@ BEGIN
         json_object(
             'id', NEW.id, 'provider', NEW.provider, 'account', NEW.account, 'limit_name', NEW.limit_name,
             'rule', NEW.rule, 'max_requests', NEW.max_requests, 'window_ms', NEW.window_ms,
-            'burst', NEW.burst, 'weight', NEW.weight) AS new_row)
+            'burst', NEW.burst, 'weight', NEW.weight, 'until_at', NEW.until_at,
+            'then_row', json(NEW.then_row)) AS new_row)
     WHERE old_row IS NOT new_row;
 END;
 
 CREATE TRIGGER account_overrides_update AFTER UPDATE OF
-        id, provider, account, limit_name, rule, max_requests, window_ms, burst, weight
+        id, provider, account, limit_name, rule, max_requests, window_ms, burst, weight,
+        until_at, then_row
     ON account_overrides
 BEGIN
+    -- Any other change of the row ends the return of the former rule. The nested update does not fire this trigger again,
+    -- and the audit has the row as it is after it.
+    UPDATE account_overrides SET until_at = NULL, then_row = NULL
+    WHERE id = NEW.id AND OLD.until_at IS NOT NULL AND (NEW.until_at, NEW.then_row) IS (OLD.until_at, OLD.then_row)
+        AND (NEW.provider, NEW.account, NEW.limit_name, NEW.rule, NEW.max_requests, NEW.window_ms, NEW.burst, NEW.weight)
+            IS NOT (OLD.provider, OLD.account, OLD.limit_name, OLD.rule, OLD.max_requests, OLD.window_ms, OLD.burst,
+                OLD.weight);
     UPDATE settings_version SET version = version + 1;
     UPDATE providers SET version = (SELECT version FROM settings_version),
         updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
@@ -518,11 +621,14 @@ BEGIN
     FROM (SELECT json_object(
             'id', OLD.id, 'provider', OLD.provider, 'account', OLD.account, 'limit_name', OLD.limit_name,
             'rule', OLD.rule, 'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms,
-            'burst', OLD.burst, 'weight', OLD.weight) AS old_row,
+            'burst', OLD.burst, 'weight', OLD.weight, 'until_at', OLD.until_at,
+            'then_row', json(OLD.then_row)) AS old_row,
         json_object(
-            'id', NEW.id, 'provider', NEW.provider, 'account', NEW.account, 'limit_name', NEW.limit_name,
-            'rule', NEW.rule, 'max_requests', NEW.max_requests, 'window_ms', NEW.window_ms,
-            'burst', NEW.burst, 'weight', NEW.weight) AS new_row)
+            'id', id, 'provider', provider, 'account', account, 'limit_name', limit_name,
+            'rule', rule, 'max_requests', max_requests, 'window_ms', window_ms,
+            'burst', burst, 'weight', weight, 'until_at', until_at,
+            'then_row', json(then_row)) AS new_row
+        FROM account_overrides WHERE id = NEW.id)
     WHERE old_row IS NOT new_row;
 END;
 
@@ -539,7 +645,8 @@ BEGIN
     FROM (SELECT json_object(
             'id', OLD.id, 'provider', OLD.provider, 'account', OLD.account, 'limit_name', OLD.limit_name,
             'rule', OLD.rule, 'max_requests', OLD.max_requests, 'window_ms', OLD.window_ms,
-            'burst', OLD.burst, 'weight', OLD.weight) AS old_row,
+            'burst', OLD.burst, 'weight', OLD.weight, 'until_at', OLD.until_at,
+            'then_row', json(OLD.then_row)) AS old_row,
         NULL AS new_row)
     WHERE old_row IS NOT new_row;
 END;

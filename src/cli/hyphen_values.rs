@@ -121,6 +121,7 @@ mod tests {
         "rate",
         "retention",
         "round_trip",
+        "rule",
         "seed",
         "set",
         "start",
@@ -129,6 +130,7 @@ mod tests {
         "until",
         "url",
         "variant",
+        "weight",
     ];
 
     fn parsed(line: &[&str]) -> Result<Cli, clap::Error> {

@@ -19,6 +19,7 @@ use crate::limiter::Limiter;
 use crate::queue::{Queue, QueueError};
 use crate::worker::retry::Transient;
 
+pub mod accounts;
 pub mod batches;
 pub mod check;
 mod colour;
@@ -164,6 +165,8 @@ pub enum Command {
     Provider(provider::Args),
     /// Limits of the providers: list, set, peek, history.
     Limits(limits::Args),
+    /// Rules of single accounts: list, set (block, refuse, exempt, limit), unset.
+    Accounts(accounts::Args),
     /// Publish jobs, one from flags or many from a file.
     Enqueue(Box<enqueue::Args>),
     /// Show the state, the usage and the backlog of every provider.
@@ -384,6 +387,7 @@ async fn dispatch(command: &Command, cx: &mut CommandContext<'_>) -> Result<Exit
         Command::Check(args) => check::run(args, cx).await,
         Command::Provider(args) => provider::run(args, cx).await,
         Command::Limits(args) => limits::run(args, cx).await,
+        Command::Accounts(args) => accounts::run(args, cx).await,
         Command::Enqueue(args) => enqueue::run(args, cx).await,
         Command::Status(args) => status::run(args, cx).await,
         Command::Jobs(args) => jobs::run(args, cx).await,

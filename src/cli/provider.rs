@@ -1,36 +1,26 @@
 //! The `provider` command: lists, shows, pauses and resumes providers, and applies a provider file to the database.
 //!
-//! `apply` reads a file, validates it as a whole and compares it with the database. It rejects a file with an invalid
-//! row, and the error lists every problem of the file. It writes in one transaction.
+//! A file is read and validated as a whole. One with an invalid row is rejected, and the error lists every problem of the
+//! file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Subcommand;
 use serde::Serialize;
-use serde_json::json;
 
-use super::enqueue::declare_lanes;
-use super::input::{self, PROVIDER_FILE_BYTES_MAX};
-use super::jobs::actor;
-use super::row_risks::row_risks;
 use super::{CommandContext, CommandError, Console, Exit};
 use crate::app::{MissingDatabase, outbound_policy};
 use crate::config::Config;
-use crate::domain::format::count;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::fleet::pace::PaceOverview;
 use crate::ledger::database::Database;
-use crate::ledger::decision_input;
-use crate::ledger::provider_row::{
-    ParsedProviderFile, ProviderRow, RedactedRow, mark_unmentioned_pauses, read_provider_file,
-};
-use crate::ledger::settings::SettingsChange;
+use crate::ledger::provider_row::{ParsedProviderFile, ProviderRow, RedactedRow, mark_unmentioned, read_provider_file};
 use crate::ops::SettingsChangeError;
 use crate::ops::row_in_force::{UnusableRow, unusable_row, unusable_rows};
 use crate::ops::throttling::{ThrottlingHint, throttling_hint};
 use crate::provider::http::HttpProvider;
-use crate::worker::resend::provider_names;
 
+mod apply;
 mod pause;
 mod views;
 
@@ -48,8 +38,8 @@ impl Args {
     /// `apply` needs a database, and a dry run needs none.
     pub fn missing_database(&self) -> MissingDatabase {
         match self.action {
-            Action::Apply { dry_run: false, .. } => MissingDatabase::Create,
-            Action::Apply { dry_run: true, .. } => MissingDatabase::InMemory,
+            Action::Apply(apply::ApplyArgs { dry_run: false, .. }) => MissingDatabase::Create,
+            Action::Apply(apply::ApplyArgs { dry_run: true, .. }) => MissingDatabase::InMemory,
             _ => MissingDatabase::Fail,
         }
     }
@@ -57,20 +47,9 @@ impl Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Apply a provider file to the database, and print what changed. Providers that are not in the file stay.
-    Apply {
-        /// TOML with `[[provider]]` tables; `-` is stdin.
-        file: PathBuf,
-        /// Print what would change, and change nothing.
-        #[arg(long)]
-        dry_run: bool,
-        /// Why, for the audit.
-        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
-        because: Option<String>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    /// Apply a provider file to the database, and print what changed. Providers that are not in the file stay, and so do
+    /// changes by hand. If the file changes the same values, nothing is applied.
+    Apply(apply::ApplyArgs),
     /// List all providers.
     List {
         /// Print JSON.
@@ -120,30 +99,7 @@ struct ShownRow<'a> {
 /// 78 when the file is invalid; 1 when a backend fails or a provider does not exist.
 pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     match &args.action {
-        Action::Apply { file, dry_run, because, json } => {
-            let rows = checked_rows(&input::read_text(file, PROVIDER_FILE_BYTES_MAX).await?, file)?;
-            for warning in file_warnings(&rows, cx.config).await {
-                cx.console.message(&format!("warning: {warning}"))?;
-            }
-            let ledger = cx.ledger().await?;
-            let paused = unmentioned_pauses(&rows, &ledger).await?;
-            let changes = match dry_run {
-                true => ledger.apply_settings(&rows, true).await?,
-                false => ledger.apply_settings_as(&rows, &actor(because.as_deref())).await?,
-            };
-            print_changes(&changes, *dry_run, *json, cx.console)?;
-            for name in paused {
-                cx.console.message(&format!(
-                    "{name} stays paused, because the file does not set `paused`: `sluicegate provider resume {name}` resumes it"
-                ))?;
-            }
-            if !dry_run {
-                declare_all_lanes(cx, &ledger).await?;
-                let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-                return report_unusable(&ledger, |name| names.contains(&name), cx.console).await;
-            }
-            Ok(Exit::Success)
-        }
+        Action::Apply(args) => apply::run(args, cx).await,
         Action::List { json } => list(&cx.ledger().await?, *json, cx.console).await,
         Action::Show(which) => {
             let name = parse_name(&which.name)?;
@@ -158,53 +114,6 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
         Action::Pause(which) => pause::run(&cx.ledger().await?, which, true, cx.console).await,
         Action::Resume(which) => pause::run(&cx.ledger().await?, which, false, cx.console).await,
     }
-}
-
-fn print_changes(
-    changes: &[SettingsChange],
-    dry_run: bool,
-    json: bool,
-    console: &mut Console,
-) -> Result<(), CommandError> {
-    if json {
-        let changes: Vec<_> =
-            changes.iter().map(|change| json!({ "provider": change.provider, "what": change.description })).collect();
-        console.json(&json!({ "dry_run": dry_run, "changes": changes }))?;
-        return Ok(());
-    }
-    for change in changes {
-        console.line(&format!("{}: {}", change.provider, change.description))?;
-    }
-    match (changes.len(), dry_run) {
-        (0, _) => console.message("nothing to change")?,
-        (_, true) => console.message("dry run: nothing was applied")?,
-        (_, false) => console.message("applied; workers follow within 2 s")?,
-    }
-    Ok(())
-}
-
-/// Lanes must exist before a producer publishes to them, even while no worker runs.
-async fn declare_all_lanes(cx: &CommandContext<'_>, ledger: &Database) -> Result<(), CommandError> {
-    let names = provider_names(ledger).await?;
-    let declared = async {
-        let queue = cx.queue().await?;
-        Ok::<_, CommandError>(declare_lanes(queue.as_ref(), &names, &names).await?)
-    };
-    let undeclared = declared.await.map_err(|error| {
-        CommandError::Failed(format!(
-            "the rows are applied, but the queues could not be declared: {error}. Fix that and run this again, or start a worker"
-        ))
-    })?;
-    if undeclared.is_empty() {
-        return Ok(());
-    }
-    let problems: Vec<String> = undeclared.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-    let others = names.len() - undeclared.len();
-    Err(CommandError::Failed(format!(
-        "the rows are applied and the queues of {} declared, but not those of {}; fix that and run this again",
-        count(others as u64, "provider"),
-        problems.join("; ")
-    )))
 }
 
 async fn show(
@@ -332,7 +241,7 @@ pub fn parse_rows(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
         }
         return Err(problems);
     }
-    mark_unmentioned_pauses(text, &mut rows);
+    mark_unmentioned(text, &mut rows);
     Ok(rows)
 }
 
@@ -367,37 +276,6 @@ pub fn checked_rows(text: &str, file: &Path) -> Result<Vec<ProviderRow>, Command
         problems.push("has no provider: write [[provider]] tables".to_owned());
     }
     if problems.is_empty() { Ok(rows) } else { Err(invalid_file(file, &problems)) }
-}
-
-/// Paused providers for which the file does not set `paused`.
-async fn unmentioned_pauses(rows: &[ProviderRow], ledger: &Database) -> Result<Vec<ProviderName>, CommandError> {
-    let mut paused = Vec::new();
-    for row in rows.iter().filter(|row| row.pause_unmentioned) {
-        let name = parse_name(&row.name)?;
-        if ledger.readable_rows(Some(&name)).await?.iter().any(|there| there.paused) {
-            paused.push(name);
-        }
-    }
-    Ok(paused)
-}
-
-/// Warnings that may not apply where the workers run (the outbound policy, and unreadable secrets), and the risks of the
-/// rows.
-async fn file_warnings(rows: &[ProviderRow], config: &Config) -> Vec<String> {
-    let mut warnings = Vec::new();
-    for row in rows {
-        let Some(provider) = row.validate(0).ok().filter(|provider| provider.enabled) else { continue };
-        let unreachable = check_callable(&provider, config).err();
-        let unreachable =
-            unreachable.map(|problem| format!("{problem}; a worker with this configuration has no lane for it"));
-        let unreadable = unreadable_secrets(&provider, config).await.into_iter();
-        let unreadable =
-            unreadable.map(|secret| format!("not readable here: {secret}; the workers must be able to read it"));
-        let risks = row_risks(&provider).into_iter().map(|risk| format!("{}. {}", risk.what, risk.fix));
-        let all = unreachable.into_iter().chain(unreadable).chain(risks);
-        warnings.extend(all.map(|warning| format!("provider `{}`: {warning}", row.name)));
-    }
-    warnings
 }
 
 fn invalid_file(file: &Path, problems: &[String]) -> CommandError {

@@ -14,12 +14,14 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::operator::DatabaseTime;
-use super::provider_row::{LimitReturn, LimitRow, format_rate};
+use super::provider_row::{AccountReturn, AccountRow, LimitReturn, LimitRow, format_rate};
 use crate::domain::limit::Rate;
 use crate::domain::printable::{describe_url_change, redact_url};
 use crate::domain::provider::{Provider, ProviderName};
 
-pub use super::sql::limit_returns::{LimitWrite, PlannedReturn};
+pub use super::sql::account_rules::RuleWrite;
+pub use super::sql::apply_file::{AppliedFile, ApplyMode, FileApplyError, HandChangeBy};
+pub use super::sql::limit_returns::{LimitWrite, PlannedReturn, ReturningRow};
 pub use super::sql::session::SettingsHints;
 
 /// A provider whose rows are invalid.
@@ -104,8 +106,8 @@ impl fmt::Display for RawRate {
 const REDACTED_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];
 /// Shown without the values of its parameters.
 const URL: &str = "url";
-/// The return of a limit, described as a whole.
-const RETURN_COLUMNS: [&str; 3] = ["until_at", "then_max_requests", "then_window_ms"];
+/// The return of a limit or a rule, described as a whole.
+const RETURN_COLUMNS: [&str; 4] = ["until_at", "then_max_requests", "then_window_ms", "then_row"];
 /// SQLite stores them as 0 and 1.
 const BOOLEANS: [&str; 5] = ["enabled", "paused", "shadow", "only_row", "reuse_connections"];
 
@@ -159,6 +161,24 @@ pub struct AuditRow {
     pub new_row: Option<Map<String, Value>>,
 }
 
+impl AuditRow {
+    /// Whether the change is the return or the end that its row had planned, and not a change by hand.
+    pub fn is_planned_return(&self) -> bool {
+        let until = |row: Option<&Map<String, Value>>| row.and_then(planned_end);
+        until(self.new_row.as_ref()).is_none() && until(self.old_row.as_ref()).is_some_and(|until| self.at >= until)
+    }
+
+    /// Whether the change is one of these columns, or of any column if there are none.
+    pub fn changes_any(&self, columns: &[String]) -> bool {
+        let rows = [&self.old_row, &self.new_row];
+        let differs = |column: &String| {
+            let [old, new] = rows.map(|row| row.as_ref().and_then(|row| row.get(column)));
+            old != new
+        };
+        columns.is_empty() || columns.iter().any(differs)
+    }
+}
+
 impl From<AuditRow> for AuditedChange {
     fn from(written: AuditRow) -> Self {
         let AuditRow { at, who, os_user, program, because, table_name: table, row_key: key, .. } = written;
@@ -209,7 +229,11 @@ fn describe_change(
     match (old, new) {
         (None, Some(new)) if table != "providers" => with_row(&format!("added, {}", describe_added(new))),
         (None, _) => with_row("created"),
-        (Some(_), None) => with_row(if table == "providers" { "deleted" } else { "removed" }),
+        (Some(old), None) => with_row(&match planned_end(old).filter(|until| at >= *until) {
+            Some(until) => format!("ended as planned for {until}"),
+            None if table == "providers" => "deleted".to_owned(),
+            None => "removed".to_owned(),
+        }),
         (Some(old), Some(new)) => {
             let columns: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
             let changes: Vec<String> = columns
@@ -223,33 +247,78 @@ fn describe_change(
     }
 }
 
-/// What a change says about the return of a limit; `None`: nothing.
+/// What a change says about the return of a limit or an account's rule; `None`: nothing.
 fn describe_return(old: &Map<String, Value>, new: &Map<String, Value>, at: DatabaseTime) -> Option<String> {
+    let columns = |row: &Map<String, Value>| RETURN_COLUMNS.map(|column| row.get(column).cloned());
+    if columns(old) == columns(new) {
+        return None;
+    }
     match (planned_return(old), planned_return(new)) {
-        (before, after) if before == after => None,
         (_, Some(after)) => Some(after.to_string()),
-        (Some(before), None) if at >= before.until => Some(format!("went back as planned for {}", before.until)),
-        (Some(before), None) => Some(format!("no longer goes back to {} at {}", before.describe_rate(), before.until)),
+        (Some(before), None) if at >= before.until() => Some(format!("went back as planned for {}", before.until())),
+        (Some(before), None) => Some(before.describe_end()),
         (None, None) => None,
     }
 }
 
-/// The return in an audited row. PostgreSQL writes its instant as text, SQLite in milliseconds.
-fn planned_return(row: &Map<String, Value>) -> Option<LimitReturn> {
-    let until = match row.get("until_at")? {
+/// The return in an audited row.
+enum AuditedReturn {
+    Limit(LimitReturn),
+    Account(AccountReturn),
+}
+
+impl AuditedReturn {
+    fn until(&self) -> DatabaseTime {
+        match self {
+            Self::Limit(returns) => returns.until,
+            Self::Account(returns) => returns.until,
+        }
+    }
+
+    /// What a change says that ends it.
+    fn describe_end(&self) -> String {
+        let until = self.until();
+        match self {
+            Self::Limit(returns) => format!("no longer goes back to {} at {until}", returns.describe_rate()),
+            Self::Account(returns) => format!("no longer becomes {} at {until}", returns.describe_then()),
+        }
+    }
+}
+
+impl fmt::Display for AuditedReturn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limit(returns) => returns.fmt(f),
+            Self::Account(returns) => returns.fmt(f),
+        }
+    }
+}
+
+/// The end in an audited row. PostgreSQL writes its instant as text, SQLite in milliseconds.
+fn planned_end(row: &Map<String, Value>) -> Option<DatabaseTime> {
+    Some(DatabaseTime(match row.get("until_at")? {
         Value::String(text) => text.parse::<Timestamp>().ok()?.as_millisecond(),
         number => number.as_i64()?,
-    };
+    }))
+}
+
+fn planned_return(row: &Map<String, Value>) -> Option<AuditedReturn> {
+    let until = planned_end(row)?;
+    if let Some(then) = row.get("then_row") {
+        let then = serde_json::from_value::<Option<AccountRow>>(then.clone()).ok()?.map(Box::new);
+        return Some(AuditedReturn::Account(AccountReturn { until, then }));
+    }
     let max_requests = row.get("then_max_requests")?.as_i64()?;
     let window_ms = row.get("then_window_ms").and_then(Value::as_i64);
-    Some(LimitReturn { until: DatabaseTime(until), max_requests, window_ms })
+    Some(AuditedReturn::Limit(LimitReturn { until, max_requests, window_ms }))
 }
 
 /// Rate or rule of a new limit or account row, and its weight.
 fn describe_added(row: &Map<String, Value>) -> String {
     let rule = row.get("rule").filter(|rule| !rule.is_null()).map(|rule| format_value("rule", Some(rule)));
     let weight = row.get("weight").filter(|weight| **weight != 1).map(|weight| format!("weight {weight}"));
-    let parts: Vec<String> = [describe_rate(row).or(rule), weight].into_iter().flatten().collect();
+    let until = planned_return(row).map(|returns| returns.to_string());
+    let parts: Vec<String> = [describe_rate(row).or(rule), weight, until].into_iter().flatten().collect();
     if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 

@@ -1,7 +1,7 @@
 //! Changes by an operator while workers run: a decision about a payment, and a provider's pause.
 //!
-//! Commands and API share this code. [`super::limit_change`] changes a limit. A change that would make the row invalid
-//! is rejected before anything is written. Limits are added and removed by the provider file only.
+//! Commands and API share this code. [`super::limit_change`] changes a limit, [`super::account_rules`] an account's rule.
+//! A change that would make the row invalid is rejected before anything is written. Limits are added and removed by the provider file only.
 
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -14,8 +14,8 @@ use crate::ledger::database::Database;
 use crate::ledger::decision_input::{self, ChargeError};
 use crate::ledger::operator::{Actor, Charge, JobResolution};
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::RawRate;
-use crate::ops::row_in_force::UnusableRow;
+use crate::ledger::settings::{InvalidRow, RawRate};
+use crate::ops::row_in_force::{UnusableRow, unusable_row};
 use crate::queue::message::CardNumbers;
 use crate::worker::resend::{ResendError, Resender};
 
@@ -93,12 +93,53 @@ pub enum SettingsChangeError {
     #[error("{}", .0.join("; "))]
     InvalidRow(Vec<String>),
     /// The row would stay invalid, and the change would not be in force.
-    #[error("nothing was changed: {0}. Fix all of it at once: `sluicegate provider apply FILE`")]
+    #[error("nothing was changed: {0}. Fix all of it at once: `sluicegate provider apply --reset FILE`")]
     Unusable(UnusableRow),
     #[error("limit `{limit}` would go back to the same rate, {rate}: leave the end out")]
     NothingToReturn { limit: String, rate: RawRate },
+    #[error("account `{account}` would go back to the same rule, {rule}: leave the end out")]
+    SameRuleAfterwards { account: String, rule: String },
+    #[error("{subject} has no rule at provider `{provider}`: `sluicegate accounts list {provider}` shows all rules")]
+    NoRule { provider: String, subject: String },
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+}
+
+/// How often a change restarts because settings changed meanwhile.
+pub(super) const TRIES_MAX: u32 = 10;
+
+/// The error after the last try.
+pub(super) fn too_fast() -> SettingsChangeError {
+    LedgerError::Unavailable("settings change faster than a row can be changed".to_owned()).into()
+}
+
+/// The row of a provider, with the settings version at which it was read.
+pub(super) async fn row_to_change(
+    ledger: &Database,
+    provider: &ProviderName,
+) -> Result<(i64, ProviderRow), SettingsChangeError> {
+    let found = match ledger.readable_row_at(provider).await {
+        Err(error) => match unusable_row(ledger, provider).await? {
+            Some(row) => return Err(SettingsChangeError::Unusable(row)),
+            None => return Err(error.into()),
+        },
+        Ok(found) => found,
+    };
+    found.ok_or_else(|| SettingsChangeError::NoProvider(provider.to_string()))
+}
+
+/// Rejects a row that no worker could use.
+pub(super) async fn check_changed_row(
+    ledger: &Database,
+    provider: &ProviderName,
+    row: &ProviderRow,
+) -> Result<(), SettingsChangeError> {
+    let Err(InvalidRow { problems, .. }) = row.validate(0) else { return Ok(()) };
+    // What is in force is in doubt only if the row was invalid before.
+    Err(match unusable_row(ledger, provider).await? {
+        Some(row) => SettingsChangeError::Unusable(UnusableRow { problems, ..row }),
+        None => SettingsChangeError::InvalidRow(problems),
+    })
 }
 
 /// Pauses or resumes a provider; returns whether that changed anything. A resume always does: it also lifts waits that
@@ -127,8 +168,4 @@ pub async fn set_paused(
 pub(super) fn no_limit_error(row: &ProviderRow, limit: &str) -> SettingsChangeError {
     let names = row.limits.iter().map(|limit| limit.name.clone()).collect();
     SettingsChangeError::NoLimit { provider: row.name.clone(), limit: limit.to_owned(), names }
-}
-
-pub(super) fn row_problems(row: &ProviderRow) -> Vec<String> {
-    row.validate(0).err().map(|bad| bad.problems).unwrap_or_default()
 }

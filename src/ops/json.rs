@@ -143,11 +143,12 @@ impl From<RejectedError> for ApiError {
 impl From<SettingsChangeError> for ApiError {
     fn from(error: SettingsChangeError) -> Self {
         match error {
-            SettingsChangeError::NoProvider(_) | SettingsChangeError::NoLimit { .. } => {
-                Self::not_found(error.to_string())
-            }
+            SettingsChangeError::NoProvider(_)
+            | SettingsChangeError::NoLimit { .. }
+            | SettingsChangeError::NoRule { .. } => Self::not_found(error.to_string()),
             SettingsChangeError::InvalidRow(_)
             | SettingsChangeError::Unusable(_)
+            | SettingsChangeError::SameRuleAfterwards { .. }
             | SettingsChangeError::NothingToReturn { .. } => Self::conflict(error.to_string()),
             SettingsChangeError::Ledger(error) => error.into(),
         }

@@ -6,8 +6,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::change::{SettingsChangeError, no_limit_error, row_problems};
-use super::row_in_force::{UnusableRow, unusable_row};
+use super::change::{SettingsChangeError, TRIES_MAX, check_changed_row, no_limit_error, row_to_change, too_fast};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
@@ -15,17 +14,11 @@ use crate::fleet::OverviewInput;
 use crate::fleet::cutoff::{CutoffOverview, cutoff};
 use crate::fleet::estimate::clear_time;
 use crate::fleet::pace::{ClearTimeOverview, MissingSource, reopens_at};
-use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, DatabaseTime};
 use crate::ledger::provider_row::{LimitReturn, LimitRow, ProviderRow};
 use crate::ledger::settings::{LimitWrite, RawRate};
 use crate::ops::until::Until;
-
-/// How often a change restarts because settings changed meanwhile.
-const TRIES_MAX: u32 = 10;
-/// Zone of a time of day without one, for a provider without a cut-off.
-const DEFAULT_ZONE: &str = "UTC";
 
 /// The wanted rate of a limit.
 #[derive(Clone, Debug)]
@@ -57,9 +50,7 @@ impl RateChange {
         let rate_before = RawRate::from(before);
         let invalid = |problem: String| SettingsChangeError::InvalidRow(vec![problem]);
         let rate_after = wanted.rate.map_or_else(|| rate_before.validate(), Ok).map_err(invalid)?;
-        let zone =
-            row.cutoff.as_deref().and_then(|cutoff| cutoff.split_once(' ')).map_or(DEFAULT_ZONE, |(_, zone)| zone);
-        let until = wanted.until.instant(now, zone).map_err(|problem| invalid(problem.to_string()))?;
+        let until = wanted.until.instant_for(now, &row).map_err(|problem| invalid(problem.to_string()))?;
         let lasting = lasting_rate(before);
         if until.is_some() && lasting == rate_after.into() {
             return Err(SettingsChangeError::NothingToReturn { limit: wanted.limit.to_owned(), rate: lasting });
@@ -104,23 +95,9 @@ pub async fn set_limit(
     let WantedLimit { provider, limit, .. } = *wanted;
     let now = ledger.clock().await?;
     for _ in 0..TRIES_MAX {
-        let found = match ledger.readable_row_at(provider).await {
-            Err(error) => match unusable_row(ledger, provider).await? {
-                Some(row) => return Err(SettingsChangeError::Unusable(row)),
-                None => return Err(error.into()),
-            },
-            Ok(found) => found,
-        };
-        let (version, row) = found.ok_or_else(|| SettingsChangeError::NoProvider(provider.to_string()))?;
+        let (version, row) = row_to_change(ledger, provider).await?;
         let change = RateChange::new(row, wanted, now)?;
-        let problems = row_problems(&change.row_after);
-        if !problems.is_empty() {
-            // What is in force is in doubt only if the row was invalid before.
-            return Err(match unusable_row(ledger, provider).await? {
-                Some(row) => SettingsChangeError::Unusable(UnusableRow { problems, ..row }),
-                None => SettingsChangeError::InvalidRow(problems),
-            });
-        }
+        check_changed_row(ledger, provider, &change.row_after).await?;
         if dry_run || !change.is_change() {
             return Ok(change);
         }
@@ -129,7 +106,7 @@ pub async fn set_limit(
             return Ok(change);
         }
     }
-    Err(LedgerError::Unavailable("settings change faster than a limit can be changed".to_owned()).into())
+    Err(too_fast())
 }
 
 /// The clear time of the backlog before and after the change.

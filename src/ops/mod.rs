@@ -27,6 +27,7 @@ use crate::ledger::database::Database;
 use crate::limiter::Limiter;
 use crate::worker::supervisor::WorkerStatus;
 
+pub mod account_rules;
 pub mod api;
 pub mod batch;
 pub mod change;

@@ -23,7 +23,7 @@ const fn change(path: &'static str, role: Role) -> ChangeRoute {
 }
 
 /// Every POST of the API.
-pub const CHANGES: [ChangeRoute; 14] = [
+pub const CHANGES: [ChangeRoute; 16] = [
     change("/api/v1/jobs/{id}/resolve", Role::Operator),
     change("/api/v1/jobs/{id}/cancel", Role::Operator),
     // Changes nothing, and costs as much as a batch.
@@ -38,6 +38,8 @@ pub const CHANGES: [ChangeRoute; 14] = [
     change("/api/v1/resume-all", Role::Operator),
     change("/api/v1/providers/{name}/pause", Role::Operator),
     change("/api/v1/providers/{name}/resume", Role::Operator),
+    change("/api/v1/providers/{name}/accounts/{account}", Role::Operator),
+    change("/api/v1/providers/{name}/accounts/{account}/unset", Role::Operator),
     change("/api/v1/providers/{name}/limits/{limit}", Role::Admin),
 ];
 

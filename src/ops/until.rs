@@ -1,4 +1,4 @@
-//! The end of a limit's temporary rate, as an operator writes it: a time of day, an instant, or `none`.
+//! The end of a limit's temporary rate or of an account's rule, as an operator writes it: a time of day, an instant, or `none`.
 //!
 //! A time of day is read as a provider's cut-off: the next instant at which the clock of its zone shows it. Without a
 //! zone it has the zone of the provider's cut-off, or else UTC.
@@ -9,7 +9,10 @@ use jiff::Timestamp;
 
 use crate::domain::cutoff::Cutoff;
 use crate::domain::time::EpochMs;
+use crate::ledger::provider_row::ProviderRow;
 
+/// Zone of a time of day without one, for a provider without a cut-off.
+const DEFAULT_ZONE: &str = "UTC";
 /// The longest time for which a limit can be changed.
 const LONGEST_MS: i64 = 366 * 86_400_000;
 
@@ -32,7 +35,7 @@ pub enum InvalidUntil {
     NoTimeOfDay(String),
     #[error("{0} is not in the future")]
     Past(Timestamp),
-    #[error("{0} is more than 366 days ahead: change the limit without an end")]
+    #[error("{0} is more than 366 days ahead: leave the end out")]
     TooFar(Timestamp),
 }
 
@@ -56,6 +59,15 @@ impl FromStr for Until {
 }
 
 impl Until {
+    /// The instant of the end; a time of day without a zone has the zone of the row's cut-off.
+    ///
+    /// # Errors
+    /// As [`Self::instant`].
+    pub fn instant_for(&self, now: EpochMs, row: &ProviderRow) -> Result<Option<EpochMs>, InvalidUntil> {
+        let of_cutoff = row.cutoff.as_deref().and_then(|cutoff| cutoff.split_once(' '));
+        self.instant(now, of_cutoff.map_or(DEFAULT_ZONE, |(_, zone)| zone))
+    }
+
     /// The instant of the end; `None`: there is no end. `zone`: the zone of a time of day without one.
     ///
     /// # Errors

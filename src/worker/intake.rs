@@ -329,7 +329,7 @@ async fn publish_invalid(lane: &LaneContext, outgoing: &OutgoingMessage) -> Resu
     let worker = &lane.worker;
     let published =
         retry_while_unavailable("publish an invalid message", &lane.stop, || publish(worker, &lane.name, outgoing));
-    unless_abandoned(worker, published).await.map_err(|error| format!("{error:?}"))
+    unless_abandoned(worker, published).await.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The return of limits that an operator has changed for a time, at the instant that their rows name.
+//! The return of limits and account rules that an operator has changed for a time, at the instant that their rows name.
 //!
-//! Each worker asks the database when the next limit goes back, and sleeps until then. It asks again after each change of
+//! Each worker asks the database when the next one goes back, and sleeps until then. It asks again after each change of
 //! the settings, and each minute, because clocks can step. Before the first settings are loaded, it applies what came
 //! due while no worker ran, so that no request uses a rate that is over. The database lets one worker apply a return.
 
@@ -27,13 +27,13 @@ const RETRY_FAILED: Duration = Duration::from_secs(10);
 /// What one look did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// Limits that this worker set back.
+    /// Limits and rules that this worker set back.
     pub returned: u32,
     /// Time until the next return; `None`: none is planned.
     pub next: Option<Duration>,
 }
 
-/// Sets back every limit whose time has come.
+/// Sets back every limit and every account's rule whose time has come.
 ///
 /// # Errors
 /// When the returns cannot be read. A return that fails is logged, and holds up no other.
@@ -45,22 +45,22 @@ pub async fn apply_due(ledger: &Database, worker: &str) -> Result<Look, LedgerEr
             look.next = Some(look.next.map_or(left, |next| next.min(left)));
             continue;
         }
-        let PlannedReturn { provider, limit, at, .. } = &planned;
+        let PlannedReturn { provider, row, at, .. } = &planned;
         let by = Actor {
             os_user: format!("worker {worker}"),
             program: None,
-            reason: Some(format!("the limit was set until {at}")),
+            reason: Some(format!("it was set until {at}")),
         };
-        match ledger.return_limit(&planned, &by).await {
+        match ledger.return_row(&planned, &by).await {
             Ok(true) => {
                 look.returned += 1;
-                tracing::info!(provider, limit, until = %at, "limit went back to its former rate");
+                tracing::info!(provider, %row, until = %at, "limit or account rule went back as planned");
             }
             // Another worker did it, or a change ended the return: the next look knows.
             Ok(false) => look.next = Some(RETRY),
             Err(error) => {
                 look.next = Some(RETRY_FAILED);
-                tracing::error!(provider, limit, until = %at, %error, "limit did not go back, retrying");
+                tracing::error!(provider, %row, until = %at, %error, "limit or account rule did not go back, retrying");
             }
         }
     }
@@ -89,7 +89,7 @@ pub async fn run(
             }
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "planned returns of limits cannot be read, retrying");
+                    tracing::warn!(%error, "planned returns cannot be read, retrying");
                 }
                 Some(RETRY)
             }

@@ -177,3 +177,50 @@ async fn concurrency_limits_are_applied_and_shown() {
 fn slots_of(name: &str) -> String {
     format!("[[provider.limit]]\nname = \"{name}\"\nalgorithm = \"concurrency\"\nmax_requests = 5\n")
 }
+
+/// Each message names the change, its author and the reason. With `--reset` the file wins.
+#[tokio::test]
+async fn changes_by_hand_stay_or_stop_the_file() {
+    let desk = Desk::open().await;
+    let apply = async |lines: &str, flags: &[&str]| {
+        desk.run(&[&["provider", "apply", &acme(&desk, lines)], flags].concat()).await
+    };
+    assert_eq!(exit(&apply("workers = 8", &[]).await), Exit::Success);
+    for line in [
+        &["accounts", "set", "acme", "shop-7", "blocked", "--because", "fraud, ticket 12"][..],
+        &["limits", "set", "acme", "per-second", "50/1s", "--because", "they asked"],
+    ] {
+        let ran = desk.run(line).await;
+        assert_eq!(exit(&ran), Exit::Success, "{line:?}: {}", ran.err);
+    }
+    let kept = apply("workers = 9\naccounts = []", &[]).await;
+    assert_eq!((exit(&kept), kept.out.as_str()), (Exit::Success, "acme: changed workers 8 → 9\n"), "{}", kept.err);
+    for words in [
+        "acme: account shop-7 stays blocked, changed by ",
+        " (fraud, ticket 12); the file says none",
+        "acme: rate of limit per-second stays 50/1s, changed by ",
+        " (they asked); the file says 100/1s",
+    ] {
+        assert!(kept.err.contains(words), "{words}: {}", kept.err);
+    }
+    let refuse = "workers = 10\n[[provider.account]]\naccount = \"shop-7\"\nrule = \"refuse\"\n";
+    let dry = apply(refuse, &["--dry-run"]).await.failure();
+    let (error, code) = apply(refuse, &[]).await.failure();
+    assert_eq!((code, &dry.0.split_once(':').unwrap().1), (Exit::Failed, &error.split_once(':').unwrap().1));
+    for words in [
+        "nothing was applied",
+        "--reset",
+        "acme: account shop-7 is blocked, changed by ",
+        "(fraud, ticket 12); the file says refuse",
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    assert_eq!(desk.run(&["provider", "show", "acme", "--json"]).await.json()["workers"], 9);
+    let again = apply("workers = 9\naccounts = []", &["--json"]).await.json();
+    let account = again["kept"].as_array().unwrap().iter().find(|kept| kept["what"] == "account shop-7").unwrap();
+    assert_eq!((&account["by_hand"], &account["because"]), (&"blocked".into(), &"fraud, ticket 12".into()));
+    assert_eq!(exit(&apply(refuse, &["--reset"]).await), Exit::Success);
+    let rules = desk.run(&["accounts", "list", "acme", "--json"]).await.json();
+    assert_eq!((&rules[0]["rule"], rules.as_array().unwrap().len()), (&"refuse".into(), 1));
+    assert!(!apply(refuse, &[]).await.err.contains(" stays "));
+}

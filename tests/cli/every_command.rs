@@ -30,11 +30,13 @@ const NO_DATA: [&str; 5] = ["run", "init", "fake-provider", "completions", "man"
 const BATCH: &str = "01937f2c5b0e7c3a9d4e5f60718293a4";
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 47] = [
+pub const WALK: [(&[&str], Exit); 55] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
-    (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
-    (&["provider", "apply", "FILE", "--because", "new"], Exit::Success),
+    // The row was made by SQL, and the file has another address.
+    (&["provider", "apply", "FILE"], Exit::Failed),
+    (&["provider", "apply", "FILE", "--reset", "--dry-run"], Exit::Success),
+    (&["provider", "apply", "FILE", "--reset", "--because", "new"], Exit::Success),
     (&["provider", "apply", "/nowhere"], Exit::BadConfiguration),
     (&["provider", "list"], Exit::Success),
     (&["provider", "show", "acme"], Exit::Success),
@@ -53,6 +55,13 @@ pub const WALK: [(&[&str], Exit); 47] = [
     (&["limits", "history", "acme"], Exit::Success),
     (&["limits", "history"], Exit::Success),
     (&["limits", "history", "nobody"], Exit::Failed),
+    (&["accounts", "set", "acme", "shop-7", "blocked", "--because", "fraud, ticket 12"], Exit::Success),
+    (&["accounts", "set", "acme", "shop-7", "5/1s", "--until", "06:00", "--because", "they flood us"], Exit::Success),
+    (&["accounts", "set", "acme", "shop-7", "exempt", "--because", "they asked"], Exit::Failed),
+    (&["accounts", "list", "acme"], Exit::Success),
+    (&["accounts", "list", "nobody"], Exit::Failed),
+    (&["accounts", "unset", "acme", "shop-7", "--because", "cleared"], Exit::Success),
+    (&["accounts", "unset", "acme", "shop-7", "--because", "cleared"], Exit::Failed),
     // The embedded limiter exists only in the running process, and `ops.listen` is `none` here.
     (&["limits", "peek", "acme"], Exit::BadConfiguration),
     (&["enqueue", "--provider", "acme", "--amount", "1299", "--currency", "EUR", "--id", "new"], Exit::Success),
@@ -151,7 +160,7 @@ async fn every_command_fits_the_terminal() {
         let ran = desk.run_in(TableShape::Terminal { width: Some(WIDTH) }, &args).await;
         assert_eq!(exit(&ran), exact, "{line:?}: {}{}{:?}", ran.out, ran.err, ran.result);
         // A row in the format of `apply`, and one sentence per change, are not tables: the terminal wraps them.
-        let is_no_table = matches!(leaf(line).as_str(), "provider show" | "provider apply");
+        let is_no_table = matches!(leaf(line).as_str(), "provider show" | "provider apply" | "accounts set");
         // The sentence above the table of checks is not a table either.
         let sentences = usize::from(leaf(line) == "jobs explain");
         let too_wide = ran.out.lines().skip(sentences).find(|text| text.chars().count() > usize::from(WIDTH));
@@ -186,7 +195,7 @@ async fn every_data_command_has_json_output() {
 #[tokio::test]
 async fn piped_tables_are_not_truncated() {
     let (desk, file) = desk().await;
-    desk.run(&["provider", "apply", &file]).await;
+    desk.run(&["provider", "apply", "--reset", &file]).await;
     let list = desk.run(&["provider", "list"]).await.out;
     assert_eq!(list.lines().count(), 3, "{list}");
     assert!(list.contains("https://pay.example.com/a/long/path/to/charges/of/this/provider"), "{list}");
@@ -196,7 +205,7 @@ async fn piped_tables_are_not_truncated() {
 #[tokio::test]
 async fn table_width_follows_the_terminal() {
     let (desk, file) = desk().await;
-    desk.run(&["provider", "apply", &file]).await;
+    desk.run(&["provider", "apply", "--reset", &file]).await;
     let program = env!("CARGO_BIN_EXE_sluicegate");
     let database = format!("sqlite://{}/ledger.db", desk.dir.path().display());
     for width in [50, 110] {

@@ -52,7 +52,7 @@ async fn walked(text: &str) -> Vec<Shown> {
     let row = std::fs::read_to_string(&file).unwrap();
     let signed = |value: &str| row.replace("/of/this/provider", &format!("/of/this/provider?sig={value}"));
     std::fs::write(&file, signed(SIGNATURE)).unwrap();
-    desk.run(&["provider", "apply", &file]).await.result.unwrap();
+    desk.run(&["provider", "apply", "--reset", &file]).await.result.unwrap();
     std::fs::write(&file, signed(&format!("{SIGNATURE}-2"))).unwrap();
     let mut shown = Vec::new();
     for line in WALK.iter().map(|(line, _)| *line).chain(MORE) {

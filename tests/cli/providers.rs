@@ -22,7 +22,7 @@ async fn apply_prints_what_changed_and_declares_the_lanes() {
     assert_eq!(declared, ["acme", "old", "other"]);
 
     let again = engine.run(&["provider", "apply", &file, "--json"]).await;
-    assert_eq!(again.json(), serde_json::json!({ "dry_run": false, "changes": [] }));
+    assert_eq!(again.json(), serde_json::json!({ "dry_run": false, "changes": [], "kept": [] }));
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ mod few_connections;
 mod first_attempt;
 mod fleet;
 mod full_disk;
+mod hand_changes;
 mod history;
 mod immutability;
 mod leader_row;

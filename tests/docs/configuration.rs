@@ -11,7 +11,7 @@ use crate::page::{Page, plain};
 const PAGE: &str = "docs/configuration.md";
 const FIRST_CELLS: usize = 5;
 /// Columns without a constraint on their values: the database writes them, or they refer to another table.
-const WITHOUT_RULE: [(&str, &str); 8] = [
+const WITHOUT_RULE: [(&str, &str); 9] = [
     ("providers", "resumed_at"),
     ("providers", "version"),
     ("providers", "updated_at"),
@@ -19,6 +19,7 @@ const WITHOUT_RULE: [(&str, &str); 8] = [
     ("provider_limits", "until_at"),
     ("account_overrides", "provider"),
     ("account_overrides", "id"),
+    ("account_overrides", "until_at"),
     ("providers", "kind"),
 ];
 

@@ -39,7 +39,7 @@ const INVALID_MESSAGES: usize = 4;
 
 /// Commands that change nothing of a deployment, or run as another role.
 const READS: &str = "man, run, demo, init, check, migrate, provider list, provider show, provider flows, limits list, limits peek, \
-    limits history, status, jobs show, jobs explain, jobs list, dlq list, dlq show, rejected list, \
+    limits history, accounts list, status, jobs show, jobs explain, jobs list, dlq list, dlq show, rejected list, \
     rejected show, batches list, batches show, fake-provider, simulate, completions";
 
 /// A statement, and the result that proves the change.
@@ -101,13 +101,25 @@ impl Named {
 type Request = (&'static str, String, Value, Proof);
 
 fn request(route: &'static str, id: &str, body: Value, proof: Proof) -> Request {
-    (route, route.replace("{id}", id).replace("{name}", PROVIDER).replace("{limit}", "all"), body, proof)
+    (
+        route,
+        route.replace("{id}", id).replace("{name}", PROVIDER).replace("{limit}", "all").replace("{account}", "acct_9"),
+        body,
+        proof,
+    )
+}
+
+fn rule_of(account: &str, rule: &'static str) -> Proof {
+    let rules = format!("FROM account_overrides WHERE provider = '{PROVIDER}' AND account = '{account}'");
+    Proof(format!("SELECT coalesce((SELECT rule {rules}), 'none')"), rule)
 }
 
 fn requests_about_settings() -> Vec<Request> {
     let why = || json!({ "because": "ticket 4711" });
     let [pause, resume] = ["/api/v1/providers/{name}/pause", "/api/v1/providers/{name}/resume"];
     let limit = "/api/v1/providers/{name}/limits/{limit}";
+    let account = "/api/v1/providers/{name}/accounts/{account}";
+    let unset = "/api/v1/providers/{name}/accounts/{account}/unset";
     vec![
         request(pause, "", why(), paused(PROVIDER, "t")),
         request(resume, "", why(), paused(PROVIDER, "f")),
@@ -116,6 +128,9 @@ fn requests_about_settings() -> Vec<Request> {
         request(pause, "", why(), paused(PROVIDER, "t")),
         request(resume, "", why(), paused(PROVIDER, "f")),
         request("/api/v1/resume-all", "", why(), all_paused("f")),
+        request(account, "", json!({ "rule": "blocked", "because": "ticket" }), rule_of("acct_9", "blocked")),
+        request(account, "", json!({ "rule": "5/1s", "until": "06:00", "because": "x" }), rule_of("acct_9", "limit")),
+        request(unset, "", why(), rule_of("acct_9", "none")),
         request(limit, "", json!({ "rate": "90/1s" }), max_requests("90")),
         request(limit, "", json!({ "rate": "80/1s", "until": "06:00 Europe/Berlin" }), max_requests("80")),
     ]
@@ -149,10 +164,12 @@ fn requests_about_payments(rejected: &[i64]) -> Vec<Request> {
 /// Command line, proof. `BLOCKED`: a provider file with an account that is blocked.
 fn lines(rejected: &[i64]) -> Vec<(String, Proof)> {
     let [republish, discard] = [rejected[2], rejected[3]];
-    let blocked = format!("SELECT rule FROM account_overrides WHERE provider = '{PROVIDER}' AND account = 'acct_2'");
     let line = |line: &str, proof| (line.to_owned(), proof);
     vec![
-        line("provider apply BLOCKED --because stop", Proof(blocked, "blocked")),
+        line("provider apply BLOCKED --because stop", rule_of("acct_2", "blocked")),
+        line(&format!("accounts set {PROVIDER} acct_8 refuse --because ticket"), rule_of("acct_8", "refuse")),
+        line(&format!("accounts set {PROVIDER} acct_8 5/1s --until 06:00 --because x"), rule_of("acct_8", "limit")),
+        line(&format!("accounts unset {PROVIDER} acct_8 --because ticket"), rule_of("acct_8", "none")),
         line(&format!("provider pause {PROVIDER} --because stop"), paused(PROVIDER, "t")),
         line(&format!("provider resume {PROVIDER}"), paused(PROVIDER, "f")),
         line("provider pause --all --because stop", all_paused("t")),

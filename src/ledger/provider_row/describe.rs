@@ -55,17 +55,29 @@ impl LimitRow {
 }
 
 impl AccountRow {
+    /// `account shop-7`, `account shop-7 at limit hourly`.
+    pub fn describe_subject(&self) -> String {
+        let limit = self.limit_name.as_ref().map(|name| format!(" at limit {name}")).unwrap_or_default();
+        format!("account {}{limit}", self.account)
+    }
+
     /// `exempt`, `blocked`, `limit 5/1h`, `limit 5/1h with burst 2`, `weight 3`, `limit 5/1h, weight 3`.
     pub fn describe(&self) -> String {
-        let rule = self.rule.as_ref().map(|rule| match self.max_requests {
-            Some(max_requests) => {
+        let rule = self.describe_rule().map(|rule| match self.max_requests {
+            Some(_) => {
                 let burst = self.burst.map(|burst| format!(" with burst {burst}")).unwrap_or_default();
-                format!("{rule} {}{burst}", format_rate(max_requests, self.window_ms))
+                format!("{} {rule}{burst}", self.rule.as_deref().unwrap_or_default())
             }
-            None => rule.clone(),
+            None => rule,
         });
         let weight = (rule.is_none() || self.weight != 1).then(|| format!("weight {}", self.weight));
         [rule, weight].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+
+    /// The rule as an operator writes it: `5/1h`, `blocked`; `None`: the row sets a weight alone.
+    pub fn describe_rule(&self) -> Option<String> {
+        let rule = self.rule.clone()?;
+        Some(self.max_requests.map_or(rule, |max_requests| format_rate(max_requests, self.window_ms)))
     }
 }
 

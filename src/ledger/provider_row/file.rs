@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-use super::file_text::{TableLines, words};
+use super::file_text::{TableLines, holds_date, words};
 use super::{AccountRow, LimitRow, ProviderRow};
 use crate::domain::job::Identifier;
 
@@ -140,6 +140,13 @@ fn text_of_key<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
 fn provider(mut table: Table, place: &mut TableContext<'_>) -> ProviderRow {
     let limits = tables(&mut table, "limit", place);
     let accounts = tables(&mut table, "account", place);
+    match table.remove("accounts") {
+        None => {}
+        Some(Value::Array(none)) if none.is_empty() && accounts.is_empty() => {}
+        Some(_) => {
+            place.problem("accounts", "`accounts` can only be [], for no account rule: write [[provider.account]]")
+        }
+    }
     let mut row: ProviderRow = read_keys(table, place);
     row.limits = read_subtables::<LimitRow>(limits, ("limit", "name"), place);
     row.accounts = read_subtables::<AccountRow>(accounts, ("account", "account"), place);
@@ -262,15 +269,6 @@ fn without_quotation(message: &str) -> String {
     match (message.find('"'), message.rfind('"')) {
         (Some(from), Some(to)) if from < to => format!("{}{}", message[..from].trim_end(), &message[to + 1..]),
         _ => message.to_owned(),
-    }
-}
-
-fn holds_date(value: &Value) -> bool {
-    match value {
-        Value::Datetime(_) => true,
-        Value::Array(array) => array.iter().any(holds_date),
-        Value::Table(table) => table.values().any(holds_date),
-        _ => false,
     }
 }
 

@@ -1,9 +1,11 @@
-//! What only the text of a provider file says: the lines of its tables and keys, and pauses that it does not mention.
+//! What only the text of a provider file says: the lines of its tables and keys, and pauses and account rules that it
+//! does not mention.
 //!
 //! Parsed rows have no line numbers, and an error without a line is hard to find in a file of many providers.
 //!
 //! Applying a file that does not mention `paused` keeps the pause of the stored row. The default of `paused` is
-//! `false`. Without this rule, a deployment that applies its rows would end the pause of an incident.
+//! `false`. Without this rule, a deployment that applies its rows would end the pause of an incident. Nor does a file
+//! without account rules remove those of the stored row, unless it says `accounts = []`.
 
 use std::collections::BTreeMap;
 
@@ -73,20 +75,38 @@ fn line_of(text: &str, at: usize) -> usize {
     text.get(..at).unwrap_or_default().matches('\n').count() + 1
 }
 
-/// Marks the rows of a file, as [`super::parse_provider_file`] read them, that do not mention `paused`.
-pub fn mark_unmentioned_pauses(text: &str, rows: &mut [ProviderRow]) {
+/// Whether a value holds a date, which JSON has not.
+pub fn holds_date(value: &Value) -> bool {
+    match value {
+        Value::Datetime(_) => true,
+        Value::Array(array) => array.iter().any(holds_date),
+        Value::Table(table) => table.values().any(holds_date),
+        _ => false,
+    }
+}
+
+/// Marks the rows of a file, as [`super::parse_provider_file`] read them, that do not mention `paused`, or account rules.
+pub fn mark_unmentioned(text: &str, rows: &mut [ProviderRow]) {
     let Ok(file) = text.parse::<Table>() else { return };
     let tables = file.get("provider").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     for (row, table) in rows.iter_mut().zip(tables) {
         row.pause_unmentioned = table.get("paused").is_none();
+        row.accounts_unmentioned = ["account", "accounts"].iter().all(|key| table.get(key).is_none());
     }
 }
 
 impl ProviderRow {
-    /// The row to apply, with the pause of the stored row, if there is one.
-    pub fn keep_unmentioned_pause(&self, present: Option<&Self>) -> Self {
-        let kept = present.filter(|_| self.pause_unmentioned).map(|present| present.paused);
-        Self { paused: kept.unwrap_or(self.paused), ..self.clone() }
+    /// The row to apply, with pause and account rules of the stored row, if there is one, where the file says nothing.
+    pub fn keep_unmentioned(&self, present: Option<&Self>) -> Self {
+        let mut row = self.clone();
+        let Some(present) = present else { return row };
+        if row.pause_unmentioned {
+            row.paused = present.paused;
+        }
+        if row.accounts_unmentioned {
+            row.accounts.clone_from(&present.accounts);
+        }
+        row
     }
 }
 
@@ -97,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unmentioned_pause_is_kept() {
+    fn unmentioned_pause_and_rules_are_kept() {
         let row = |name: &str, line: &str| {
             format!(
                 "[[provider]]\nname = \"{name}\"\nurl = \"https://x.example/\"\n{line}\n\
@@ -106,14 +126,21 @@ mod tests {
         };
         let text = [row("a", ""), row("b", "paused = false"), row("c", "paused = true")].concat();
         let mut rows = parse_provider_file(&text).unwrap();
-        mark_unmentioned_pauses(&text, &mut rows);
+        mark_unmentioned(&text, &mut rows);
         assert_eq!(rows.iter().map(|row| row.pause_unmentioned).collect::<Vec<_>>(), [true, false, false]);
         let applied = |there: Option<bool>| -> Vec<bool> {
             let present = there.map(|paused| ProviderRow { paused, ..ProviderRow::default() });
-            rows.iter().map(|row| row.keep_unmentioned_pause(present.as_ref()).paused).collect()
+            rows.iter().map(|row| row.keep_unmentioned(present.as_ref()).paused).collect()
         };
         assert_eq!(applied(None), [false, false, true]);
         assert_eq!(applied(Some(true)), [true, false, true]);
         assert_eq!(applied(Some(false)), [false, false, true]);
+        let rule = "[[provider.account]]\naccount = \"x\"\nrule = \"blocked\"\n";
+        let text = [row("a", ""), row("b", "accounts = []"), row("c", "") + rule].concat();
+        let mut rows = parse_provider_file(&text).unwrap();
+        mark_unmentioned(&text, &mut rows);
+        let present = ProviderRow { accounts: rows[2].accounts.clone(), ..ProviderRow::default() };
+        let kept = rows.iter().map(|row| row.keep_unmentioned(Some(&present)).accounts.len()).collect::<Vec<_>>();
+        assert_eq!((kept, rows[1].keep_unmentioned(None).accounts.len()), (vec![1, 0, 1], 0));
     }
 }

@@ -17,6 +17,7 @@ mod file_text;
 mod limit_return;
 mod limits;
 mod lookup;
+mod merge;
 mod request;
 mod secrets;
 mod validate;
@@ -24,8 +25,10 @@ mod validate;
 pub use describe::LimitSummary;
 pub(crate) use describe::format_rate;
 pub use file::{ParsedProviderFile, parse_provider_file, read_provider_file};
-pub use file_text::mark_unmentioned_pauses;
-pub use limit_return::LimitReturn;
+pub use file_text::mark_unmentioned;
+pub use limit_return::{AccountReturn, LimitReturn};
+pub(crate) use merge::describe_value;
+pub use merge::{HandChange, MergedRow, merge_file};
 pub use secrets::RedactedRow;
 
 /// Marks a missing number of a limit, for which the contract has no default. It is outside every allowed range, so
@@ -49,6 +52,9 @@ pub struct ProviderRow {
     /// Not a column: set for a file that does not mention `paused`, so that an existing row keeps its pause.
     #[serde(skip)]
     pub pause_unmentioned: bool,
+    /// Not a column: set for a file without account rules and without `accounts = []`, so that a row keeps its rules.
+    #[serde(skip)]
+    pub accounts_unmentioned: bool,
     pub url: String,
     pub mode: String,
     pub slot_release: String,
@@ -113,6 +119,7 @@ impl Default for ProviderRow {
             enabled: true,
             paused: false,
             pause_unmentioned: false,
+            accounts_unmentioned: false,
             url: String::new(),
             mode: "blocking".to_owned(),
             slot_release: "response".to_owned(),
@@ -227,9 +234,37 @@ pub struct AccountRow {
     pub burst: Option<i64>,
     /// The account's share among the accounts of the lane's backlog.
     pub weight: i64,
+    /// Not in a file: the rule ends.
+    #[serde(skip)]
+    pub returns: Option<AccountReturn>,
 }
 
 impl AccountRow {
+    /// Whether the row is that of this account and limit.
+    pub fn is_rule_of(&self, account: &str, limit: Option<&str>) -> bool {
+        self.account == account && self.limit_name.as_deref() == limit
+    }
+
+    /// The key of the row in the audit.
+    pub fn audit_key(&self, provider: &str) -> String {
+        format!("{provider}/{}/{}", self.account, self.limit_name.as_deref().unwrap_or("*"))
+    }
+
+    /// Whether an audited row has the same rule, numbers and weight.
+    pub(in crate::ledger) fn is_audited_as(&self, audited: &Object) -> bool {
+        let own = self.columns_only();
+        let column = |row: &Object, name: &str| row.get(name).filter(|value| !value.is_null()).cloned();
+        ["rule", "max_requests", "window_ms", "burst", "weight"]
+            .iter()
+            .all(|name| column(&own, name) == column(audited, name))
+    }
+
+    /// Rule, numbers and weight, without the account and the limit that they are for.
+    pub(in crate::ledger) fn columns_only(&self) -> Object {
+        let columns = serde_json::to_value(self).ok().and_then(|columns| columns.as_object().cloned());
+        columns.into_iter().flatten().filter(|(name, _)| !matches!(name.as_str(), "account" | "limit_name")).collect()
+    }
+
     /// Whether the row changes nothing for its account.
     pub fn is_empty(&self) -> bool {
         *self == Self { account: self.account.clone(), ..Self::default() }
@@ -246,6 +281,7 @@ impl Default for AccountRow {
             window_ms: None,
             burst: None,
             weight: 1,
+            returns: None,
         }
     }
 }

@@ -7,10 +7,11 @@ use serde_json::Value as Json;
 
 use super::dialect::Template;
 use super::engine::{Args, Step, Value, args};
+use super::limit_returns::{END_ACCOUNT_RETURN, END_RETURN};
 use crate::domain::printable::describe_url_change;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
-use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
+use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow, describe_value};
 use crate::ledger::settings::SettingsChange;
 
 const JSON_COLUMNS: [&str; 8] =
@@ -74,24 +75,25 @@ static INSERT_LIMIT: Template = Template::new(
 static UPDATE_LIMIT: Template = Template::new(
     "UPDATE provider_limits SET algorithm = $3, max_requests = $4, window_ms = $5, offset_ms = $6, \
          burst = $7, scope = $8, applies_to = $9, shadow = $10, enabled = $11, \
-         until_at = NULL, then_max_requests = NULL, then_window_ms = NULL \
+         until_at = {at:$12}, then_max_requests = $13, then_window_ms = $14 \
      WHERE provider = $1 AND name = $2",
 );
 
 static DELETE_LIMIT: Template = Template::new("DELETE FROM provider_limits WHERE provider = $1 AND name = $2");
 
-static INSERT_ACCOUNT: Template = Template::new(
+pub(super) static INSERT_ACCOUNT: Template = Template::new(
     "INSERT INTO account_overrides (\
-         provider, account, limit_name, rule, max_requests, window_ms, burst, weight) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+         provider, account, limit_name, rule, max_requests, window_ms, burst, weight, until_at, then_row) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, {at:$9}, {json:$10})",
 );
 
-static UPDATE_ACCOUNT: Template = Template::new(
-    "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7, weight = $8 \
+pub(super) static UPDATE_ACCOUNT: Template = Template::new(
+    "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7, weight = $8, \
+         until_at = {at:$9}, then_row = {json:$10} \
      WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
 );
 
-static DELETE_ACCOUNT: Template = Template::new(
+pub(super) static DELETE_ACCOUNT: Template = Template::new(
     "DELETE FROM account_overrides \
      WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
 );
@@ -159,12 +161,18 @@ impl Database {
                         plan.record(provider, format!("limit {} changed {was} → {is}", new.name));
                     }
                     if let Some(returns) = old.returns {
-                        plan.record(provider, format!("limit {} no longer goes back: it was {returns}", new.name));
+                        if new.returns.is_none() {
+                            plan.record(provider, format!("limit {} no longer goes back: it was {returns}", new.name));
+                        } else {
+                            // The triggers cannot tell the same end again from no new end.
+                            plan.limits.push(self.step(&END_RETURN, args![provider, &new.name]));
+                        }
                     }
                     for (column, was, is) in differing(old, new, &["max_requests", "window_ms"]) {
                         plan.record(provider, format!("limit {} changed {column} {was} → {is}", new.name));
                     }
-                    plan.limits.push(self.must_affect(&UPDATE_LIMIT, limit_args(provider, new)));
+                    let args: Args = limit_args(provider, new).iter().chain(return_args(new).iter()).cloned().collect();
+                    plan.limits.push(self.must_affect(&UPDATE_LIMIT, args));
                 }
                 Some(_) => {}
             }
@@ -172,21 +180,32 @@ impl Database {
     }
 
     fn accounts_difference(&self, plan: &mut ApplyPlan, provider: &str, old: &[AccountRow], new: &[AccountRow]) {
-        let same = |a: &AccountRow, b: &AccountRow| a.account == b.account && a.limit_name == b.limit_name;
+        let same = |a: &AccountRow, b: &AccountRow| a.is_rule_of(&b.account, b.limit_name.as_deref());
         for gone in old.iter().filter(|old| !new.iter().any(|new| same(old, new))) {
-            plan.record(provider, format!("{} removed", rule_of(gone)));
+            plan.record(provider, format!("{} removed", gone.describe_subject()));
             let args = args![provider, &gone.account, gone.limit_name.as_deref()];
             plan.drop_accounts.push(self.must_affect(&DELETE_ACCOUNT, args));
         }
         for new in new {
             match old.iter().find(|old| same(old, new)) {
                 None => {
-                    plan.record(provider, format!("{} added {}", rule_of(new), new.describe()));
+                    plan.record(provider, format!("{} added {}", new.describe_subject(), new.describe()));
                     plan.accounts.push(self.must_affect(&INSERT_ACCOUNT, account_args(provider, new)));
                 }
                 Some(old) if old != new => {
+                    let subject = new.describe_subject();
+                    match (&old.returns, &new.returns) {
+                        (Some(returns), None) => {
+                            plan.record(provider, format!("{subject} no longer ends: it was {returns}"));
+                        }
+                        (Some(_), Some(_)) => {
+                            let args = args![provider, &new.account, new.limit_name.as_deref()];
+                            plan.accounts.push(self.step(&END_ACCOUNT_RETURN, args));
+                        }
+                        (None, _) => {}
+                    }
                     for (column, was, is) in differing(old, new, &[]) {
-                        plan.record(provider, format!("{} changed {column} {was} → {is}", rule_of(new)));
+                        plan.record(provider, format!("{subject} changed {column} {was} → {is}"));
                     }
                     plan.accounts.push(self.must_affect(&UPDATE_ACCOUNT, account_args(provider, new)));
                 }
@@ -200,11 +219,6 @@ impl ApplyPlan {
     fn record(&mut self, provider: &str, what: String) {
         self.changes.push(SettingsChange { provider: provider.to_owned(), description: what });
     }
-}
-
-fn rule_of(row: &AccountRow) -> String {
-    let limit = row.limit_name.as_ref().map(|name| format!(" at limit {name}")).unwrap_or_default();
-    format!("account {}{limit}", row.account)
 }
 
 /// Columns whose values differ, with both values, by the names that the file uses.
@@ -222,14 +236,6 @@ fn differing<T: Serialize>(old: &T, new: &T, except: &[&str]) -> Vec<(String, St
         .filter(|name| !except.contains(&name.as_str()) && old.get(*name) != new.get(*name))
         .map(|name| (name.clone(), describe_value(old.get(name)), describe_value(new.get(name))))
         .collect()
-}
-
-fn describe_value(value: Option<&Json>) -> String {
-    match value {
-        None | Some(Json::Null) => "none".to_owned(),
-        Some(Json::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-    }
 }
 
 /// The columns of a row of `providers`, with their values.
@@ -264,7 +270,17 @@ fn limit_args(provider: &str, row: &LimitRow) -> Args {
         .into()
 }
 
-fn account_args(provider: &str, row: &AccountRow) -> Args {
+fn return_args(row: &LimitRow) -> Args {
+    let returns = row.returns;
+    let (until, max_requests) = (returns.map(|returns| returns.until.0), returns.map(|returns| returns.max_requests));
+    args![until, max_requests, returns.and_then(|returns| returns.window_ms)].into()
+}
+
+pub(super) fn account_args(provider: &str, row: &AccountRow) -> Args {
     let (limit, rule) = (row.limit_name.as_deref(), row.rule.as_deref());
-    args![provider, &row.account, limit, rule, row.max_requests, row.window_ms, row.burst, row.weight].into()
+    let until = row.returns.as_ref().map(|returns| returns.until.0);
+    let then = row.returns.as_ref().and_then(|returns| returns.then.as_ref()).map(|row| row.columns_only());
+    let then = then.map(|columns| Json::Object(columns).to_string());
+    args![provider, &row.account, limit, rule, row.max_requests, row.window_ms, row.burst, row.weight, until, then]
+        .into()
 }

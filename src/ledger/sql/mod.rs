@@ -9,8 +9,10 @@ use std::time::Duration;
 use super::database::Database;
 use super::{FencedWrite, LedgerError};
 
+pub mod account_rules;
 mod answered_requests;
 mod apply;
+pub mod apply_file;
 mod attempt;
 mod backlog;
 pub mod batcher;

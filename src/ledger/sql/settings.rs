@@ -8,10 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use super::apply;
 use super::dialect::{Dialect, Template};
 use super::engine::{Args, Step, Value, args};
-use super::limit_returns::returns_of;
+use super::limit_returns::{account_returns_of, returns_of};
 use super::pause_of_all::KEEP;
 use super::result::{FromRow, SqlRow, corrupt, from_row, read, read_or_log};
 use super::session::SettingsHints;
@@ -24,9 +23,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::{AccountRow, LimitRow, MISSING, Object, ProviderRow};
-use crate::ledger::settings::{
-    AuditPage, AuditRow, AuditedChange, InvalidRow, RawRate, SettingsChange, SettingsSnapshot,
-};
+use crate::ledger::settings::{AuditPage, AuditRow, AuditedChange, InvalidRow, RawRate, SettingsSnapshot};
 
 /// How often a read or an apply restarts because settings changed meanwhile.
 pub(super) const TRIES_MAX: u32 = 10;
@@ -69,7 +66,8 @@ static LIMITS: Template = Template::new(
 );
 
 static ACCOUNTS: Template = Template::new(
-    "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst, weight \
+    "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst, weight, \
+         {ms:until_at} AS until_at_ms, {text:then_row} AS then_row \
      FROM account_overrides WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
 );
 
@@ -154,26 +152,6 @@ impl Database {
         Ok((version, rows.into_iter().map(|(_, row)| readable(row)).collect::<Result<_, _>>()?))
     }
 
-    /// Applies the rows in one transaction: inserts, updates, and deletes limits and account rules that a row no longer
-    /// lists. Providers that are not named stay. So does a pause that a row does not mention (`pause_unmentioned`).
-    /// Returns the changes, also in a dry run.
-    pub async fn apply_settings(
-        &self,
-        rows: &[ProviderRow],
-        dry_run: bool,
-    ) -> Result<Vec<SettingsChange>, LedgerError> {
-        self.apply_rows(rows, dry_run, None).await
-    }
-
-    /// Applies rows like [`Database::apply_settings`], with author and reason in the audit.
-    pub async fn apply_settings_as(
-        &self,
-        rows: &[ProviderRow],
-        by: &Actor,
-    ) -> Result<Vec<SettingsChange>, LedgerError> {
-        self.apply_rows(rows, false, Some(by)).await
-    }
-
     /// Changes a limit's rate and nothing else; returns the former rate. `None` when the limit does not exist.
     pub async fn set_rate(
         &self,
@@ -256,36 +234,6 @@ impl Database {
         let rows = self.engine.atomically(self.settings_change_by(by, steps)).await?;
         Ok(rows.map(|rows| rows.into_iter().skip(LEADING_STEPS).collect()))
     }
-
-    async fn apply_rows(
-        &self,
-        rows: &[ProviderRow],
-        dry_run: bool,
-        by: Option<&Actor>,
-    ) -> Result<Vec<SettingsChange>, LedgerError> {
-        apply::check(rows)?;
-        for _ in 0..TRIES_MAX {
-            let (version, present) = self.read_settings(None).await?;
-            let named = |name: &str| rows.iter().any(|row| row.name == name);
-            let present: Vec<ProviderRow> = present
-                .into_iter()
-                .filter(|(name, _)| named(name))
-                .map(|(_, row)| readable(row))
-                .collect::<Result<_, _>>()?;
-            let over =
-                |row: &ProviderRow| row.keep_unmentioned_pause(present.iter().find(|there| there.name == row.name));
-            let wanted: Vec<ProviderRow> = rows.iter().map(over).collect();
-            let (changes, mut writes) = self.settings_difference(&present, &wanted);
-            if dry_run || changes.is_empty() {
-                return Ok(changes);
-            }
-            writes.insert(0, self.unless_changed_since(version));
-            if self.atomically_by(writes, by).await?.is_some() {
-                return Ok(changes);
-            }
-        }
-        Err(LedgerError::Unavailable("settings change faster than they can be applied".to_owned()))
-    }
 }
 
 fn assemble(providers: &[SqlRow], limits: &[SqlRow], accounts: &[SqlRow]) -> Result<Vec<Stamped>, LedgerError> {
@@ -324,7 +272,7 @@ fn unreadable(row: &SqlRow, name: &str, error: &LedgerError) -> InvalidRow {
     }
 }
 
-fn readable(row: Result<(ProviderRow, i64), InvalidRow>) -> Result<ProviderRow, LedgerError> {
+pub(super) fn readable(row: Result<(ProviderRow, i64), InvalidRow>) -> Result<ProviderRow, LedgerError> {
     row.map(|(row, _)| row)
         .map_err(|bad| LedgerError::Corrupt(format!("provider `{}`: {}", bad.provider, bad.problems.join("; "))))
 }
@@ -336,6 +284,7 @@ fn provider_row(row: &SqlRow, limits: &[&SqlRow], accounts: &[&SqlRow]) -> Resul
         bucket_capacity, leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms,
         idempotency_retention_s, request, lookup, statuses, currencies, decimals, amount_step, require, order, cutoff;
         pause_unmentioned: false,
+        accounts_unmentioned: false,
         headers: row.get::<Option<Object>>("headers")?.unwrap_or_default(),
         resumed_at: row.get::<Option<EpochMs>>("resumed_at")?.map(|at| at.0),
         limits: limits.iter().map(|row| LimitRow::from_row(row)).collect::<Result<_, _>>()?,
@@ -349,7 +298,10 @@ from_row!(row => LimitRow {
     window_ms: row.get::<Option<i64>>("window_ms")?.unwrap_or(MISSING),
     returns: returns_of(row)?,
 });
-from_row!(row => AccountRow { account, limit_name, rule, max_requests, window_ms, burst, weight });
+from_row!(row => AccountRow {
+    account, limit_name, rule, max_requests, window_ms, burst, weight;
+    returns: account_returns_of(row)?,
+});
 from_row!(row => RawRate { max_requests, window_ms });
 
 /// Sets author and reason for the triggers.

@@ -383,6 +383,6 @@ pub async fn set_limit(
 }
 
 /// Parses the name in an address; an invalid name is an unknown provider.
-fn parse_provider_name(name: String) -> Result<ProviderName, ApiError> {
+pub(super) fn parse_provider_name(name: String) -> Result<ProviderName, ApiError> {
     ProviderName::new(name.as_str()).map_err(|_| SettingsChangeError::NoProvider(name).into())
 }

@@ -20,6 +20,7 @@ use crate::ledger::operator::{JobDetails, LIST_MAX, ResolutionRefusal};
 use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
+pub mod accounts;
 pub mod batches;
 #[cfg(test)]
 mod batches_tests;
@@ -66,6 +67,7 @@ pub fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/pause", post(changes::pause))
         .route("/api/v1/providers/{name}/resume", post(changes::resume))
         .route("/api/v1/providers/{name}/limits/{limit}", post(changes::set_limit))
+        .merge(accounts::routes())
         .merge(batches::routes(slots))
         .merge(pause_all::routes())
         .merge(rejected::routes())

@@ -289,8 +289,10 @@ const BAD_ACCOUNTS: [(&str, &str); 20] = [
     ("max_requests = NULL, window_ms = NULL, rule", "'refuse'"),
 ];
 
-const GOOD_ACCOUNTS: [&str; 5] = [
-    "max_requests = 1, window_ms = 86400000, burst = 31",
+const GOOD_BURST: &str = "UPDATE provider_limits SET algorithm = 'token_bucket', window_ms = 86400000; \
+    UPDATE account_overrides SET max_requests = 1, window_ms = 86400000, burst = 31";
+/// Of a limit as the last one makes it.
+const GOOD_ACCOUNTS: [&str; 4] = [
     "max_requests = 0, burst = NULL, window_ms = NULL",
     "limit_name = NULL, weight = 1000",
     "rule = NULL, max_requests = NULL, weight = 2",
@@ -348,8 +350,7 @@ const GOOD_JOBS: [(&str, &str); 7] = [
 async fn every_rule_is_a_check(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
-    let limit =
-        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('stripe', 'all', 1, 1000)";
+    let limit = "INSERT INTO provider_limits (provider, name, max_requests, window_ms, scope) VALUES ('stripe', 'all', 1, 1000, 'account')";
     fixture.sql(limit).await.unwrap();
     let account = "INSERT INTO account_overrides (provider, account, limit_name, rule, max_requests, window_ms) \
                    VALUES ('stripe', 'acct_1', 'all', 'limit', 5, 1000)";
@@ -394,6 +395,7 @@ async fn every_rule_is_a_check(kind: Kind) {
             .await
             .unwrap();
     }
+    fixture.sql(GOOD_BURST).await.unwrap();
     for change in GOOD_LIMITS {
         let update = format!("UPDATE provider_limits SET {change} WHERE name = 'all'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));

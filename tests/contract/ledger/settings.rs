@@ -112,9 +112,9 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
             "",
             "blocked",
         ),
-        ("UPDATE account_overrides SET rule = 'exempt'", "account_overrides stripe/acct_1/*", "blocked", "exempt"),
-        ("UPDATE account_overrides SET weight = 701", "account_overrides stripe/acct_1/*", "exempt", "701"),
-        ("DELETE FROM account_overrides", "account_overrides stripe/acct_1/*", "exempt", ""),
+        ("UPDATE account_overrides SET rule = 'refuse'", "account_overrides stripe/acct_1/*", "blocked", "refuse"),
+        ("UPDATE account_overrides SET weight = 701", "account_overrides stripe/acct_1/*", "refuse", "701"),
+        ("DELETE FROM account_overrides", "account_overrides stripe/acct_1/*", "refuse", ""),
         ("DELETE FROM provider_limits", "provider_limits stripe/all", "42", ""),
     ];
     for (statement, key, old, new) in changes {
@@ -209,7 +209,7 @@ async fn applying_removes_unlisted_limits(kind: Kind) {
     let mut rows = file(FILE);
     fixture.apply(&rows).await;
     let override_row = "INSERT INTO account_overrides (provider, account, limit_name, rule) \
-                        VALUES ('stripe', 'acct_1', 'per-minute', 'exempt')";
+                        VALUES ('stripe', 'acct_1', 'per-minute', 'blocked')";
     fixture.sql(override_row).await.unwrap();
     rows[0].limits.pop();
     assert_eq!(

@@ -102,7 +102,7 @@ async fn temporary_limit_returns_once(kind: Kind) {
     assert!(look.returned == 0 && (3_500_000..=3_600_000).contains(&next), "{look:?}");
     let planned = fixture.database.planned_returns().await.unwrap().remove(0);
     let by = Actor { os_user: "worker".to_owned(), reason: None, program: None };
-    assert!(!fixture.database.return_limit(&planned, &by).await.unwrap(), "an hour early");
+    assert!(!fixture.database.return_row(&planned, &by).await.unwrap(), "an hour early");
     assert_eq!(fixture.database.settings_version().await.unwrap(), version);
     // Eight workers at the same time.
     fixture.pass_the_time().await;
@@ -121,7 +121,7 @@ async fn temporary_limit_returns_once(kind: Kind) {
     assert_eq!(went.len(), 1, "{went:?}");
     assert!(went[0].starts_with("worker w") && went[0].contains("max_requests 900 → 600, went back"), "{went:?}");
     let because = "SELECT because FROM settings_audit WHERE id = (SELECT max(id) FROM settings_audit)";
-    assert!(fixture.one(because).await.starts_with("the limit was set until "));
+    assert!(fixture.one(because).await.starts_with("it was set until "));
     assert_eq!(limit_returns::apply_due(&fixture.database, "w1").await.unwrap(), limit_returns::Look::default());
 }
 

@@ -18,7 +18,10 @@ async fn invalid_row_stops_only_its_provider(kind: Kind) {
         "INSERT INTO providers (name, url) VALUES ('shady', 'https://x.example/')",
         "INSERT INTO provider_limits (provider, name, max_requests, window_ms, shadow) \
          VALUES ('shady', 'all', 5, 1000, true)",
+        "INSERT INTO provider_limits (provider, name, max_requests, window_ms, scope) \
+         VALUES ('shady', 'own', 5, 1000, 'account')",
         "INSERT INTO account_overrides (provider, account, rule) VALUES ('shady', 'a', 'exempt')",
+        "DELETE FROM provider_limits WHERE name = 'own'",
     ] {
         fixture.sql(sql).await.unwrap();
     }
