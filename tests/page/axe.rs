@@ -53,10 +53,12 @@ const fn dialog(file: &'static str, hash: &'static str, button: &'static str, te
     Dialog { file, hash, button, text }
 }
 
-const DIALOGS: [Dialog; 13] = [
+const DIALOGS: [Dialog; 15] = [
     dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit near']", "Clears"),
     dialog("change_limit.js", "#/providers/running", "[aria-label='Change limit per-account']", "Clears"),
     dialog("pause.js", "#/providers/running", "[aria-label='Pause running']", "no new request is started"),
+    dialog("account_rules.js", "#/providers/running", "[aria-label='Unset the rule of shop-7']", "payments are sent"),
+    dialog("account_rules.js", "#/providers/running", "[aria-label='Change the rule of shop-9']", "no longer becomes"),
     dialog("pause.js", "#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
     dialog("pause.js", "#/providers/paused-by-provider", ".view-head .push ~ button", "takes effect"),
     dialog("decide.js", "#/jobs/review", ".view-head button.primary", "Not charged, do not retry"),

@@ -171,6 +171,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         (&Method::GET, ["history"]) => recorded(server.data == Data::Empty, query),
         (&Method::GET, ["providers", name, "flows"]) => flows(name),
         (&Method::GET, ["providers", name, "throttling"]) => throttling(name),
+        (&Method::GET, ["providers", name, "accounts"]) => account_rules(name),
         (&Method::GET, ["providers", name]) => {
             let providers = overview(Data::States)["providers"].as_array().unwrap().clone();
             let found = providers.into_iter().find(|provider| provider["name"] == *name);
@@ -376,6 +377,20 @@ fn overview(data: Data) -> Value {
 }
 
 /// Accounts of every kind, and more than are listed; `idle` has no backlog.
+fn account_rules(provider: &str) -> Value {
+    let rule = |account: &str, rule: &str| {
+        json!({
+            "account": account, "limit": null, "rule": rule, "burst": null, "weight": 1, "until": null, "then": null,
+            "who": "alice@desk (postgres)", "at": EARLIER, "program": "sluicegate", "because": "fraud, ticket 12",
+        })
+    };
+    let mut hostile = rule("shop-9", "5/1s");
+    hostile["because"] = json!(HOSTILE);
+    hostile["until"] = json!("2026-03-01T18:00:00.000Z");
+    hostile["then"] = json!("blocked");
+    json!({ "rules": if provider == "idle" { vec![] } else { vec![rule("shop-7", "blocked"), hostile] } })
+}
+
 fn flows(name: &str) -> Value {
     if name == "idle" {
         return json!({"flows": [], "total_flows": 0, "total_waiting": 0});

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod account_rules;
 mod appearance;
 mod audit;
 mod axe;

@@ -102,7 +102,7 @@ static ASSETS: &[Asset] = files! {
         "js/histogram.js" "js/history.js" "js/incidents.js" "js/instants.js" "js/limits.js" "js/main.js" "js/parts.js" "js/person.js"
         "js/poll.js" "js/printable.js" "js/recorded.js" "js/recorded_chart.js" "js/selection.js" "js/shell.js"
         "js/spark.js" "js/theme.js" "js/urgency.js" "js/words.js"
-        "js/views/ask_provider.js" "js/views/attention.js" "js/views/batch.js" "js/views/batch_bar.js"
+        "js/views/account_rules.js" "js/views/ask_provider.js" "js/views/attention.js" "js/views/batch.js" "js/views/batch_bar.js"
         "js/views/batch_dialog.js" "js/views/batches.js" "js/views/card.js" "js/views/change_limit.js"
         "js/views/decide.js" "js/views/filter_bar.js" "js/views/headline.js" "js/views/job.js" "js/views/job_table.js"
         "js/views/job_totals.js" "js/views/jobs.js" "js/views/lane_table.js" "js/views/limit_until.js"

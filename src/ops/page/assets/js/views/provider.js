@@ -1,4 +1,4 @@
-// The view of one provider: its limits, the accounts that wait, its rate and backlog over time, the waits for permits,
+// The view of one provider: its limits, the accounts that wait, account rules, its rate and backlog over time, the waits for permits,
 // and the last decisions.
 
 import { get, path } from "../api.js";
@@ -10,6 +10,7 @@ import { button, chip, empty, limitBar, loading, section, table, unasked } from 
 import { needs } from "../person.js";
 import { histogram } from "../histogram.js";
 import { algorithm, decision, laneState, spelled } from "../words.js";
+import { accountRules, loadRules } from "./account_rules.js";
 import { cause, counted, decisions, depends, numbers, refused, whatCounts, zeros } from "./card.js";
 import { changeLimit } from "./change_limit.js";
 import { untilWords } from "./limit_until.js";
@@ -23,7 +24,7 @@ import { waitingAccounts } from "./waiting_accounts.js";
 export function provider(context, name) {
   const history = recorded(context, name);
   const observed = throttling(name);
-  const state = { data: null, flows: {} };
+  const state = { data: null, flows: {}, rules: {} };
 
   return {
     place: "overview",
@@ -32,6 +33,7 @@ export function provider(context, name) {
       state.data = await get(path("providers", name), signal);
       context.redraw();
       state.flows = await flows(signal);
+      state.rules = await loadRules(name, signal);
       await observed.load(signal);
       await history.load(signal);
     },
@@ -39,7 +41,7 @@ export function provider(context, name) {
       const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), observed.render(known, context), h("section", { class: "sums", "aria-label": "Figures" }, numbers(known), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), history.render(known), detailSections(state.data)];
+      return [crumb, head(known), cause(known), problems(known), observed.render(known, context), h("section", { class: "sums", "aria-label": "Figures" }, numbers(known), fineLine(zeros(known)), depends(known), finishLine(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), accountRules(name, state.rules, context), history.render(known), detailSections(state.data)];
     },
   };
 
