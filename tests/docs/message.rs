@@ -7,7 +7,9 @@ use sluicegate::domain::job::{BODY_BYTES_MAX, InvalidReason};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::OutcomeEvent;
-use sluicegate::queue::message::{CardNumbers, DecodeError, decode, outcome_event_json};
+use sluicegate::ledger::operator::DatabaseTime;
+use sluicegate::ledger::rejected::RejectedEvent;
+use sluicegate::queue::message::{CardNumbers, DecodeError, decode, outcome_event_json, rejected_event_json};
 
 use crate::page::{Page, plain};
 
@@ -97,12 +99,22 @@ fn message_examples_match_the_code() {
         at_ms: 1_795_262_320_259,
     };
     let written: Value = serde_json::from_slice(&outcome_event_json(&event)).unwrap();
+    let rejected = RejectedEvent {
+        id: 1,
+        at: DatabaseTime(1_795_262_320_259),
+        provider: "acme".to_owned(),
+        job_id: Some("invoice-4712".to_owned()),
+        message_id: Some("m-1".to_owned()),
+        reason: "bad_amount".to_owned(),
+    };
+    let rejected: Value = serde_json::from_slice(&rejected_event_json(&rejected)).unwrap();
     let (mut jobs, mut events) = (0, 0);
     for page in [Page::read("README.md"), Page::read("docs/message.md")] {
         for block in page.blocks_of("json") {
             let value: Value = serde_json::from_str(&block).unwrap();
             if value.get("state").is_some() {
-                assert_eq!(value, written, "{}", page.path);
+                let expected = if value["state"] == "rejected" { &rejected } else { &written };
+                assert_eq!(value, *expected, "{}", page.path);
                 events += 1;
             } else {
                 assert_eq!(read(&value), Ok(()), "{}: {block}", page.path);
@@ -110,5 +122,5 @@ fn message_examples_match_the_code() {
             }
         }
     }
-    assert_eq!((jobs, events), (2, 1));
+    assert_eq!((jobs, events), (2, 2));
 }

@@ -144,7 +144,10 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
             assert_eq!(effect.key.as_deref(), Some(effect.id.as_str()));
         }
     }
-    let events = stand.drain("test.outcomes");
+    stand.await_count("SELECT count(*) FROM rejected_messages WHERE announced_at IS NULL", 0);
+    let (rejected, events): (Vec<_>, Vec<_>) =
+        stand.drain("test.outcomes").into_iter().partition(|event| event.key.ends_with(".rejected"));
+    assert!(rejected.len() as u64 >= load.malformed, "each rejection has an event: {}", rejected.len());
     let ids: BTreeSet<&str> = events.iter().map(|event| event.id.as_deref().unwrap()).collect();
     assert_eq!(ids.len() as u64, load.jobs());
     if exactly_once {
