@@ -76,7 +76,6 @@ struct Worker {
 #[derive(Debug, Deserialize)]
 pub struct Message {
     pub body: String,
-    pub headers: BTreeMap<String, String>,
     pub key: String,
     pub id: Option<String>,
 }

@@ -12,15 +12,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, CountedJobs, FinishedChecks, QueueDepths};
-use super::sources::{CachedSource, CachedValue, QueryResult, VersionedSource};
-use super::sources::{clock_skew_warning, query_concurrently, split_results};
-use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, SentLately, pause_authors};
+use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, FinishedChecks, QueueDepths};
+use super::sources::{CachedSource, CachedValue, VersionedSource, clock_skew_warning};
+use super::{HISTORY_MAX_S, HistoryPoint, OverviewHistory, SentLately};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::QuotaSpec;
 use crate::fleet::backlog::PaymentCount;
 use crate::fleet::report::problem_with_name;
 use crate::fleet::workers::visible_workers;
@@ -35,12 +33,11 @@ use crate::ledger::throttled::ThrottlingByProvider;
 use crate::ledger::upkeep::ProviderReconciliation;
 use crate::limiter::Limiter;
 use crate::queue::Queue;
-use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
-use crate::worker::sweeper::OVERDUE_ALARM_AFTER;
 
 mod commits;
+mod queries;
 mod recorder;
 
 /// Interval of the points of the history.
@@ -365,75 +362,6 @@ impl OverviewCollector {
             self.oldest.get(OLDEST_AGE_MAX, self.query_oldest(&names)).await
         };
         tokio::join!(self.rows.get(version, ROWS_AGE_MAX, self.query_rows()), oldest, counted)
-    }
-
-    async fn query_rows(&self) -> Result<RowsWithPauses, String> {
-        let written = self.sources.reads.raw_rows(None).await.map_err(|error| error.to_string())?;
-        // Unreadable rows are among the invalid rows that the worker knows.
-        let rows: Vec<ProviderRow> = written.into_iter().flatten().collect();
-        let paused_by = pause_authors(&self.sources.reads, &rows).await;
-        let pause_of_all = self.sources.reads.pause_of_all().await.map_err(|error| error.to_string())?;
-        Ok(RowsWithPauses { rows, paused_by, pause_of_all })
-    }
-
-    async fn query_reports(&self) -> Result<ReportsWithSkew, String> {
-        let reports = self.sources.reads.worker_reports().await.map_err(|error| error.to_string())?;
-        let now_ms = |row: &StoredReport| row.reported_at_ms + i64::try_from(row.age.as_millis()).unwrap_or(0);
-        let skew_ms = reports.iter().map(now_ms).max().map_or(0, |now_ms| now_ms - unix_ms());
-        Ok((reports, skew_ms))
-    }
-
-    /// The oldest job by provider, in the ledger or in a queue that reports ages.
-    async fn query_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
-        let oldest = self.sources.reads.oldest_open(names).await.map_err(|error| error.to_string())?;
-        let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
-        let each =
-            names.iter().map(|name| async move { Some((name, self.sources.queue.oldest_ready(name).await.ok()??)) });
-        for (name, age) in query_concurrently(each).await.into_iter().flatten().flatten() {
-            let since_ms = unix_ms() - i64::try_from(age.as_millis()).unwrap_or(0);
-            let known_ms = oldest.entry(name.to_string()).or_insert(since_ms);
-            *known_ms = since_ms.min(*known_ms);
-        }
-        Ok(oldest)
-    }
-
-    async fn query_rejected(&self) -> Result<Vec<RejectedCount>, String> {
-        self.sources.reads.count_rejected().await.map_err(|error| error.to_string())
-    }
-
-    async fn query_throttling(&self) -> Result<ThrottlingByProvider, String> {
-        let names = self.provider_names().await;
-        let names: Vec<&str> = names.iter().map(ProviderName::as_str).collect();
-        self.sources.ledger.throttling(&names).await.map_err(|error| error.to_string())
-    }
-
-    pub(super) async fn query_jobs(&self) -> Result<CountedJobs, String> {
-        let known = Arc::clone(&self.sources.worker_status.borrow().settings);
-        // First the limiter: a job that gets its permit between the two then counts in neither, and never in both.
-        let usage = timeout(USAGE_AT_COUNT_TIMEOUT, self.query_limit_usage(&known)).await;
-        let count = self.finished_checks.count(|scope| self.sources.reads.reconcile(OVERDUE_ALARM_AFTER, scope));
-        let reconciliations = count.await.map_err(|error| error.to_string())?;
-        Ok(CountedJobs { reconciliations, limit_usage: usage.ok().and_then(|usage| usage.value).unwrap_or_default() })
-    }
-
-    async fn query_depths(&self, names: &[ProviderName]) -> QueryResult<QueueDepths> {
-        let each = names.iter().map(|name| async move {
-            let depth = self.sources.queue.depth(name).await.map_err(|error| error.to_string())?;
-            // A queue that does not exist has no messages.
-            Ok((name.to_string(), depth.unwrap_or(0)))
-        });
-        let (depths, problem) = split_results(query_concurrently(each).await);
-        QueryResult { value: Some(depths.into_iter().collect()), problem }
-    }
-
-    async fn query_limit_usage(&self, known: &LoadedSettings) -> QueryResult<UsageByQuota> {
-        let specs: Vec<QuotaSpec> = quota_specs(known).into_iter().filter_map(|quota| quota.spec).collect();
-        let each = specs.into_iter().map(|spec| async move {
-            let used = self.sources.limiter.peek(&spec, None).await.map_err(|error| error.to_string())?;
-            Ok((spec.quota, used))
-        });
-        let (used, problem) = split_results(query_concurrently(each).await);
-        QueryResult { value: Some(used.into_iter().collect()), problem }
     }
 }
 
