@@ -199,7 +199,7 @@ fn freeze_engine(stand: &Stand, engine: Engine, lasts: Duration) {
 }
 
 /// The broker blocks publishers while it believes that it is short of disk or memory.
-fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
+pub fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
     let _held = held(&stand.rabbit_lock);
     let (on, off): ([&str; 3], [&str; 3]) = match alarm {
         Alarm::Disk => (["set_disk_free_limit", "1000000GB", ""], ["set_disk_free_limit", "1MB", ""]),
@@ -226,6 +226,8 @@ fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
             sleep(Duration::from_millis(100));
         }
     }
+    stand.publishers_are_blocked.store(true, Ordering::Relaxed);
     sleep(lasts);
+    stand.publishers_are_blocked.store(false, Ordering::Relaxed);
     run(off);
 }

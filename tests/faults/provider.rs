@@ -152,6 +152,14 @@ impl Provider {
         u64::try_from(at.saturating_duration_since(self.started.into_std()).as_micros()).unwrap()
     }
 
+    /// Requests that were answered with 429, since an instant of the monotonic clock, or ever.
+    pub fn throttled_since(&self, from: Option<std::time::Instant>) -> u64 {
+        let from_us = from.map_or(0, |from| self.micros_at(from));
+        let books = self.books();
+        let throttled = books.calls.iter().filter(|call| call.status == Some(429) && call.answered_us >= Some(from_us));
+        u64::try_from(throttled.count()).unwrap()
+    }
+
     /// Requests that were received between two instants of the monotonic clock.
     pub fn received_between(&self, from: std::time::Instant, to: std::time::Instant) -> u64 {
         let (from_us, to_us) = (self.micros_at(from), self.micros_at(to));

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sqlx::Row as _;
 
+use crate::inject::raise;
+use crate::plan::{Alarm, WriteTrouble};
 use crate::provider::ProviderOptions;
-use crate::readout_oracle::judge::{judge, judged, table};
+use crate::readout_oracle::judge::{GRACE, judge, judged, table};
 use crate::readout_oracle::prometheus::Prometheus;
 use crate::readout_oracle::{Deployment, Published, Truth, WorkerTruth, is_redis_kept, watch};
 use crate::stand::{Stand, StandOptions};
 use crate::watch::Watch;
+use crate::writes;
 
 /// The fault stand as a source for the readout oracle.
 pub struct Watched<'a> {
@@ -64,6 +67,19 @@ impl Deployment for Watched<'_> {
         self.stand.provider(provider).received_between(from, to)
     }
 
+    fn throttled(&self, provider: &str, within: Option<Duration>) -> Option<u64> {
+        let from = within.and_then(|within| Instant::now().checked_sub(within));
+        Some(self.stand.provider(provider).throttled_since(from))
+    }
+
+    fn writes_are_refused(&self) -> bool {
+        self.stand.writes_are_refused.load(Ordering::Relaxed)
+    }
+
+    fn publishers_are_blocked(&self) -> bool {
+        self.stand.publishers_are_blocked.load(Ordering::Relaxed)
+    }
+
     fn status(&self, ops_port: u16) -> Option<Value> {
         serde_json::from_str(&self.stand.asked(ops_port, &["status", "--json"])?).ok()
     }
@@ -81,14 +97,18 @@ fn bodies(lane: &str, jobs: u64) -> Vec<String> {
 }
 
 /// `alpha` has a long log that fills and drains, and `bravo` has a backlog in the broker. The limit of `carol` admits
-/// none of its fifty payments. They move between queue, delay queue and workers until `carol` is paused.
+/// none of its fifty payments. They move between queue, delay queue and workers until `carol` is paused. `delta` accepts
+/// half of what its row allows, and answers the rest with 429.
 fn stand() -> Stand {
     let mut stand = Stand::start(StandOptions::default());
     let latency = (Duration::from_millis(20), Duration::from_millis(60));
     let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
-    for (name, limits) in
-        [("alpha", vec![(20, second), (600, minute)]), ("bravo", vec![(25, second)]), ("carol", vec![(0, second)])]
-    {
+    for (name, limits) in [
+        ("alpha", vec![(20, second), (600, minute)]),
+        ("bravo", vec![(25, second)]),
+        ("carol", vec![(0, second)]),
+        ("delta", vec![(30, second)]),
+    ] {
         let limits: Vec<(usize, Duration)> = limits;
         let options = ProviderOptions {
             deduplicates: true,
@@ -96,7 +116,7 @@ fn stand() -> Stand {
             limits,
             latency,
             by_grant: false,
-            accepts_per_s: None,
+            accepts_per_s: (name == "delta").then_some(15),
         };
         stand.add_provider(name, options);
     }
@@ -113,7 +133,8 @@ fn stand() -> Stand {
     stand.apply(
         &(row("alpha", &[("second", 20, 1_000), ("minute", 600, 60_000)])
             + &row("bravo", &[("second", 25, 1_000)])
-            + &row("carol", &[("closed", 0, 1_000)])),
+            + &row("carol", &[("closed", 0, 1_000)])
+            + &row("delta", &[("second", 30, 1_000)])),
     );
     stand.add_worker();
     stand.add_worker();
@@ -123,7 +144,8 @@ fn stand() -> Stand {
 #[test]
 fn readouts_stay_correct_during_backend_outages() {
     let stand = stand();
-    let load = [("carol", 50), ("bravo", 2_500), ("alpha", 500)];
+    writes::prepare(&stand);
+    let load = [("carol", 50), ("bravo", 2_500), ("delta", 2_500), ("alpha", 500)];
     let all = |(lane, jobs): (&str, u64)| (lane.to_owned(), Published { confirmed: jobs, sent: jobs, copies: 0 });
     let published = move || load.into_iter().map(all).collect();
     let prometheus = Prometheus::start();
@@ -152,7 +174,7 @@ fn readouts_stay_correct_during_backend_outages() {
 }
 
 /// Phases: calm, `carol` paused and PostgreSQL killed, calm for longer than a past false readout lasted, RabbitMQ
-/// killed, calm.
+/// killed, calm, a read-only and then a full database, calm, a broker that is short of disk, calm.
 fn outages(stand: &Stand) {
     let quiet = |seconds: u64| std::thread::sleep(Duration::from_secs(seconds));
     quiet(18);
@@ -166,6 +188,12 @@ fn outages(stand: &Stand) {
     quiet(20);
     stand.rabbit.restart();
     quiet(16);
+    let long_enough = GRACE + Duration::from_secs(4);
+    writes::refuse(stand, WriteTrouble::ReadOnly, long_enough);
+    writes::refuse(stand, WriteTrouble::DiskFull, long_enough);
+    quiet(12);
+    raise(stand, Alarm::Disk, long_enough);
+    quiet(12);
 }
 
 fn report(truths: &[Truth]) {

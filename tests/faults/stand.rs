@@ -8,6 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,10 @@ pub struct Stand {
     pub redis_lock: Mutex<()>,
     pub rabbit_lock: Mutex<()>,
     pub postgres_lock: Mutex<()>,
+    /// PostgreSQL refuses or holds writes.
+    pub writes_are_refused: AtomicBool,
+    /// RabbitMQ has an alarm.
+    pub publishers_are_blocked: AtomicBool,
     pub client: Client,
     pub providers: BTreeMap<String, PlacedProvider>,
     pub dir: PathBuf,
@@ -108,6 +113,8 @@ impl Stand {
             redis_lock: Mutex::default(),
             rabbit_lock: Mutex::default(),
             postgres_lock: Mutex::default(),
+            writes_are_refused: AtomicBool::default(),
+            publishers_are_blocked: AtomicBool::default(),
             client,
             providers: BTreeMap::new(),
             dir: private_dir("faults"),

@@ -1,6 +1,7 @@
 //! Writes that PostgreSQL refuses or holds, while it answers every read.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub fn refuse(stand: &Stand, trouble: WriteTrouble, lasts: Duration) {
         WriteTrouble::DiskFull => {
             let full = PathBuf::from(administer(stand, "SHOW data_directory")).join(FULL);
             std::fs::write(&full, "").unwrap();
-            sleep(lasts);
+            last(stand, lasts);
             std::fs::remove_file(&full).unwrap();
         }
     }
@@ -48,9 +49,15 @@ pub fn refuse(stand: &Stand, trouble: WriteTrouble, lasts: Duration) {
 fn with_setting(stand: &Stand, name: &str, value: &str, lasts: Duration) {
     administer(stand, &format!("ALTER SYSTEM SET {name} = '{value}'"));
     administer(stand, "SELECT pg_reload_conf()");
-    sleep(lasts);
+    last(stand, lasts);
     administer(stand, &format!("ALTER SYSTEM RESET {name}"));
     administer(stand, "SELECT pg_reload_conf()");
+}
+
+fn last(stand: &Stand, lasts: Duration) {
+    stand.writes_are_refused.store(true, Ordering::Relaxed);
+    sleep(lasts);
+    stand.writes_are_refused.store(false, Ordering::Relaxed);
 }
 
 /// Runs a statement as the superuser, in a session that the troubles do not concern, and returns its output.

@@ -54,6 +54,8 @@ pub struct Overview {
     pub warnings: Vec<String>,
     /// Backends that are shown as unavailable.
     pub outages: Vec<String>,
+    /// What is said about backends: warnings, problems of outages, causes of providers.
+    pub said: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,9 +67,9 @@ pub struct Provider {
     pub at_least: bool,
     pub in_flight: u64,
     pub finished: u64,
-    pub clears_in_ms: Option<u64>,
     /// 429s of the last hour.
     pub refused: Option<u64>,
+    pub clears_in_ms: Option<u64>,
     pub cutoff: Option<Cutoff>,
 }
 
@@ -171,11 +173,16 @@ fn overview(body: &Value) -> Option<Overview> {
         };
         Some((provider["name"].as_str()?.to_owned(), shown))
     };
-    let providers = body["providers"].as_array()?.iter().filter_map(provider).collect();
+    let providers: BTreeMap<String, Provider> = body["providers"].as_array()?.iter().filter_map(provider).collect();
     let warnings = body["warnings"].as_array()?.iter().filter_map(|text| Some(text.as_str()?.to_owned()));
-    let outages = body["outages"].as_array().into_iter().flatten();
-    let outages = outages.filter_map(|outage| Some(outage["backend"].as_str()?.to_owned())).collect();
-    Some(Overview { providers, warnings: warnings.collect(), outages })
+    let warnings: Vec<String> = warnings.collect();
+    let outages = |field: &str| {
+        let outages = body["outages"].as_array().into_iter().flatten();
+        outages.filter_map(|outage| Some(outage[field].as_str()?.to_owned())).collect::<Vec<_>>()
+    };
+    let causes = providers.values().map(|shown| shown.cause.clone());
+    let said = causes.chain(outages("problem")).chain(warnings.iter().cloned()).collect();
+    Some(Overview { providers, warnings, outages: outages("backend"), said })
 }
 
 fn cutoff(in_ms: u64, forecast: &Value) -> Cutoff {

@@ -103,7 +103,7 @@ fn paced(paces: [u64; 2], clears_in: Duration) -> History {
             ready: Some(BTreeMap::new()),
             limiter_kept: Some(true),
             published: BTreeMap::from([("acme".to_owned(), published)]),
-            workers: Vec::new(),
+            ..Truth::default()
         }
     };
     let clears_in_ms = Some(u64::try_from(clears_in.as_millis()).unwrap());

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::ask::{Overview, Provider};
+use super::hindered::{faults, judged_faults, promises, refusals};
 use super::{History, Sample, Truth};
 
 /// Age that a readout may have.
@@ -52,7 +53,7 @@ pub struct Untruth {
 type Rule = fn(&Around<'_>) -> Vec<String>;
 
 /// All rules, in the order of the report.
-pub const RULES: [(&str, Rule); 9] = [
+pub const RULES: [(&str, Rule); 12] = [
     ("limits can be looked at", limits_answer),
     ("usage is what the provider received", usage),
     ("available backends are not called unavailable", backends),
@@ -62,6 +63,9 @@ pub const RULES: [(&str, Rule); 9] = [
     ("dashboard shows what waits", dashboard),
     ("alerts are silent while nothing is wrong", alerts),
     ("explanations name the state", explanations),
+    ("no finish time is promised while 429s come", promises),
+    ("429s are counted as by the provider", refusals),
+    ("a backend that does no work is named", faults),
 ];
 
 /// All false readouts of a history.
@@ -116,6 +120,9 @@ pub fn judged(history: &History) -> BTreeMap<&'static str, usize> {
             if calm && around.no_lost_leases { sample.shown.panels.len() } else { 0 },
             usize::from(calm && alerts),
             explained,
+            if calm { around.throttled_providers().count() } else { 0 },
+            if calm { around.truths.last().map_or(0, |truth| truth.throttled.len()) } else { 0 },
+            judged_faults(&around),
         ]) {
             *counts.entry(rule).or_default() += count;
         }
@@ -125,11 +132,11 @@ pub fn judged(history: &History) -> BTreeMap<&'static str, usize> {
 
 /// One sample, and the true values that it may show.
 pub struct Around<'a> {
-    sample: &'a Sample,
+    pub(super) sample: &'a Sample,
     /// No worker started, ended or stopped for [`LEASE_MAX`], or since the start.
     pub(super) no_lost_leases: bool,
     /// From the last one that ended [`AGE_MAX`] before the request to the first one that began after the response.
-    truths: Vec<&'a Truth>,
+    pub(super) truths: Vec<&'a Truth>,
 }
 
 impl<'a> Around<'a> {
@@ -151,20 +158,36 @@ impl<'a> Around<'a> {
         !self.truths.is_empty() && self.truths.iter().all(|truth| holds(truth))
     }
 
-    /// For [`GRACE`], all backends answered all workers, and no worker started or ended.
+    /// It has been so for [`GRACE`].
+    pub(super) fn has_been(&self, is_so: impl Fn(&Truth) -> bool) -> bool {
+        self.always(is_so) && self.truths.first().is_some_and(|first| first.to + GRACE <= self.sample.asked)
+    }
+
+    /// Providers that have refused requests lately, for as long as the readouts may be old.
+    pub(super) fn throttled_providers(&self) -> impl Iterator<Item = &'a str> {
+        let names = self.truths.first().into_iter().flat_map(|truth| truth.throttled.keys());
+        names.map(String::as_str).filter(|name| {
+            let lately = |truth: &Truth| truth.throttled.get(*name).is_some_and(|throttled| throttled.lately > 0);
+            self.has_been(lately)
+        })
+    }
+
+    /// For [`GRACE`], all backends did their work for all workers, and no worker started or ended.
     pub(super) fn is_calm(&self) -> bool {
         let first = self.truths.first();
         let same = |truth: &Truth| first.is_some_and(|first| first.workers == truth.workers);
         let well = |truth: &Truth| truth.workers.iter().all(|worker| worker.healthy);
-        let backends = |truth: &Truth| truth.ledger.is_some() && truth.ready.is_some() && truth.limiter_kept.is_some();
+        let backends = |truth: &Truth| {
+            let answer = truth.ledger.is_some() && truth.ready.is_some() && truth.limiter_kept.is_some();
+            answer && !truth.writes_are_refused && !truth.publishers_are_blocked
+        };
         self.always(|truth| same(truth) && well(truth) && backends(truth))
             && first.is_some_and(|first| first.to + GRACE <= self.sample.asked)
     }
 
     /// A backend has been down for [`GRACE`] and still is.
     fn has_been_down(&self, answers: impl Fn(&Truth) -> bool) -> bool {
-        let first = self.truths.first();
-        self.always(|truth| !answers(truth)) && first.is_some_and(|first| first.to + GRACE <= self.sample.asked)
+        self.has_been(|truth| !answers(truth))
     }
 
     /// Redis was available and lost no data.
@@ -172,7 +195,7 @@ impl<'a> Around<'a> {
         self.is_calm() && self.always(|truth| truth.limiter_kept == Some(true))
     }
 
-    fn overview(&self) -> Option<&'a Overview> {
+    pub(super) fn overview(&self) -> Option<&'a Overview> {
         self.sample.shown.overview.as_ref()
     }
 
@@ -211,11 +234,11 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    fn and(self, other: Self) -> Self {
+    pub(super) fn and(self, other: Self) -> Self {
         Self { least: self.least.min(other.least), most: self.most.max(other.most) }
     }
 
-    fn has(self, figure: u64) -> bool {
+    pub(super) fn has(self, figure: u64) -> bool {
         (self.least..=self.most).contains(&figure)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::ask::{Explained, Limit, Overview, Provider, Shown};
 use super::finish_times::finish_times;
 use super::judge::{RULES, judge, judged};
-use super::{History, Published, Sample, Truth, WorkerTruth};
+use super::{History, Published, Sample, Throttled, Truth, WorkerTruth};
 
 pub(super) const SECONDS: u64 = 20;
 
@@ -24,6 +24,9 @@ pub(super) fn true_history() -> History {
         ready: Some(BTreeMap::from([("acme".to_owned(), 50)])),
         limiter_kept: Some(true),
         published: BTreeMap::from([("acme".to_owned(), Published { confirmed: 57, sent: 57, copies: 0 })]),
+        throttled: BTreeMap::from([("acme".to_owned(), Throttled { ever: 9, lately: 3 })]),
+        writes_are_refused: false,
+        publishers_are_blocked: false,
         workers: vec![worker(0, 10), worker(1, 11)],
     };
     let sample = |number: u64| Sample {
@@ -36,7 +39,8 @@ pub(super) fn true_history() -> History {
 }
 
 fn shown() -> Shown {
-    let provider = Provider { state: "paused".to_owned(), waiting: 50, finished: 7, ..Provider::default() };
+    let state = "paused".to_owned();
+    let provider = Provider { state, waiting: 50, finished: 7, refused: Some(9), ..Provider::default() };
     let limit = Limit { name: "all".to_owned(), used: 5, capacity: 10, received: 5 };
     let waiting = Some("waiting".to_owned());
     Shown {
@@ -66,14 +70,15 @@ fn correct_history_has_no_violation() {
     let history = true_history();
     assert_eq!(judge(&history), Vec::new());
     for (rule, count) in judged(&history) {
-        assert_eq!(count > 0, rule != "a missing source is not zero", "{rule}: {count}");
+        let needs_a_fault = ["a missing source is not zero", "a backend that does no work is named"].contains(&rule);
+        assert_eq!(count > 0, !needs_a_fault, "{rule}: {count}");
     }
 }
 
 #[test]
 fn each_rule_finds_its_violation() {
     type Change = fn(&mut Sample);
-    let changes: [(&str, Change); 14] = [
+    let changes: [(&str, Change); 18] = [
         ("limits can be looked at", |sample| {
             sample.shown.limits.insert("acme".to_owned(), Err("not an integer".to_owned()));
         }),
@@ -107,6 +112,10 @@ fn each_rule_finds_its_violation() {
             sample.shown.alerts = Some(vec!["SluicegateNoWorker".to_owned()]);
         }),
         ("explanations name the state", |sample| sample.shown.explained[0].state = Some("unrecorded".to_owned())),
+        ("no finish time is promised while 429s come", |sample| acme(sample).clears_in_ms = Some(17_000)),
+        ("no finish time is promised while 429s come", |sample| acme(sample).state = "running".to_owned()),
+        ("429s are counted as by the provider", |sample| acme(sample).refused = Some(8)),
+        ("429s are counted as by the provider", |sample| acme(sample).refused = None),
     ];
     for (rule, change) in changes {
         let mut history = true_history();
@@ -135,6 +144,28 @@ fn figure_without_its_source_is_a_violation() {
     assert_eq!(judge(&honest), Vec::new());
     acme(honest.samples.last_mut().unwrap()).clears_in_ms = Some(17_000);
     assert_eq!(judge(&honest).len(), 1);
+}
+
+#[test]
+fn backend_that_answers_and_does_nothing_is_named() {
+    type Fault = fn(&mut Truth);
+    let faults: [(Fault, &str); 2] = [
+        (|truth| truth.writes_are_refused = true, "the database cannot write: it is read-only"),
+        (|truth| truth.publishers_are_blocked = true, "the broker blocks publishers: low on disk"),
+    ];
+    for (fault, words) in faults {
+        let mut history = true_history();
+        history.truths.iter_mut().for_each(fault);
+        let rules: Vec<&str> = judge(&history).iter().map(|untruth| untruth.rule).collect();
+        assert!(
+            rules.len() > 5 && rules.iter().all(|rule| *rule == "a backend that does no work is named"),
+            "{rules:?}"
+        );
+        for sample in &mut history.samples {
+            sample.shown.overview.as_mut().unwrap().said.push(words.to_owned());
+        }
+        assert_eq!(judge(&history), Vec::new(), "{words}");
+    }
 }
 
 #[test]

@@ -14,12 +14,15 @@ pub mod ask;
 pub mod comparison;
 mod comparison_tests;
 pub mod finish_times;
+mod hindered;
 pub mod judge;
 mod judge_tests;
 pub mod prometheus;
 
 use ask::Shown;
 
+/// 429s within this time mean that the provider still refuses requests.
+pub const LATELY: Duration = Duration::from_secs(20);
 /// Interval of the samples.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -37,6 +40,18 @@ pub trait Deployment: Sync {
     fn published(&self) -> BTreeMap<String, Published>;
     /// Requests that a provider received between two instants.
     fn received(&self, provider: &str, from: Instant, to: Instant) -> u64;
+    /// Requests that a provider answered with 429: within this last time, or ever; `None`: it is not known.
+    fn throttled(&self, _provider: &str, _within: Option<Duration>) -> Option<u64> {
+        None
+    }
+    /// PostgreSQL answers reads, and refuses or holds every write of a payment.
+    fn writes_are_refused(&self) -> bool {
+        false
+    }
+    /// RabbitMQ blocks everyone who publishes.
+    fn publishers_are_blocked(&self) -> bool {
+        false
+    }
     /// The output of `status --json` with this worker's ops server; `None`: it is not read, or the command fails.
     fn status(&self, _ops_port: u16) -> Option<serde_json::Value> {
         None
@@ -66,6 +81,14 @@ pub struct Published {
     pub copies: u64,
 }
 
+/// 429s of one provider, by its own record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttled {
+    pub ever: u64,
+    /// Within [`LATELY`].
+    pub lately: u64,
+}
+
 /// The truth, read between two instants since the start of the watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Truth {
@@ -75,6 +98,10 @@ pub struct Truth {
     pub ready: Option<BTreeMap<String, u64>>,
     pub limiter_kept: Option<bool>,
     pub published: BTreeMap<String, Published>,
+    /// Of the providers whose record has it.
+    pub throttled: BTreeMap<String, Throttled>,
+    pub writes_are_refused: bool,
+    pub publishers_are_blocked: bool,
     pub workers: Vec<WorkerTruth>,
 }
 
@@ -165,5 +192,23 @@ fn truth(deployment: &dyn Deployment, started: Instant) -> Truth {
     let published = deployment.published();
     let (ledger, ready) = (deployment.ledger(), deployment.ready());
     let (limiter_kept, workers) = (deployment.limiter_kept(), deployment.workers());
-    Truth { from, to: started.elapsed(), ledger, ready, limiter_kept, published, workers }
+    let throttled = published.keys().filter_map(|name| {
+        let throttled = |within| deployment.throttled(name, within);
+        Some((name.clone(), Throttled { ever: throttled(None)?, lately: throttled(Some(LATELY))? }))
+    });
+    let throttled = throttled.collect();
+    let (writes_are_refused, publishers_are_blocked) =
+        (deployment.writes_are_refused(), deployment.publishers_are_blocked());
+    Truth {
+        from,
+        to: started.elapsed(),
+        ledger,
+        ready,
+        limiter_kept,
+        published,
+        throttled,
+        writes_are_refused,
+        publishers_are_blocked,
+        workers,
+    }
 }

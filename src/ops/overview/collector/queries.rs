@@ -1,4 +1,4 @@
-//! The queries of the collector, one for each source.
+//! The queries of the collector, one for each source. Each returns its value, or the words in which the source failed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
