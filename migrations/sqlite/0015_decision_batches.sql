@@ -21,12 +21,14 @@ CREATE TABLE decision_batches (
     -- Number and sum of the payments by currency, a JSON array.
     sums TEXT NOT NULL CONSTRAINT batch_sums_are_json CHECK (json_valid(sums)),
     created_at INTEGER NOT NULL,
-    -- user@host of the operator.
-    created_by TEXT NOT NULL CONSTRAINT batch_author_is_1_to_1000_characters CHECK (length(created_by) BETWEEN 1 AND 1000),
+    -- user@host of the operator, as the program says, and the database's user, by a trigger: a file has none.
+    person TEXT NOT NULL CONSTRAINT batch_author_is_1_to_1000_characters CHECK (length(person) BETWEEN 1 AND 1000),
+    database_user TEXT NOT NULL DEFAULT 'database file',
     because TEXT NOT NULL CONSTRAINT batch_reason_is_1_to_1000_characters CHECK (length(because) BETWEEN 1 AND 1000),
     -- NULL: it runs.
     finished_at INTEGER,
     stopped_by TEXT,
+    stopped_database_user TEXT,
     -- The worker that applies it, and until when unless it renews.
     worker TEXT,
     leased_until INTEGER,
@@ -51,6 +53,15 @@ CREATE TRIGGER instants_are_finite_of_decision_batches
         OR NEW.next_at NOT BETWEEN -62135596800000 AND 253402207199999
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
+END;
+CREATE TRIGGER decision_batches_record_author AFTER INSERT ON decision_batches
+BEGIN
+    UPDATE decision_batches SET database_user = 'database file', stopped_database_user = NULL WHERE id = NEW.id;
+END;
+CREATE TRIGGER decision_batches_record_stop AFTER UPDATE OF state ON decision_batches
+    WHEN NEW.state = 'stopped' AND OLD.state <> 'stopped'
+BEGIN
+    UPDATE decision_batches SET stopped_database_user = 'database file' WHERE id = NEW.id;
 END;
 -- The same set is decided once at a time.
 CREATE UNIQUE INDEX decision_batches_running ON decision_batches (digest) WHERE state = 'running';

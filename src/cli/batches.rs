@@ -86,7 +86,7 @@ fn list(page: BatchPage, json: bool, cx: &mut CommandContext<'_>) -> Result<Exit
             batch.state.clone(),
             format!("{} of {}", batch.jobs - batch.remaining, batch.jobs),
             batch.created_at.to_string(),
-            batch.created_by.clone(),
+            author(&batch.person, Some(&batch.database_user)),
         ]
     };
     let rows: Vec<Vec<String>> = batches.iter().map(row).collect();
@@ -95,6 +95,11 @@ fn list(page: BatchPage, json: bool, cx: &mut CommandContext<'_>) -> Result<Exit
         cx.console.next_page("--after", &next)?;
     }
     Ok(Exit::Success)
+}
+
+/// `alice@desk (sluicegate_operator)`: the person as the program says, and the database's user.
+fn author(person: &str, database_user: Option<&str>) -> String {
+    database_user.map_or_else(|| person.to_owned(), |user| format!("{person} ({user})"))
 }
 
 fn show(batch: BatchSummary, json: bool, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
@@ -114,9 +119,9 @@ fn show(batch: BatchSummary, json: bool, cx: &mut CommandContext<'_>) -> Result<
         ("rate", Some(batch.rate)),
         ("started", Some(batch.created_at.to_string())),
         ("ended", batch.finished_at.map(|at| at.to_string())),
-        ("by", Some(batch.created_by)),
+        ("by", Some(author(&batch.person, Some(&batch.database_user)))),
         ("because", Some(batch.because)),
-        ("stopped by", batch.stopped_by),
+        ("stopped by", batch.stopped_by.map(|person| author(&person, batch.stopped_database_user.as_deref()))),
         ("worker", batch.worker),
     ];
     let rows: Vec<Vec<String>> =

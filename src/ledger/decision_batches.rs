@@ -211,12 +211,16 @@ pub struct BatchSummary {
     /// N/DURATION.
     pub rate: String,
     pub created_at: DatabaseTime,
-    /// `user@host` of the operator.
-    pub created_by: String,
+    /// `user@host` of the operator, as the program says.
+    pub person: String,
+    /// The database's user, whatever the program says.
+    pub database_user: String,
     pub because: String,
     /// When it finished or was stopped; `null`: it runs.
     pub finished_at: Option<DatabaseTime>,
+    /// As `person` and `database_user`, of the stop.
     pub stopped_by: Option<String>,
+    pub stopped_database_user: Option<String>,
     /// Number and sum of its payments by currency.
     pub sums: Vec<CurrencyTotal>,
     /// The worker that applies it; `null`: none.
@@ -270,7 +274,8 @@ pub struct LeasedBatch {
     pub rate: BatchRate,
     /// Until the next payment may come.
     pub wait: Duration,
-    pub created_by: String,
+    pub person: String,
+    pub database_user: String,
     pub because: String,
 }
 
@@ -278,9 +283,9 @@ impl LeasedBatch {
     /// The author of each change, for the audit: the operator, and the batch beside the operator's reason.
     pub fn actor(&self) -> Actor {
         Actor {
-            os_user: self.created_by.clone(),
+            os_user: self.person.clone(),
             program: Some("sluicegate batch"),
-            reason: Some(format!("{} (batch {})", self.because, self.id)),
+            reason: Some(format!("{} (batch {} of {})", self.because, self.id, self.database_user)),
         }
     }
 }

@@ -135,7 +135,7 @@ pub async fn desk() -> (Desk, String) {
     .await;
     desk.sql(&format!(
         "INSERT INTO decision_batches \
-             (id, decision, jobs, applied, refused, rate, digest, sums, created_at, created_by, because, next_at) \
+             (id, decision, jobs, applied, refused, rate, digest, sums, created_at, person, because, next_at) \
          VALUES ('{BATCH}', 'resend', 24, 3, 1, '50/1s', '{0}{0}', json_array(json_object('currency', 'EUR', 'jobs', 24, \
              'amount', 31176)), 1795000000000, 'alice@a-host-with-a-long-name.example', 'the answers were lost', 1); \
          INSERT INTO decision_batch_refusals VALUES ('{BATCH}', 'changed', 1, 'pay-9', 'the job changed in the meantime')",

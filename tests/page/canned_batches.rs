@@ -89,9 +89,10 @@ impl Batches {
         json!({
             "id": id, "decision": "declined", "state": state, "jobs": MATCHING, "applied": applied, "remaining": remaining,
             "refused": [{"refusal": "changed", "text": HOSTILE, "jobs": 2, "example": "pay-9"}],
-            "rate": "50/1s", "created_at": EARLIER, "created_by": HOSTILE, "because": HOSTILE,
+            "rate": "50/1s", "created_at": EARLIER, "person": HOSTILE, "database_user": "sluicegate_worker", "because": HOSTILE,
             "finished_at": if state == "running" { Value::Null } else { json!(NOW) },
             "sums": [{"currency": "EUR", "jobs": MATCHING, "amount": 31_176}], "worker": "w-1",
+            "stopped_database_user": if state == "stopped" { json!("sluicegate_worker") } else { Value::Null },
             "stopped_by": if state == "stopped" { json!("bob@desk") } else { Value::Null },
         })
     }

@@ -156,7 +156,7 @@ const OF_A_READER: [&str; 11] = [
     "UPDATE providers SET paused = true",
     "SELECT jobs_decide('pay-4', 'review', 'declined', 'x')",
 ];
-const OF_ANYBODY: [&str; 20] = [
+const OF_ANYBODY: [&str; 23] = [
     "INSERT INTO settings_audit (who, table_name, row_key) VALUES ('x', 'x', 'x')",
     "UPDATE settings_audit SET who = 'x'",
     "DELETE FROM settings_audit",
@@ -172,6 +172,10 @@ const OF_ANYBODY: [&str; 20] = [
     "CREATE TABLE own (a int)",
     "CREATE TEMP TABLE own (a int)",
     "CREATE ROLE other",
+    "INSERT INTO decision_batches (id, decision, jobs, rate, digest, sums, created_at, person, because, next_at) \
+         VALUES (repeat('a', 32), 'resend', 1, '1/1s', repeat('a', 64), '[]', now(), 'bob@desk', 'x', now())",
+    "INSERT INTO decision_batch_jobs (batch, number, job_id) VALUES (repeat('a', 32), 1, 'pay-1')",
+    "UPDATE decision_batches SET person = 'bob@desk', database_user = 'bob'",
     "UPDATE _sqlx_migrations SET checksum = ''",
     "UPDATE deployment SET id = gen_random_uuid()",
     "COPY jobs (id) TO PROGRAM 'cat'",

@@ -110,7 +110,7 @@ fn batch_rows(text: &str) -> [String; 3] {
     [
         format!(
             "INSERT OR REPLACE INTO decision_batches \
-                 (id, decision, state, jobs, rate, digest, sums, created_at, created_by, because, stopped_by, worker, next_at) \
+                 (id, decision, state, jobs, rate, digest, sums, created_at, person, because, stopped_by, worker, next_at) \
              VALUES ('{batch}', '{text}', '{text}', 1, '{text}', '{text}', \
                  json_array(json_object('currency', '{text}', 'jobs', 1, 'amount', 1)), 1, '{text}', '{text}', '{text}', '{text}', 1)"
         ),

@@ -44,7 +44,7 @@ static CHECK: Template = Template::made(|_| {
     )
 });
 
-/// `state || ''`: found by the id alone. PostgreSQL would read all jobs of the state for each payment.
+/// For SQLite. `state || ''`: found by the id alone.
 static ADD_MEMBERS: Template = Template::made(|dialect| {
     let given = rows_of(dialect, &[["number", "bigint"], ["id", "text"], ["seen_fence", "bigint"]]);
     format!(
@@ -54,12 +54,15 @@ static ADD_MEMBERS: Template = Template::made(|dialect| {
     )
 });
 
-/// Only with all of its payments, and only if no batch of the same set runs.
-static BEGIN: Template = Template::new(
+/// Only with all of its payments, and only if no batch of the same set runs. On PostgreSQL a function writes both: no
+/// role may insert.
+static BEGIN: Template = Template::by_dialect(
+    "SELECT batches_begin($1, $2, {json:$3}, $4, $5, {json:$6}, $7, $8) AS id",
     "INSERT INTO decision_batches \
-         (id, decision, jobs, rate, digest, sums, created_at, created_by, because, next_at) \
-     SELECT $1, $2, $3, $4, $5, {json:$6}, {now}, $7, $8, {now} \
-     WHERE (SELECT count(*) FROM decision_batch_jobs WHERE batch = $1) = $3 ON CONFLICT DO NOTHING RETURNING id",
+         (id, decision, jobs, rate, digest, sums, created_at, person, because, next_at) \
+     SELECT $1, $2, json_array_length($3), $4, $5, $6, {now}, $7, $8, {now} \
+     WHERE (SELECT count(*) FROM decision_batch_jobs WHERE batch = $1) = json_array_length($3) \
+     ON CONFLICT DO NOTHING RETURNING id",
 );
 
 static RUNNING: Template = Template::new("SELECT id FROM decision_batches WHERE digest = $1 AND state = 'running'");
@@ -70,7 +73,7 @@ static LEASE: Template = Template::made(|_| {
          WHERE id IN (SELECT id FROM decision_batches WHERE state = 'running' \
              AND (leased_until IS NULL OR leased_until <= {{after:(CASE WHEN worker = $1 THEN $2 / 2 ELSE 0 END)}}) \
              ORDER BY id LIMIT {LEASED_MAX} {{unlocked}}) \
-         RETURNING id, decision, rate, {{until:next_at}} AS wait_ms, created_by, because"
+         RETURNING id, decision, rate, {{until:next_at}} AS wait_ms, person, database_user, because"
     )
 });
 
@@ -108,13 +111,14 @@ static STANDING: Template = Template::new(
      WHERE batch.id = $1 AND turn.number = $2",
 );
 
-static STOP: Template = Template::new(
+static STOP: Template = Template::by_dialect(
+    "SELECT batches_stop($1, $2) AS id",
     "UPDATE decision_batches SET state = 'stopped', finished_at = {now}, stopped_by = $2 \
      WHERE id = $1 AND state = 'running' RETURNING id",
 );
 
 const COLUMNS: &str = "id, decision, state, jobs, applied, refused, rate, {text:sums} AS sums, {ms:created_at} AS created_at_ms, \
-     created_by, because, {ms:finished_at} AS finished_at_ms, stopped_by, \
+     person, database_user, because, {ms:finished_at} AS finished_at_ms, stopped_by, stopped_database_user, \
      CASE WHEN state = 'running' AND leased_until > {now} THEN worker END AS worker";
 
 static ONE: Template = Template::made(|_| format!("SELECT {COLUMNS} FROM decision_batches WHERE id = $1"));
@@ -204,20 +208,18 @@ impl Database {
             json!({"number": number, "id": member.id.as_str(), "seen_fence": member.seen_fence}).to_string()
         });
         let members = format!("[{}]", members.collect::<Vec<_>>().join(","));
-        let jobs = i64::try_from(batch.members.len()).unwrap_or(i64::MAX);
-        let required = batch.decision.resolution().required_state();
         let because = batch.by.reason.as_deref().map(storable);
-        let (rate, sums, author) = (batch.rate.to_string(), json!(batch.sums).to_string(), storable(&batch.by.os_user));
-        let mut steps = vec![
-            self.step(&ADD_MEMBERS, args![members, &batch.id, required]),
-            self.must_affect(
-                &BEGIN,
-                args![&batch.id, batch.decision.name(), jobs, rate, &digest, sums, author, because],
-            ),
-        ];
-        if self.dialect() == Dialect::Postgres {
-            steps.insert(0, self.step(&PLAN_BY_INDEX, []));
-        }
+        let (rate, sums) = (batch.rate.to_string(), json!(batch.sums).to_string());
+        let first = match self.dialect() {
+            Dialect::Postgres => self.step(&PLAN_BY_INDEX, []),
+            Dialect::Sqlite => {
+                let required = batch.decision.resolution().required_state();
+                self.step(&ADD_MEMBERS, args![&members, &batch.id, required])
+            }
+        };
+        let (decision, person) = (batch.decision.name(), storable(&batch.by.os_user));
+        let args = args![&batch.id, decision, members, rate, &digest, sums, person, because];
+        let steps = vec![first, self.must_affect(&BEGIN, args)];
         if self.engine.atomically_within(BEGIN_TIME, steps).await?.is_some() {
             return Ok(BatchStart::Started);
         }
@@ -383,7 +385,8 @@ impl FromRow for LeasedBatch {
             decision: BatchDecision::from_name(&decision).ok_or_else(|| corrupt("decision", "has no known value"))?,
             rate: BatchRate::parse(&rate).map_err(|why| corrupt("rate", &why))?,
             wait: row.get("wait")?,
-            created_by: row.get("created_by")?,
+            person: row.get("person")?,
+            database_user: row.get("database_user")?,
             because: row.get("because")?,
         })
     }
@@ -408,10 +411,12 @@ impl FromRow for BatchSummary {
             remaining: jobs.saturating_sub(applied + refused),
             rate: row.get("rate")?,
             created_at: row.get("created_at")?,
-            created_by: row.get("created_by")?,
+            person: row.get("person")?,
+            database_user: row.get("database_user")?,
             because: row.get("because")?,
             finished_at: row.get("finished_at")?,
             stopped_by: row.get("stopped_by")?,
+            stopped_database_user: row.get("stopped_database_user")?,
             sums: serde_json::from_str(&sums).map_err(|_| corrupt("sums", "is no list of sums"))?,
             worker: row.get("worker")?,
         })

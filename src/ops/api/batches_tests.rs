@@ -65,7 +65,7 @@ async fn batch_is_confirmed_applied_and_reported() {
                       "rate": "600/1m", "because": "ticket 4711"});
     let (status, batch) = stand.post("/api/v1/batches", body.clone()).await;
     assert_eq!((status, &batch["state"], &batch["remaining"]), (201, &json!("running"), &json!(2)), "{batch}");
-    assert_eq!((&batch["rate"], &batch["created_by"]), (&json!("600/1m"), &json!("alice@curl/8.5.0")));
+    assert_eq!((&batch["rate"], &batch["person"]), (&json!("600/1m"), &json!("alice@curl/8.5.0")));
     let (status, again) = stand.post("/api/v1/batches", body).await;
     assert!(status == 409 && again["error"].as_str().unwrap().contains("already"), "{again}");
     let path = format!("/api/v1/batches/{}", batch["id"].as_str().unwrap());
@@ -90,7 +90,7 @@ async fn batch_is_confirmed_applied_and_reported() {
     assert_eq!((&refused["jobs"][0]["number"], &refused["next"]), (&json!(2), &json!(2)));
     let audit = stand.get("/api/v1/jobs/r1").await.1["audit"][0].clone();
     assert_eq!((&audit["os_user"], &audit["program"]), (&json!("alice@curl/8.5.0"), &json!("sluicegate batch")));
-    let because = format!("ticket 4711 (batch {})", batch["id"].as_str().unwrap());
+    let because = format!("ticket 4711 (batch {} of database file)", batch["id"].as_str().unwrap());
     assert_eq!(audit["because"], because);
     let (_, page) = stand.get("/api/v1/batches?limit=1").await;
     assert_eq!((&page["batches"][0]["id"], &page["next"]), (&batch["id"], &batch["id"]));

@@ -164,6 +164,6 @@ async fn stopped_batch_leaves_the_rest() {
     assert_eq!((stopped.state.as_str(), stopped.remaining), ("stopped", 1));
     assert_eq!(bench.job("p1").await.unwrap().state, "review");
     let audit = bench.database.job_details(&JobId::new("p0").unwrap()).await.unwrap().unwrap().audit.remove(0);
-    let because = format!("ticket 4711 (batch {})", batch.id);
+    let because = format!("ticket 4711 (batch {} of database file)", batch.id);
     assert_eq!((audit.os_user.as_deref(), audit.because), (Some("alice@desk"), Some(because)));
 }

@@ -16,6 +16,7 @@ on_every_database!(
     two_workers_decide_each_payment_once,
     worker_without_the_lease_changes_nothing,
     stop_holds_from_its_commit_on,
+    author_is_the_databases_user_whatever_the_statement_says,
     changed_payment_is_refused_at_its_turn,
     checks_name_every_refusal,
     filter_selects_only_its_payments,
@@ -163,7 +164,7 @@ async fn crash_neither_skips_nor_repeats_a_payment(kind: Kind) {
         }
         let ended = fixture.database.batch(&batch.id).await.unwrap().unwrap();
         assert_eq!((ended.state.as_str(), ended.applied, ended.remaining), ("finished", 3, 0));
-        let reason = format!("asked the provider (batch {})", batch.id);
+        let reason = format!("asked the provider (batch {} of {})", batch.id, batch.database_user);
         let audit = fixture.details(ids[0]).await.audit.remove(0);
         assert_eq!((audit.os_user.as_deref(), audit.because), (Some("alice@desk"), Some(reason)));
     }
@@ -243,6 +244,31 @@ async fn stop_holds_from_its_commit_on(kind: Kind) {
     assert_eq!(pending.jobs.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
     // The same set can be decided again.
     fixture.started(2, BatchDecision::Replay, &["b"]).await;
+}
+
+/// The person is what the program says; the database adds its own user to it, also to a stop.
+async fn author_is_the_databases_user_whatever_the_statement_says(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.payments(&["a", "b"], "review").await;
+    let user = if kind == Kind::Postgres { "postgres" } else { "database file" };
+    let started = fixture.started(1, BatchDecision::Resend, &["a"]).await;
+    let forged = format!(
+        "INSERT INTO decision_batches (id, decision, jobs, rate, digest, sums, created_at, person, database_user, \
+             stopped_database_user, because, next_at) \
+         SELECT '{:032x}', decision, jobs, rate, '{:064x}', sums, created_at, 'bob@desk', 'bob', 'bob', because, next_at \
+         FROM decision_batches WHERE id = '{}'",
+        2, 2, started.id
+    );
+    fixture.sql(&forged).await.unwrap();
+    for id in [started.id, format!("{:032x}", 2)] {
+        assert_eq!(fixture.database.batch(&id).await.unwrap().unwrap().database_user, user);
+        assert!(fixture.database.stop_batch(&id, "eve@desk").await.unwrap());
+        let stopped = fixture.database.batch(&id).await.unwrap().unwrap();
+        assert_eq!(
+            (stopped.stopped_by.as_deref(), stopped.stopped_database_user.as_deref()),
+            (Some("eve@desk"), Some(user))
+        );
+    }
 }
 
 async fn changed_payment_is_refused_at_its_turn(kind: Kind) {

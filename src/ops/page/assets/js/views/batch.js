@@ -77,8 +77,8 @@ export function batch(context, id) {
     const sums = data.sums.map(({ currency, amount }) => money(amount, currency)).join(", ");
     const all = [
       ["Because", data.because],
-      ["Started", [instant(data.created_at), ` by ${data.created_by}`]],
-      data.finished_at ? [data.state === "stopped" ? "Stopped" : "Finished", [instant(data.finished_at), data.stopped_by ? ` by ${data.stopped_by}` : ""]] : null,
+      ["Started", [instant(data.created_at), ` by ${data.person} (${data.database_user})`]],
+      data.finished_at ? [data.state === "stopped" ? "Stopped" : "Finished", [instant(data.finished_at), data.stopped_by ? ` by ${data.stopped_by} (${data.stopped_database_user})` : ""]] : null,
       ["Sums", sums],
       ["Rate", data.rate],
       ["Batch", h("span", { class: "mono" }, data.id)],

@@ -42,7 +42,7 @@ export function batches(context) {
         count(batch.jobs),
         count(batch.applied),
         batch.sums.map(({ currency, amount }) => money(amount, currency)).join(", "),
-        batch.created_by,
+        `${batch.person} (${batch.database_user})`,
         batch.because,
       ],
     }));
