@@ -18,11 +18,15 @@ use crate::domain::limit::Limit;
 use crate::domain::limit_usage::STILL_USED_STEPS;
 use crate::domain::provider::Provider;
 use crate::domain::time::EpochMs;
+use crate::ledger::throttled::Throttling;
 use crate::ledger::upkeep::ProviderReconciliation;
 
 /// Time from a response until it is recorded; often it is less. An estimate with one job too few ends one start early.
 /// With one too many it may end a whole pause between two bursts late, because backlogs and limits are round numbers.
 const RECORDED_WITHIN: Duration = Duration::from_millis(100);
+
+/// The longest pause that a 429 may ask for, and the time until its outcome is recorded.
+const PAUSE_MAX_MS: i64 = 16 * 60_000;
 
 /// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
@@ -178,8 +182,10 @@ fn sent_before(evidence: &OverviewInput, provider: &Provider) -> Vec<f64> {
 fn throttled(evidence: &OverviewInput, provider: &Provider, state: ProviderState) -> Option<SendingState> {
     let own = evidence.throttling_of(provider.name.as_str());
     let of_others = || evidence.others_of_quota(provider).map(|other| evidence.throttling_of(other.name.as_str()));
+    // The pause of a 429 in force: no later 429 came meanwhile.
+    let began_pause = |of: Throttling| of.requests > 0 && evidence.at_ms - of.last_at_ms <= PAUSE_MAX_MS;
     let is_throttled = match state {
-        ProviderState::PausedByProvider => own.requests > 0 || of_others().any(|other| other.requests > 0),
+        ProviderState::PausedByProvider => began_pause(own) || of_others().any(began_pause),
         ProviderState::Throttled | ProviderState::WaitingForLimit | ProviderState::Running | ProviderState::Idle => {
             own.keep_coming || of_others().any(|other| other.keep_coming)
         }

@@ -109,6 +109,7 @@ fn nothing_is_promised_while_429s_come() {
         Throttling { requests: 248, last_at_ms: 1_799_999_900_000, passed_per_s: None, ..Throttling::default() };
     let comes = Throttling { keep_coming: true, is_repeated: true, passed_per_s: Some(6.2), ..ended };
     let first = Throttling { requests: 1, keep_coming: true, ..ended };
+    let old = Throttling { last_at_ms: 1_799_998_000_000, ..ended };
     let text =
         "the provider refused 248 requests with 429 in the last hour; 6.2/s get through: it allows less than its row";
     for (lane, throttling, passed_per_s, state, cause) in [
@@ -117,6 +118,8 @@ fn nothing_is_promised_while_429s_come() {
         (json!({}), first, Some(None), ProviderState::Running, ""),
         (paused.clone(), first, Some(None), ProviderState::PausedByProvider, "asked for a pause"),
         (json!({}), ended, None, ProviderState::Running, ""),
+        // A wait after another response, long after the last 429.
+        (paused.clone(), old, None, ProviderState::PausedByProvider, "asked for a pause"),
     ] {
         let input = of(&lane, throttling);
         let shown = overview(&input).providers.remove(0);
@@ -140,12 +143,12 @@ fn nothing_is_promised_while_429s_come() {
 /// It is closed until an instant before the cut-off, until one after it, or for good.
 #[test]
 fn closed_limit_that_returns_is_not_closed_for_good() {
-    let at = |at_ms| DatabaseTime(at_ms);
     let never = || ClearTimeOverview::Never { limit: Some("per-second".to_owned()) };
     let not_before =
         |at: DatabaseTime| ClearTimeOverview::NotBefore { limit: "per-second".to_owned(), at: at.to_string() };
     let back = |until, max_requests| LimitReturn { until, max_requests, window_ms: Some(1_000) };
-    let (soon, late) = (at(1_800_000_600_000), at(1_800_090_000_000));
+    let soon = DatabaseTime(1_800_000_600_000);
+    let late = DatabaseTime(1_800_090_000_000);
     for (returns, clears, is_known) in [
         (Some(back(soon, 100)), not_before(soon), false),
         (Some(back(late, 100)), not_before(late), true),

@@ -83,6 +83,8 @@ const THROTTLING_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// The reports, and the milliseconds by which the database's clock is ahead of ours.
 type ReportsWithSkew = (Vec<StoredReport>, i64);
+/// Rejected messages, and 429s.
+type Refusals = (Option<Vec<RejectedCount>>, Option<ThrottlingByProvider>);
 /// The raw rows with their pauses.
 #[derive(Clone, Default)]
 struct RowsWithPauses {
@@ -253,20 +255,10 @@ impl OverviewCollector {
             }
             self.limit_usage.get(USAGE_AGE_MAX, self.query_limit_usage(&known)).await
         };
-        let rejected = async {
-            if purpose == CollectFor::HistoryOnly || reports.problem.is_some() {
-                return CachedValue::not_queried();
-            }
-            self.rejected.get(REJECTED_AGE_MAX, self.query_rejected()).await
-        };
-        let throttling = async {
-            if reports.problem.is_some() {
-                return CachedValue::not_queried();
-            }
-            self.throttling.get(THROTTLING_AGE_MAX, self.query_throttling()).await
-        };
+        let refusals =
+            async { if reports.problem.is_some() { (None, None) } else { self.collect_refusals(purpose).await } };
         let stored = self.collect_stored(purpose, reports.problem.is_some(), known.version);
-        let (used, rejected, throttling, (rows, oldest, counted)) = tokio::join!(used, rejected, throttling, stored);
+        let (used, (rejected, throttling), (rows, oldest, counted)) = tokio::join!(used, refusals, stored);
         let problem_of =
             |what: &str, problem: &Option<String>| problem.as_ref().map(|problem| problem_with_name(what, problem));
         let mut problems: Vec<String> = Vec::new();
@@ -308,8 +300,8 @@ impl OverviewCollector {
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
-            rejected: rejected.current(),
-            throttling: throttling.current(),
+            rejected,
+            throttling,
             queue_reports_ages: self.sources.queue.reports_ages(),
             limit_usage: used.value.unwrap_or_default(),
             database_problem,
@@ -328,6 +320,17 @@ impl OverviewCollector {
             since.entry(name).or_insert(at_ms);
         }
         since.clone()
+    }
+
+    /// Rejected messages and 429s; `None` for a source that did not answer.
+    async fn collect_refusals(&self, purpose: CollectFor) -> Refusals {
+        let throttling = self.throttling.get(THROTTLING_AGE_MAX, self.query_throttling());
+        if purpose == CollectFor::HistoryOnly {
+            return (None, throttling.await.current());
+        }
+        let rejected = self.rejected.get(REJECTED_AGE_MAX, self.query_rejected());
+        let (rejected, throttling) = tokio::join!(rejected, throttling);
+        (rejected.current(), throttling.current())
     }
 
     /// The data of the database, and of the queues at the same moment.
