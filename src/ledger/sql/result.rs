@@ -15,7 +15,7 @@ use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteError;
 
 use super::io_error;
-use super::sqlite::READ_MAX;
+use super::sqlite::{ACQUIRE_TIMEOUT, READ_MAX};
 use crate::domain::backend_fault::BackendFault;
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, FlowClass, Identifier};
@@ -393,6 +393,9 @@ fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
         }
         _ => LedgerError::Unavailable(tls::explain_tls_error(error).unwrap_or_else(|| match error {
             sqlx::Error::Io(cause) => io_error::describe(cause),
+            sqlx::Error::PoolTimedOut => {
+                format!("the connection to SQLite was busy for {} s", ACQUIRE_TIMEOUT.as_secs())
+            }
             error => error.to_string(),
         })),
     }

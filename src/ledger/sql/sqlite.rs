@@ -33,7 +33,7 @@ use reads::SqliteReads;
 
 /// How long a statement waits for the one connection. Longer than PostgreSQL's limit, because a queue here means a slow
 /// disk, not an outage.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
+pub const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a statement waits for another process's write. Commands are short; only a migration holds the lock longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const REOPEN_PAUSE: Duration = Duration::from_millis(20);

@@ -249,6 +249,8 @@ impl OverviewCollector {
     async fn collect(&self, purpose: CollectFor) -> OverviewInput {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
         let reports = self.reports.get(REPORTS_AGE_MAX, self.query_reports()).await;
+        // At once: it compares the age of the reports.
+        let commits = self.commit_status(&reports);
         let used = async {
             if purpose == CollectFor::HistoryOnly {
                 return CachedValue::not_queried();
@@ -265,7 +267,6 @@ impl OverviewCollector {
         problems.extend(problem_of("queue", &counted.queue_problem));
         problems.extend(problem_of("limiter", &used.problem));
         problems.extend(counted.problem.as_ref().map(|problem| format!("jobs could not be counted: {problem}")));
-        let commits = self.commit_status(&reports);
         let database_problem = reports.problem.or(rows.problem).or(commits.problem);
         let sources = [("database", &database_problem), ("queue", &counted.queue_problem), ("limiter", &used.problem)];
         let missing: Vec<_> =

@@ -431,4 +431,6 @@ fn at_ms(at: &str) -> i64 {
 }
 
 #[cfg(test)]
+mod commit_tests;
+#[cfg(test)]
 pub mod tests;

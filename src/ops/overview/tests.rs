@@ -39,7 +39,7 @@ pub fn test_collector(
     }))
 }
 
-fn row(name: &str) -> ProviderRow {
+pub fn row(name: &str) -> ProviderRow {
     let limit = LimitRow { name: "all".to_owned(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
     ProviderRow {
         name: name.to_owned(),
@@ -49,7 +49,7 @@ fn row(name: &str) -> ProviderRow {
     }
 }
 
-fn report(id: &str, rate_10s: u64, at_ms: i64) -> WorkerReport {
+pub fn report(id: &str, rate_10s: u64, at_ms: i64) -> WorkerReport {
     let lane = json!({
         "does": "running", "active": 3, "in_flight": 2, "sent_total": 500, "sent_10s": rate_10s,
         "waits": {"bounds_ms": [1, 2], "counts": [5, 1, 0]},

@@ -2,7 +2,7 @@
 //! not.
 
 use super::super::sources::CachedValue;
-use super::{OverviewCollector, ReportsWithSkew};
+use super::{OverviewCollector, ReportsWithSkew, SOURCE_TIMEOUT};
 use crate::fleet::workers::Outage;
 use crate::ledger::committed_writes::WriteOutage;
 use crate::ledger::fleet::StoredReport;
@@ -32,7 +32,9 @@ impl OverviewCollector {
     /// Whether another worker has reported since this one could not: then the fault is this process's own.
     fn others_write(&self, reports: &CachedValue<ReportsWithSkew>, outage: &WriteOutage) -> bool {
         let failing_for = outage.failed_at.elapsed();
-        let is_newer = |row: &StoredReport| row.id != self.sources.worker && row.age + reports.age < failing_for;
+        // An age is that of some moment while the reports were read.
+        let age = |row: &StoredReport| row.age + reports.age + SOURCE_TIMEOUT;
+        let is_newer = |row: &StoredReport| row.id != self.sources.worker && age(row) < failing_for;
         reports.value.iter().any(|(rows, _)| rows.iter().any(is_newer))
     }
 }
