@@ -68,6 +68,13 @@ pub const RULES: [(&str, Rule); 12] = [
     ("a backend that does no work is named", faults),
 ];
 
+/// Rules that judge nothing while no backend or provider is at fault.
+pub const OF_FAULTS: [&str; 3] = [
+    "a missing source is not zero",
+    "no finish time is promised while 429s come",
+    "a backend that does no work is named",
+];
+
 /// All false readouts of a history.
 pub fn judge(history: &History) -> Vec<Untruth> {
     judge_by(history, |_| true)

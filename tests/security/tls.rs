@@ -82,11 +82,12 @@ async fn demanded_client_certificate_is_a_wrong_setup() {
         let demanding = HttpsProvider::start_demanding(&identity, &authority, version);
         for _ in 0..20 {
             let outcome = charge(demanding.port, "localhost:PORT", &authority.authorities()).await;
-            assert_eq!(
-                (outcome.code(), SetupSign::from_outcome(&outcome)),
-                ("not_sent", Some(SetupSign::Misconfigured))
-            );
-            assert!(outcome.detail().contains("demands a client certificate"), "{version:?} {}", outcome.detail());
+            assert_eq!(outcome.code(), "not_sent", "{version:?} {outcome:?}");
+            // TLS 1.2 has no such alert, and its server may end the handshake before this side has read why.
+            if *version == rustls::version::TLS13 {
+                assert_eq!(SetupSign::from_outcome(&outcome), Some(SetupSign::Misconfigured), "{outcome:?}");
+                assert!(outcome.detail().contains("demands a client certificate"), "{}", outcome.detail());
+            }
         }
         assert!(demanding.requests().is_empty());
     }

@@ -1,7 +1,7 @@
 //! The service tests' stand as a source for the readout oracle, read by external programs: psql, pika, redis.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::readout_oracle::{Deployment, Published, WorkerTruth, is_redis_kept};
 use crate::stand::Stand;
@@ -64,6 +64,12 @@ impl Deployment for Watched<'_> {
         let arrivals = fake.arrivals_us();
         let received = arrivals.partition_point(|at| *at < to_us) - arrivals.partition_point(|at| *at < from_us);
         u64::try_from(received).unwrap()
+    }
+
+    /// Its report has no times, so the last ones are known only if there is none at all.
+    fn throttled(&self, provider: &str, within: Option<Duration>) -> Option<u64> {
+        let ever = self.stand.providers[provider].report().refused_429;
+        (ever == 0 || within.is_none()).then_some(ever)
     }
 
     fn state_of(&self, job: &str) -> Option<String> {

@@ -55,6 +55,8 @@ pub struct HttpConnection {
     was_used: bool,
     /// Received bytes that were part of no response when its driver ended.
     unexpected_bytes: Bytes,
+    /// Its server wants a client certificate, as was seen when its driver ended.
+    certificate_is_demanded: bool,
 }
 
 enum DriverState {
@@ -104,7 +106,16 @@ impl HttpConnection {
         let (sender, driver) = builder.max_headers(RESPONSE_HEADERS_MAX).title_case_headers(true).handshake(io).await?;
         let driver_state = DriverState::Running(Box::new(driver));
         let unexpected_bytes = Bytes::new();
-        Ok(Self { socket, sender, driver_state, early, head_writer, was_used: false, unexpected_bytes })
+        Ok(Self {
+            socket,
+            sender,
+            driver_state,
+            early,
+            head_writer,
+            was_used: false,
+            unexpected_bytes,
+            certificate_is_demanded: false,
+        })
     }
 
     /// Polls the connection once, and returns whether it can take another request.
@@ -167,7 +178,7 @@ impl HttpConnection {
         error: &hyper::Error,
         strays: &UnexpectedResponseLog,
     ) -> ExchangeResult {
-        if !self.was_used && demands_certificate(error) {
+        if !self.was_used && (self.certificate_is_demanded || demands_certificate(error)) {
             return ExchangeResult::Failed(RequestFailure::Local(LocalFault::ClientCertificate));
         }
         if let Some(request) = unsent {
@@ -262,7 +273,9 @@ impl HttpConnection {
                 // The future ends with the connection's error, if there was one.
                 let ended = if ended.is_ok() { DriverState::Complete } else { DriverState::Broken };
                 if let DriverState::Running(driver) = std::mem::replace(&mut self.driver_state, ended) {
-                    self.unexpected_bytes = driver.into_parts().read_buf;
+                    let mut parts = driver.into_parts();
+                    self.unexpected_bytes = parts.read_buf;
+                    self.certificate_is_demanded = has_certificate_alert(parts.io.inner_mut(), cx);
                 }
             }
             future.as_mut().poll(cx)
@@ -278,6 +291,13 @@ fn end_early(response: ProviderResponse, read_at: Instant, strays: &UnexpectedRe
         return ExchangeResult::Failed(RequestFailure::Unknown(UnknownCause::ConnectionLost));
     }
     ExchangeResult::Responded(ReceivedResponse::last(response, read_at, false))
+}
+
+/// Whether the peer's alert for want of a client certificate waits to be read: a write may fail before it is.
+fn has_certificate_alert(stream: &mut HalfDuplex<Transport>, cx: &mut Context<'_>) -> bool {
+    let mut byte = [0];
+    let read = Pin::new(stream).poll_read(cx, &mut ReadBuf::new(&mut byte));
+    matches!(read, Poll::Ready(Err(error)) if demands_certificate(&error))
 }
 
 /// The status of a head that begins with these bytes: `HTTP/1.1 401 `.
