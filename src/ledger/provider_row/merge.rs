@@ -304,11 +304,7 @@ mod tests {
     /// `(last file, by hand, file)`, the value afterwards, and the report.
     #[test]
     fn each_value_comes_from_the_side_that_changed_it() {
-        let limits = |rate: serde_json::Value| {
-            let mut limit = json!({"name": "all", "max_requests": 100, "window_ms": 1000});
-            limit.as_object_mut().unwrap().extend(rate.as_object().unwrap().clone());
-            json!({"limit": [limit]})
-        };
+        let limits = |max_requests: u32, window_ms: u32| json!({"limit": [{"name": "all", "max_requests": max_requests, "window_ms": window_ms}]});
         let accounts = |rows: serde_json::Value| json!({"account": rows});
         let blocked = json!({"account": "a", "rule": "blocked"});
         let own = json!({"account": "a", "rule": "limit", "max_requests": 5, "window_ms": 1000});
@@ -362,8 +358,8 @@ mod tests {
             ),
             // The numbers of a rate belong together.
             (
-                [&limits(none.clone()), &limits(json!({"max_requests": 200})), &limits(json!({"window_ms": 2000}))],
-                &limits(json!({"max_requests": 200})),
+                [&limits(100, 1000), &limits(200, 1000), &limits(100, 2000)],
+                &limits(200, 1000),
                 "conflict rate of limit all: 200/1s | 100/2s",
             ),
             (
