@@ -40,6 +40,9 @@ use crate::worker::lane_control::SendPermission;
 use crate::worker::log_throttle::pause_for_fault;
 use crate::worker::meter::{DecisionKind, LaneDecision, ReturnReason};
 
+const THROTTLED: &str = "the provider throttled requests that the limits allowed; pausing its quota";
+const RECORDED_LATE: &str = "a request was recorded too late for its permit; nothing was sent, the job is retried";
+
 /// A recorded request, with what it needs to be sent.
 pub(super) struct BegunRequest<'a> {
     pub call: &'a ProviderCall,
@@ -130,10 +133,9 @@ impl JobRun<'_> {
         let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
         let Ok(permit) = permit.begin() else {
             lane.meter.record_return(ReturnReason::DeadlineMissed);
-            tracing::warn!(
-                provider = %lane.name,
-                "a request was recorded too late for its permit; nothing was sent, the job is retried"
-            );
+            if lane.worker.log_throttle.admits(lane.name.as_str(), RECORDED_LATE, "deadline") {
+                tracing::warn!(provider = %lane.name, "{RECORDED_LATE}");
+            }
             lane.control.record_deadline_miss();
             return self.finish_unsent(call.kind(), number).await;
         };
@@ -367,11 +369,9 @@ fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, 
     match pause {
         Some(PauseRequest::Quota { wait }) => {
             lane.control.record_throttle(kind, generation, wait);
-            tracing::warn!(
-                provider = %lane.name,
-                wait_ms = wait.as_millis(),
-                "the provider throttled requests that the limits allowed; pausing its quota"
-            );
+            if lane.worker.log_throttle.admits(lane.name.as_str(), THROTTLED, "429") {
+                tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "{THROTTLED}");
+            }
             let words = format!(
                 "the provider throttled requests that the limits allowed; nothing is sent for {:.1} s",
                 wait.as_secs_f64()

@@ -35,7 +35,7 @@ export function accountRules(provider, { rules, problem }, context) {
       cells: [rule.account, words(rule), until(rule), author(rule), rule.because ?? "", actions(provider, rule, context)],
     }))),
     rules.length > ROWS_MAX ? h("p", { class: "about" }, `${count(rules.length - ROWS_MAX)} more: `, h("code", {}, `sluicegate accounts list ${provider}`), " lists all.") : null,
-    button("Set a rule", () => setRule(provider, null, context), "", { "aria-label": `Set a rule for an account of ${provider}`, ...needs("operator") }));
+    h("div", {}, button("Set a rule", () => setRule(provider, null, context), "", { "aria-label": `Set a rule for an account of ${provider}`, ...needs("operator") })));
 }
 
 const words = ({ rule, limit, burst, weight }) =>
