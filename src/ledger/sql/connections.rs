@@ -30,8 +30,9 @@ pub use lent::Session;
 const WAIT_FOR_FIRST: Duration = Duration::from_secs(3);
 /// How long a caller waits for one of the existing connections.
 const WAIT_FOR_FREE: Duration = Duration::from_secs(10);
-/// Time limit of one connect.
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Time limit of one connect: of the first one, and at most. It doubles with each failure in a row: a network that drops
+/// packets for a moment is left soon, and a slow server is still reached.
+const CONNECT_LIMIT: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(10));
 /// How long the comparison of two connections may delay the first one.
 const COMPARE_MAX: Duration = Duration::from_secs(2);
 /// Pause after a failed connect: the first and the longest.
@@ -184,9 +185,9 @@ impl Connections {
 
     /// A dedicated connection outside the pool.
     pub async fn open_dedicated(&self) -> Result<PgConnection, sqlx::Error> {
-        let (first, backend) = connect(&self.0).await?;
+        let (first, backend) = connect(&self.0, CONNECT_LIMIT.1).await?;
         // Two open connections have two server processes, unless a pooler lends one to both.
-        if let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.0)).await {
+        if let Ok((second, other)) = connect(&self.0, COMPARE_MAX).await {
             close(second);
             if backend == other {
                 return Err(pooler_error());
@@ -268,7 +269,8 @@ impl PoolShared {
     }
 
     async fn open_for(&self, purpose: ConnectionPurpose) -> Result<(PooledConnection, bool), sqlx::Error> {
-        let (mut connection, backend) = connect(self).await?;
+        let failed_in_a_row = self.state.lock().failed_in_a_row;
+        let (mut connection, backend) = connect(self, connect_limit(failed_in_a_row)).await?;
         let is_shared = self.compare(&backend).await;
         if purpose == ConnectionPurpose::Batches {
             with_client_timeout(RETURN_MAX, set_up(&mut connection, purpose)).await?;
@@ -304,7 +306,7 @@ impl PoolShared {
         if std::mem::replace(&mut self.state.lock().was_compared, true) {
             return false;
         }
-        let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(self)).await else { return false };
+        let Ok((second, other)) = connect(self, COMPARE_MAX).await else { return false };
         close(second);
         *first == other
     }
@@ -405,8 +407,13 @@ impl PoolState {
     }
 }
 
-async fn connect(pool: &PoolShared) -> Result<(PgConnection, ServerProcess), sqlx::Error> {
-    with_client_timeout(CONNECT_MAX, async {
+fn connect_limit(failed_in_a_row: u32) -> Duration {
+    let (first, longest) = CONNECT_LIMIT;
+    first.saturating_mul(2_u32.saturating_pow(failed_in_a_row)).min(longest)
+}
+
+async fn connect(pool: &PoolShared, limit: Duration) -> Result<(PgConnection, ServerProcess), sqlx::Error> {
+    with_client_timeout(limit, async {
         let mut connection = PgConnection::connect_with(&pool.options).await?;
         let backend = establish(&mut connection, pool.rights).await?;
         Ok((connection, backend))
@@ -418,5 +425,16 @@ async fn connect(pool: &PoolShared) -> Result<(PgConnection, ServerProcess), sql
 fn close(connection: PgConnection) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(timeout(RETURN_MAX, connection.close()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connects_have_longer_after_failures() {
+        let seconds = [0, 1, 2, 3, u32::MAX].map(|failed_in_a_row| connect_limit(failed_in_a_row).as_secs());
+        assert_eq!(seconds, [3, 6, 10, 10, 10]);
     }
 }
