@@ -164,7 +164,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn uncommitted_reports_are_an_outage_at_once() {
-        let (writes, second) = (CommittedWrites::default(), Duration::from_secs(1));
+        let writes = CommittedWrites::default();
+        let second = Duration::from_secs(1);
         let ages = || writes.outage().map(|out| (out.began_at.elapsed(), out.ended_at.map(|at| at.elapsed())));
         writes.record_report(&Ok(()));
         advance(second).await;

@@ -67,6 +67,11 @@ impl ApiError {
         Self(StatusCode::BAD_REQUEST, words.into())
     }
 
+    /// As [`Self::bad_request`], with the field and why it is invalid.
+    pub fn bad_field(field: &str, why: impl fmt::Display) -> Self {
+        Self::bad_request(format!("`{field}`: {why}"))
+    }
+
     pub fn not_found(words: impl Into<String>) -> Self {
         Self(StatusCode::NOT_FOUND, words.into())
     }
@@ -298,7 +303,7 @@ impl<'de> MapAccess<'de> for ApiBodyFields {
 /// Validates a reason for the audit; a blank reason counts as none.
 pub fn validate_reason(given: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(text) = given.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
-    decision_input::validate_reason(&text).map(Some).map_err(|why| ApiError::bad_request(format!("`because`: {why}")))
+    decision_input::validate_reason(&text).map(Some).map_err(|why| ApiError::bad_field("because", why))
 }
 
 #[cfg(test)]

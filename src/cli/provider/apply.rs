@@ -89,7 +89,8 @@ fn print_applied(applied: &AppliedFile, args: &ApplyArgs, console: &mut Console)
         (_, false) => console.message("applied; workers follow within 2 s")?,
     }
     for HandChangeBy { change, by } in kept {
-        let (provider, what) = (&change.provider, &change.what);
+        let provider = &change.provider;
+        let what = &change.what;
         let stays = change.by_hand.as_ref().map(|value| format!(" {value}")).unwrap_or_default();
         let in_file = change.in_file.as_deref().unwrap_or("otherwise");
         console
@@ -122,7 +123,8 @@ fn contradicted(file: String, conflicts: &[HandChangeBy]) -> CommandError {
         format!("{file}: nothing was applied: it changes what was changed by hand. Take the changes over, or let");
     let title = format!("{title} the file win with --reset:");
     let line = |HandChangeBy { change, by }: &HandChangeBy| {
-        let (provider, what) = (&change.provider, &change.what);
+        let provider = &change.provider;
+        let what = &change.what;
         let is = change.by_hand.as_ref().map(|value| format!(" is {value},")).unwrap_or_default();
         let in_file = change.in_file.as_deref().unwrap_or("otherwise");
         format!("  {provider}: {what}{is} {}; the file says {in_file}", author(by.as_ref()))

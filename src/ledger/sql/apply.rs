@@ -272,7 +272,8 @@ fn limit_args(provider: &str, row: &LimitRow) -> Args {
 
 fn return_args(row: &LimitRow) -> Args {
     let returns = row.returns;
-    let (until, max_requests) = (returns.map(|returns| returns.until.0), returns.map(|returns| returns.max_requests));
+    let until = returns.map(|returns| returns.until.0);
+    let max_requests = returns.map(|returns| returns.max_requests);
     args![until, max_requests, returns.and_then(|returns| returns.window_ms)].into()
 }
 

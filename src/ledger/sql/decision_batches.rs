@@ -209,7 +209,8 @@ impl Database {
         });
         let members = format!("[{}]", members.collect::<Vec<_>>().join(","));
         let because = batch.by.reason.as_deref().map(storable);
-        let (rate, sums) = (batch.rate.to_string(), json!(batch.sums).to_string());
+        let rate = batch.rate.to_string();
+        let sums = json!(batch.sums).to_string();
         let first = match self.dialect() {
             Dialect::Postgres => self.step(&PLAN_BY_INDEX, []),
             Dialect::Sqlite => {
@@ -217,7 +218,8 @@ impl Database {
                 self.step(&ADD_MEMBERS, args![&members, &batch.id, required])
             }
         };
-        let (decision, person) = (batch.decision.name(), storable(&batch.by.os_user));
+        let decision = batch.decision.name();
+        let person = storable(&batch.by.os_user);
         let args = args![&batch.id, decision, members, rate, &digest, sums, person, because];
         let steps = vec![first, self.must_affect(&BEGIN, args)];
         if self.engine.atomically_within(BEGIN_TIME, steps).await?.is_some() {

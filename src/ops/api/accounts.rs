@@ -8,7 +8,7 @@ use axum::{Extension, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::changes::{actor, parse_provider_name};
+use super::changes::{actor, parse_provider_name, parse_until};
 use crate::domain::job::Identifier;
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{Actor, DatabaseTime};
@@ -17,7 +17,6 @@ use crate::ops::OpsState;
 use crate::ops::account_rules::{AccountRuleLine, RuleSubject, WantedRule, WrittenRule, change_rule, list_rules};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::{ApiBody, ApiError, ErrorBody, JsonResponse};
-use crate::ops::until::Until;
 
 pub fn routes() -> Router<OpsState> {
     Router::new()
@@ -118,15 +117,12 @@ pub async fn set(
     ApiBody(asked): ApiBody<RuleRequest>,
 ) -> Result<JsonResponse<RuleResult>, ApiError> {
     let RuleRequest { rule, limit, weight, until, because } = asked;
-    let bad = |field: &str, why: String| ApiError::bad_request(format!("`{field}`: {why}"));
-    let rule =
-        rule.as_deref().map(str::parse::<WrittenRule>).transpose().map_err(|why| bad("rule", why.to_string()))?;
+    let rule = rule.as_deref().map(str::parse::<WrittenRule>).transpose();
+    let rule = rule.map_err(|why| ApiError::bad_field("rule", why))?;
     if rule.is_none() && weight.is_none() {
         return Err(ApiError::bad_request("missing field `rule`: only with `weight` the present rule stays"));
     }
-    let until = until.as_deref().map_or(Ok(Until::NoEnd), str::parse::<Until>);
-    let until = until.map_err(|why| bad("until", why.to_string()))?;
-    let wanted = WantedRule::Set { rule, weight, until };
+    let wanted = WantedRule::Set { rule, weight, until: parse_until(until.as_deref())? };
     change(&ops, RulePath::new(path, limit)?, &wanted, &reasoned(&caller, because)?).await
 }
 
@@ -173,7 +169,7 @@ struct RulePath {
 impl RulePath {
     fn new(path: (String, String), limit: Option<String>) -> Result<Self, ApiError> {
         let provider = parse_provider_name(path.0)?;
-        let account = Identifier::new(path.1).map_err(|why| ApiError::bad_request(format!("`account`: {why}")))?;
+        let account = Identifier::new(path.1).map_err(|why| ApiError::bad_field("account", why))?;
         Ok(Self { provider, account, limit })
     }
 }

@@ -129,8 +129,8 @@ pub async fn begin(
     LargeBody(asked): LargeBody<BatchRequest>,
 ) -> Result<Response, ApiError> {
     let BatchRequest { decision, selection, digest, rate, because, confirm_jobs } = asked;
-    let rate = BatchRate::parse(rate.as_deref().unwrap_or(DEFAULT_RATE))
-        .map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
+    let rate =
+        BatchRate::parse(rate.as_deref().unwrap_or(DEFAULT_RATE)).map_err(|why| ApiError::bad_field("rate", why))?;
     let by = actor(&caller, Some(because))?;
     if by.reason.is_none() {
         return Err(ApiError::bad_request("`because`: is empty: write a reason for the audit"));

@@ -91,7 +91,7 @@ pub async fn resolve(
     }
     let resolution = kind
         .resolution(Charge { reference, amount }, ops.operator_context.card_numbers)
-        .map_err(|wrong| ApiError::bad_request(format!("`{}`: {}", wrong.field, wrong.problem)))?;
+        .map_err(|wrong| ApiError::bad_field(wrong.field, wrong.problem))?;
     apply_resolution(&ops.operator_context, id, resolution, actor(&caller, why)?).await
 }
 
@@ -356,10 +356,9 @@ pub async fn set_limit(
     ApiBody(asked): ApiBody<RateRequest>,
 ) -> Result<JsonResponse<RateResult>, ApiError> {
     let by = actor(&caller, asked.because)?;
-    let bad = |field: &str, why: String| ApiError::bad_request(format!("`{field}`: {why}"));
-    let rate = asked.rate.as_deref().map(Rate::parse_limit).transpose().map_err(|why| bad("rate", why.to_string()))?;
-    let until = asked.until.as_deref().map_or(Ok(Until::NoEnd), str::parse::<Until>);
-    let until = until.map_err(|why| bad("until", why.to_string()))?;
+    let rate = asked.rate.as_deref().map(Rate::parse_limit).transpose();
+    let rate = rate.map_err(|why| ApiError::bad_field("rate", why))?;
+    let until = parse_until(asked.until.as_deref())?;
     if rate.is_none() && (asked.until.is_none() || until != Until::NoEnd) {
         let missing = "missing field `rate`: only `until` `none` keeps the present rate";
         return Err(ApiError::bad_request(missing.to_owned()));
@@ -380,6 +379,11 @@ pub async fn set_limit(
         cutoff,
         limit,
     }))
+}
+
+/// When a change ends; absent: never.
+pub(super) fn parse_until(until: Option<&str>) -> Result<Until, ApiError> {
+    until.map_or(Ok(Until::NoEnd), |text| text.parse().map_err(|why| ApiError::bad_field("until", why)))
 }
 
 /// Parses the name in an address; an invalid name is an unknown provider.

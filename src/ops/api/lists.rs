@@ -185,7 +185,7 @@ impl Page {
     fn validate(after: Option<String>, limit: Option<u32>) -> Result<Self, ApiError> {
         let at_most = page_size(limit)?;
         let after = after.map(Identifier::new).transpose();
-        Ok(Self { after: after.map_err(|why| ApiError::bad_request(format!("`after`: {why}")))?, at_most })
+        Ok(Self { after: after.map_err(|why| ApiError::bad_field("after", why))?, at_most })
     }
 }
 

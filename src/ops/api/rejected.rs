@@ -70,9 +70,8 @@ pub async fn list(
 ) -> Result<JsonResponse<RejectedPage>, ApiError> {
     let RejectedQuery { provider: name, reason, decided, before, limit } = which?.0;
     let at_most = page_size(limit)?;
-    let provider = name
-        .map(|name| ProviderName::new(name).map_err(|why| ApiError::bad_request(format!("`provider`: {why}"))))
-        .transpose()?;
+    let provider =
+        name.map(|name| ProviderName::new(name).map_err(|why| ApiError::bad_field("provider", why))).transpose()?;
     let filter = RejectedFilter { provider, reason, decided: decided.unwrap_or_default() };
     Ok(JsonResponse(ops.reads.list_rejected(&filter, before, at_most).await?))
 }
