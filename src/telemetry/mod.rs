@@ -15,7 +15,7 @@ use tracing_subscriber::field::{MakeExt as _, RecordFields};
 use tracing_subscriber::filter::{FilterExt as _, LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{FormatFields, Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, MakeWriter};
-use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::registry;
 use tracing_subscriber::registry::LookupSpan;
 
@@ -139,16 +139,15 @@ where
     // The library's default reads NO_COLOR, but not whether stderr is a terminal.
     let lines =
         tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(coloured && log.format == LogFormat::Text);
-    let base = registry().with(spans);
     let filter = target_levels(log.level).and(OutageLineFilter);
-    match log.format {
-        LogFormat::Text => Box::new(base.with(lines.fmt_fields(TextFields).with_filter(filter))),
+    let lines = match log.format {
+        LogFormat::Text => lines.fmt_fields(TextFields).with_filter(filter).boxed(),
         // Fields beside the message instead of in "fields", as collectors expect.
-        LogFormat::Json => {
-            let lines = lines.json().flatten_event(true).map_event_format(JsonLine);
-            Box::new(base.with(lines.with_filter(filter)))
-        }
-    }
+        LogFormat::Json => lines.json().flatten_event(true).map_event_format(JsonLine).with_filter(filter).boxed(),
+    };
+    // An absent layer beside `lines` would enable each callsite, and each span would be created for no reader.
+    let layers: Vec<_> = spans.map(Layer::boxed).into_iter().chain([lines]).collect();
+    Box::new(registry().with(layers))
 }
 
 /// Fields of a text line: `message name=value`, with hidden characters escaped. The library escapes ESC and C1 only in
@@ -243,6 +242,16 @@ mod tests {
             tracing::error!(target: "lapin::channel", "no queue of that name");
         });
         assert_eq!(alone, "", "a command reports it itself");
+    }
+
+    #[test]
+    fn without_an_exporter_no_span_is_created() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            captured_log(LogConfig { level: Level::TRACE, format }, false, || {
+                let created = [spans::job("acme", &Default::default()), spans::step("wait"), spans::request("charge")];
+                assert!(created.iter().all(tracing::Span::is_disabled), "{created:?}");
+            });
+        }
     }
 
     /// A fail-over: each of hundreds of payments fails in several places.
