@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::dialect::{Dialect, Template};
 use super::engine::{Step, Value, args};
 use super::fleet::LANES;
-use super::jobs::SUMMARY_COLUMNS;
+use super::jobs::{blocked_flow_of, summary_columns};
 use super::result::{ReadRows, SqlRow, read_each};
 use super::texts;
 use crate::domain::job::{Identifier, JobId};
@@ -53,7 +53,7 @@ const fn totals_max(dialect: Dialect) -> u32 {
 /// The columns of a source: those of a page, and those of conditions.
 const COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, jobs.reference, \
      jobs.attempts, jobs.wake_at, jobs.reason, jobs.wait_reason, jobs.wait_limit, jobs.wait_detail, \
-     jobs.provider_reference, jobs.charged_amount, jobs.created_at, jobs.updated_at";
+     jobs.provider_reference, jobs.charged_amount, jobs.created_at, jobs.updated_at, jobs.priority, jobs.backlog";
 
 /// The position of a job in the order, exactly as stored. SQLite numbers rows in the order of recording.
 static POSITION: Template = Template::by_dialect(
@@ -169,6 +169,12 @@ impl JobSearch<'_> {
         Ok(bounds)
     }
 
+    /// What [`Self::conditions`] need beside `page`.
+    fn joined(&self) -> String {
+        let of_waits = matches!(self.filter.reason, Some(ReasonFilter::Waits(_)));
+        if of_waits { blocked_flow_of("page") } else { String::new() }
+    }
+
     /// The conditions that the source does not ensure, on its rows as `page`; `None` if it ensures all.
     fn conditions(&self, statement: &mut Statement) -> Option<String> {
         let filter = self.filter;
@@ -191,7 +197,9 @@ impl JobSearch<'_> {
             all.push(format!("({id} OR {reference} OR jobs.provider_reference = {of_provider})"));
         }
         match &filter.reason {
-            Some(ReasonFilter::Waits(code)) => all.push(format!("jobs.wait_reason = {}", statement.bind(*code))),
+            Some(ReasonFilter::Waits(code)) => {
+                all.push(format!("COALESCE(flows.blocked_reason, jobs.wait_reason) = {}", statement.bind(*code)));
+            }
             Some(ReasonFilter::Ended(beginning)) => all.push(statement.begins_with("jobs.reason", beginning)),
             None => {}
         }
@@ -245,11 +253,12 @@ impl Database {
         let sum = |of: String| format!("CAST(sum(CASE WHEN matches THEN {of} ELSE 0 END) AS bigint)");
         let text = format!(
             "SELECT currency, {} AS jobs, {} AS parts, {} AS rest, CAST(count(*) AS bigint) AS searched \
-             FROM (SELECT page.currency, page.amount, {matches} AS matches FROM ({jobs}) AS page) AS matched \
+             FROM (SELECT page.currency, page.amount, {matches} AS matches FROM ({jobs}) AS page {}) AS matched \
              GROUP BY currency",
             sum("1".to_owned()),
             sum(format!("amount / {PART}")),
             sum(format!("amount % {PART}")),
+            search.joined(),
         );
         totals(&self.search(&search.source, text, statement, TOTALS_TIME).await?, at_most)
     }
@@ -325,9 +334,10 @@ impl Database {
         let is_cut = conditions.is_some();
         let conditions = conditions.map(|conditions| format!(" WHERE {conditions}")).unwrap_or_default();
         let text = format!(
-            "SELECT {} FROM ({source}) AS page{conditions} \
+            "SELECT {} FROM ({source}) AS page {}{conditions} \
              ORDER BY page.created_at DESC, page.number DESC LIMIT {at_most}",
-            SUMMARY_COLUMNS.replace("jobs.", "page.")
+            summary_columns("page"),
+            blocked_flow_of("page"),
         );
         let rows = self.search(&search.source, text, statement, PAGE_TIME).await?;
         let is_full = rows.len() >= at_most as usize;

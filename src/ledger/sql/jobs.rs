@@ -23,11 +23,28 @@ use crate::ledger::operator::{
     RequestSummary, WaitDetails,
 };
 
-/// The columns of a [`JobSummary`].
-pub const SUMMARY_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
-     jobs.reference, jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.wait_reason, jobs.wait_limit, \
-     jobs.wait_detail, jobs.provider_reference, jobs.charged_amount, \
-     {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
+/// The columns of a [`JobSummary`], of rows `jobs` that are joined with [`blocked_flow_of`] them. A job of a blocked flow
+/// waits for the end of its block, whatever it waited for before.
+pub fn summary_columns(jobs: &str) -> String {
+    let columns = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, jobs.reference, \
+         jobs.attempts, {ms:COALESCE(flows.blocked_until, jobs.wake_at)} AS wake_at_ms, jobs.reason, \
+         COALESCE(flows.blocked_reason, jobs.wait_reason) AS wait_reason, \
+         CASE WHEN flows.blocked_reason IS NULL THEN jobs.wait_limit ELSE flows.blocked_limit END AS wait_limit, \
+         CASE WHEN flows.blocked_reason IS NULL THEN jobs.wait_detail END AS wait_detail, \
+         jobs.provider_reference, jobs.charged_amount, \
+         {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
+    columns.replace("jobs.", &format!("{jobs}."))
+}
+
+/// Joins rows `jobs` with `flows`, if the job is in the backlog and its flow is blocked.
+pub fn blocked_flow_of(jobs: &str) -> String {
+    format!(
+        "LEFT JOIN flows ON {jobs}.backlog AND flows.provider = {jobs}.provider AND flows.class = {} \
+             AND flows.account = {} AND flows.blocked_until > {{now}}",
+        class_of(jobs),
+        account_of(jobs),
+    )
+}
 
 /// The jobs after this one in the order of providers and keys, as many as a list holds, by the index of both. They may
 /// belong to the next provider. The condition is a comparison of both columns: with `provider = $1`, any index that
@@ -59,26 +76,15 @@ fn reason(row: &SqlRow) -> Result<Option<String>, LedgerError> {
 }
 
 static JOB: Template = Template::made(|_| {
-    // A job of a blocked flow waits for the end of its block.
-    let columns = SUMMARY_COLUMNS
-        .replace("{ms:jobs.wake_at}", "{ms:COALESCE(flows.blocked_until, jobs.wake_at)}")
-        .replace("jobs.wait_reason", "COALESCE(flows.blocked_reason, jobs.wait_reason) AS wait_reason")
-        .replace(
-            "jobs.wait_limit",
-            "CASE WHEN flows.blocked_reason IS NULL THEN jobs.wait_limit ELSE flows.blocked_limit END AS wait_limit",
-        )
-        .replace("jobs.wait_detail", "CASE WHEN flows.blocked_reason IS NULL THEN jobs.wait_detail END AS wait_detail");
     format!(
-        "SELECT {columns}, idempotency_key, cost, priority, {{ms:not_before}} AS not_before_ms, \
+        "SELECT {}, idempotency_key, cost, priority, {{ms:not_before}} AS not_before_ms, \
              {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
              {{ms:first_sent_at}} AS first_sent_at_ms, {{ms:revived_at}} AS revived_at_ms, payload, \
              {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
              frozen_method, frozen_url, frozen_content_type, frozen_body \
-         FROM jobs LEFT JOIN flows ON jobs.backlog AND flows.provider = jobs.provider \
-             AND flows.class = {} AND flows.account = {} AND flows.blocked_until > {{now}} \
-         WHERE jobs.id = $1",
-        class_of("jobs"),
-        account_of("jobs"),
+         FROM jobs {} WHERE jobs.id = $1",
+        summary_columns("jobs"),
+        blocked_flow_of("jobs"),
     )
 });
 

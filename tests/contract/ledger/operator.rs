@@ -57,7 +57,7 @@ impl Fixture {
         settled(self.database.resolve_job(&id(text), verdict, None, &by()).await)
     }
 
-    async fn details(&self, text: &str) -> JobDetails {
+    pub async fn details(&self, text: &str) -> JobDetails {
         self.database.job_details(&id(text)).await.unwrap().unwrap()
     }
 

@@ -30,8 +30,10 @@ impl Database {
         let mut statement = Statement { dialect: self.dialect(), args: Vec::new() };
         let jobs = search.jobs(&mut statement, at_most + 1)?;
         let matches = search.conditions(&mut statement).unwrap_or_else(|| "1 = 1".to_owned());
-        let text =
-            format!("SELECT page.id, CASE WHEN {matches} THEN 1 ELSE 0 END AS is_selected FROM ({jobs}) AS page");
+        let text = format!(
+            "SELECT page.id, CASE WHEN {matches} THEN 1 ELSE 0 END AS is_selected FROM ({jobs}) AS page {}",
+            search.joined()
+        );
         let rows = self.search(&search.source, text, statement, PAGE_TIME).await?;
         if rows.len() > at_most as usize {
             return Ok(None);

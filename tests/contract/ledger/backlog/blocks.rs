@@ -1,5 +1,7 @@
 //! Blocked flows: skipped for as long as they are blocked, woken at their instant, and ended by an operator's change.
 
+use sluicegate::domain::job_filter::{JobFilter, ReasonFilter};
+
 use super::*;
 
 on_every_database!(
@@ -9,6 +11,7 @@ on_every_database!(
     an_account_is_blocked_by_class,
     jobs_of_blocked_accounts_are_counted,
     blocks_are_shown,
+    jobs_of_a_blocked_flow_are_found_by_its_reason,
 );
 
 impl Fixture {
@@ -134,4 +137,31 @@ async fn blocks_are_shown(kind: Kind) {
     assert_eq!(shown[1].blocked, None);
     // Blocked flows are not before it.
     assert_eq!(fixture.jobs_ahead("b1").await, (true, 0));
+}
+
+/// Only the first of them has been claimed and knows of the block; the others were recorded behind it.
+async fn jobs_of_a_blocked_flow_are_found_by_its_reason(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let blocked = FlowBlock { wait: Duration::MAX, reason: BlockedReason::AccountBlocked, limit: None };
+    fixture.record_blocked(&of("acct_1", "a1"), &blocked).await;
+    for (account, id) in [("acct_1", "a2"), ("acct_2", "b1"), ("acct_1", "a3")] {
+        fixture.record(&of(account, id)).await;
+    }
+    let ledger = &fixture.database;
+    let provider = Some(name("stripe"));
+    let filter =
+        |code| JobFilter { reason: Some(ReasonFilter::new(code)), provider: provider.clone(), ..JobFilter::default() };
+    for (code, wanted) in [("account_blocked", &["a3", "a2", "a1"][..]), ("limit", &[])] {
+        let filter = filter(code);
+        let jobs = ledger.list_jobs(&filter, None, 9).await.unwrap().jobs;
+        assert_eq!(jobs.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), wanted, "{code}");
+        assert!(jobs.iter().all(|job| job.wait_reason.as_deref() == Some(code)), "{jobs:?}");
+        assert_eq!(ledger.job_totals(&filter).await.unwrap().jobs, wanted.len() as u64, "{code}");
+        assert_eq!(ledger.selected_jobs(&filter).await.unwrap().unwrap().len(), wanted.len(), "{code}");
+    }
+    // A job's own page says the same as the list.
+    let listed = ledger.list_jobs(&JobFilter::default(), None, 9).await.unwrap().jobs;
+    for job in listed {
+        assert_eq!(fixture.details(&job.id).await.line, job);
+    }
 }
