@@ -21,10 +21,8 @@ use tokio_util::task::TaskTracker;
 pub struct BatchBounds {
     /// Most items in one batch.
     pub items: usize,
-    /// From this size on, a batch is large.
-    pub large: usize,
-    /// Pause after a large batch, in which the next one collects.
-    pub large_pause: Duration,
+    /// Pause after a batch of so many items, in which the next one collects.
+    pub pause: fn(usize) -> Duration,
     /// The next batch does not wait longer for a commit; `None`: one commit at a time.
     pub stuck_after: Option<Duration>,
 }
@@ -162,7 +160,7 @@ async fn run<W: BatchWork>(batcher: Arc<Batcher<W>>) {
         if batch.is_empty() {
             return;
         }
-        let is_large = batch.len() >= W::BOUNDS.large;
+        let pause = (W::BOUNDS.pause)(batch.len());
         let committer = Arc::clone(&batcher);
         // A panic drops the requests of its batch, which gives their callers an error. The next batches go on.
         let commit = AssertUnwindSafe(async move { committer.work.commit(batch).await }).catch_unwind();
@@ -176,8 +174,8 @@ async fn run<W: BatchWork>(batcher: Arc<Batcher<W>>) {
                 }
             }
         }
-        if is_large {
-            sleep(W::BOUNDS.large_pause).await;
+        if !pause.is_zero() {
+            sleep(pause).await;
         }
     }
 }
@@ -217,8 +215,7 @@ mod tests {
         type Item = (u32, String);
         type Answer = Result<u32, &'static str>;
 
-        const BOUNDS: BatchBounds =
-            BatchBounds { items: 8, large: 4, large_pause: Duration::from_millis(2), stuck_after: Some(STUCK_AFTER) };
+        const BOUNDS: BatchBounds = BatchBounds { items: 8, pause, stuck_after: Some(STUCK_AFTER) };
         const SKIPS_ABANDONED: bool = false;
 
         fn key((_, key): &Self::Item) -> Option<&str> {
@@ -238,6 +235,10 @@ mod tests {
     }
 
     const STUCK_AFTER: Duration = Duration::from_millis(100);
+
+    fn pause(items: usize) -> Duration {
+        if items < 4 { Duration::ZERO } else { 2 * MS }
+    }
 
     struct Rig {
         batcher: Arc<Batcher<Recorder>>,

@@ -52,8 +52,7 @@ impl BatchWork for MessageBatches {
     type Answer = Result<i64, QueueError>;
 
     /// SQLite has one writer, so a second commit would only wait.
-    const BOUNDS: BatchBounds =
-        BatchBounds { items: 128, large: usize::MAX, large_pause: Duration::ZERO, stuck_after: None };
+    const BOUNDS: BatchBounds = BatchBounds { items: 128, pause: |_| Duration::ZERO, stuck_after: None };
     const SKIPS_ABANDONED: bool = true;
 
     async fn commit(&self, batch: Vec<BatchRequest<Self>>) {
