@@ -1,8 +1,8 @@
 //! The benchmark `path`: jobs per second through the whole path without an effective limit, and the latency of an
 //! idle lane.
 //!
-//! It runs the worker of production with its ledger, its permits and one HTTP request per job. The provider answers at
-//! once. The time runs from the first request to the last finished job.
+//! It runs the worker of production with its ledger, its permits and one HTTP request per job, on a full queue of fifty
+//! accounts. The provider answers at once. The time runs from the first request to the last finished job.
 
 use std::time::Duration;
 

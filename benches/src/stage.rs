@@ -20,7 +20,7 @@ use super::{broker, meter};
 use sluicegate::app::Services;
 use sluicegate::cli::{CommandError, Console};
 use sluicegate::config::{self, Config, LimiterUrl, QueueUrl};
-use sluicegate::domain::job::{Job, JobId};
+use sluicegate::domain::job::{Identifier, Job, JobId};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
@@ -33,6 +33,8 @@ const NAME: &str = "bench-";
 const PREFIX: &str = "sluicegate-bench";
 /// Concurrent publishes.
 const PUBLISHES_AT_ONCE: usize = 64;
+/// Accounts whose jobs take turns.
+const ACCOUNTS: u64 = 50;
 const RETENTION_S: i64 = 86_400;
 const TIMEOUT_MS: i64 = 10_000;
 
@@ -205,13 +207,14 @@ fn in_directory(scratch: &Scratch) -> Result<Config, CommandError> {
 }
 
 fn message(provider: &BenchProvider, number: u64) -> Result<OutgoingMessage, CommandError> {
+    let id = format!("{}-{number:07}", provider.name);
+    let account = format!("account-{}", number % ACCOUNTS);
     let job = Job {
-        id: JobId::new(format!("{}-{number:07}", provider.name))
-            .map_err(|problem| CommandError::Failed(problem.to_string()))?,
+        id: JobId::new(id).map_err(|problem| CommandError::Failed(problem.to_string()))?,
         provider: provider.name.clone(),
         amount: i64::try_from(100 + number % 900).unwrap_or(100),
         currency: "EUR".to_owned(),
-        account: None,
+        account: Some(Identifier::new(account).map_err(|problem| CommandError::Failed(problem.to_string()))?),
         reference: None,
         idempotency_key: None,
         cost: 1,
