@@ -194,6 +194,9 @@ pub trait LaneConsumer: Send {
 
     /// Takes messages again after [`LaneConsumer::stop`].
     async fn resume(&mut self) -> Result<(), QueueError>;
+
+    /// Changes the number of places. Messages that are out already, or have arrived, stay.
+    async fn resize(&mut self, places: u16) -> Result<(), QueueError>;
 }
 
 #[async_trait]

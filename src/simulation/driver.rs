@@ -21,8 +21,9 @@ use crate::limiter::gate::{BlockReason, GateRefusal, GateView, LaneEgress, Pendi
 use crate::worker::backlog::claimed_ahead::{AheadBounds, startable_soon};
 use crate::worker::backlog::core::{DispatchCore, DispatchStep, LaneFacts};
 use crate::worker::backlog::cost_waits::{CostWait, CostWaits};
+use crate::worker::intake_bound::IntakeBound;
 use crate::worker::job::acquire::cost_wait;
-use crate::worker::lane::{RESUME_AHEAD, prefetch};
+use crate::worker::lane::{RESUME_AHEAD, prefetch, prefetch_with_reserve};
 
 /// Index of a job among the arrivals.
 pub type JobIndex = usize;
@@ -228,7 +229,9 @@ pub fn first_call(now_us: u64) -> LimiterCall {
 pub struct SimulatedProcess {
     pub gate: GateDriver,
     pub dispatcher: DispatchCore<u32, JobIndex>,
-    pub free_prefetch: u16,
+    intake: IntakeBound,
+    /// Messages that it holds.
+    held: u16,
     pub deadline_misses: MissStreak,
     clock: VirtualClock,
     provider: Provider,
@@ -248,7 +251,8 @@ impl SimulatedProcess {
         Self {
             gate,
             dispatcher: DispatchCore::new(clock.instant(now_us)),
-            free_prefetch: prefetch(provider),
+            intake: IntakeBound::starting_at(clock.instant(now_us)),
+            held: 0,
             deadline_misses: MissStreak::default(),
             clock,
             provider: provider.clone(),
@@ -261,8 +265,20 @@ impl SimulatedProcess {
         }
     }
 
-    pub fn accepts_jobs(&self, now_us: u64) -> bool {
-        self.free_prefetch > 0 && self.paused_until_us <= now_us
+    pub fn accepts_jobs(&mut self, now_us: u64) -> bool {
+        let reserve = self.intake.reserve(self.clock.instant(now_us));
+        self.held < prefetch_with_reserve(&self.provider, reserve) && self.paused_until_us <= now_us
+    }
+
+    /// Takes a message from the queue.
+    pub fn take_message(&mut self) {
+        self.held += 1;
+    }
+
+    /// A message that it held is acknowledged.
+    pub fn end_message(&mut self) {
+        self.held -= 1;
+        self.intake.record_end();
     }
 
     /// Whether new jobs of this cost wait in the backlog, in blocking mode.

@@ -7,12 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::backlog::LaneBacklog;
+use super::intake_bound::IntakeBound;
 use super::job::Duplicates;
 use super::lane_control::{LaneControl, LanePause};
 use super::meter::LaneMeter;
@@ -59,11 +61,12 @@ pub struct LaneContext {
     pub control: Arc<LaneControl>,
     pub duplicates: Duplicates,
     pub backlog: Arc<LaneBacklog>,
+    pub intake_bound: Mutex<IntakeBound>,
     /// Stops this lane alone.
     pub stop: CancellationToken,
 }
 
-/// Unacknowledged deliveries that one process may have: what its share of `max_wait` can start, within workers and
+/// Most unacknowledged deliveries that one process may have: what its share of `max_wait` can start, within workers and
 /// bucket.
 pub fn prefetch(provider: &Provider) -> u16 {
     let startable = provider.startable_within(provider.max_wait.mul_f64(WAIT_SHARE), DRAIN_TIME_MAX).ceil();
@@ -74,6 +77,12 @@ pub fn prefetch(provider: &Provider) -> u16 {
     let (startable, patient) = (startable as u32, patient as u32);
     let least = PREFETCH_MIN.min(patient).max(1).min(most);
     u16::try_from(startable.clamp(least, most)).unwrap_or(u16::MAX)
+}
+
+/// Unacknowledged deliveries that one process may have with this reserve beyond its worker slots.
+pub fn prefetch_with_reserve(provider: &Provider, reserve: u16) -> u16 {
+    let held = provider.workers.saturating_add(u32::from(reserve));
+    prefetch(provider).min(u16::try_from(held).unwrap_or(u16::MAX))
 }
 
 /// Longest wait of an active job, counted from its delivery: `max_wait`, or what a full lane needs to drain. Without
@@ -89,9 +98,16 @@ pub fn max_local_wait(provider: &Provider) -> Duration {
     provider.max_wait.max((drain_time * LOCAL_WAIT_FACTOR).min(LOCAL_WAIT_MAX))
 }
 
-/// Prefetch now: 1 while the circuit breaker probes the provider.
+/// Most messages that the lane holds: 1 while the circuit breaker probes the provider.
 pub(super) fn current_prefetch(context: &LaneContext) -> u16 {
     if context.control.is_probing() { 1 } else { prefetch(&context.settings.borrow().provider) }
+}
+
+/// Messages that the lane holds at most now.
+fn bounded_prefetch(context: &LaneContext) -> u16 {
+    let reserve = context.intake_bound.lock().reserve(Instant::now());
+    let bounded = prefetch_with_reserve(&context.settings.borrow().provider, reserve);
+    bounded.min(current_prefetch(context))
 }
 
 /// Runs one lane until it is stopped, and reopens its consumer after each failure.
@@ -100,17 +116,18 @@ pub async fn run(context: Arc<LaneContext>) {
     context.worker.jobs.spawn(backlog::dispatcher::run(Arc::clone(&context)));
     let mut failed = 0;
     while !context.stop.is_cancelled() {
-        let prefetch = current_prefetch(&context);
+        let (most, prefetch) = (current_prefetch(&context), bounded_prefetch(&context));
         let error = match open(&context, prefetch).await {
-            Ok(mut lane) => {
+            Ok(lane) => {
                 failed = 0;
                 context.control.record_queue_open();
                 tracing::info!(provider = %context.name, prefetch, "lane open");
                 let jobs = TaskTracker::new();
-                match consume(&context, lane.as_mut(), prefetch, &jobs).await {
+                let mut lane = OpenLane { consumer: lane, most, prefetch };
+                match consume(&context, &mut lane, &jobs).await {
                     // Stopped, or reopened with another prefetch: active jobs finish on the old consumer.
                     Ok(()) => {
-                        context.worker.jobs.spawn(retire(Arc::clone(&context), lane, jobs));
+                        context.worker.jobs.spawn(retire(Arc::clone(&context), lane.consumer, jobs));
                         continue;
                     }
                     Err(error) => error,
@@ -138,14 +155,29 @@ async fn open(context: &LaneContext, prefetch: u16) -> Result<Box<dyn queue::Lan
     queue.open_lane(&context.name, prefetch).await
 }
 
-/// Consumes jobs until the lane is stopped or its prefetch changes.
-async fn consume(
-    context: &Arc<LaneContext>,
-    lane: &mut dyn queue::LaneConsumer,
+/// A lane's consumer, and how many messages it holds at most: ever, and now.
+struct OpenLane {
+    consumer: Box<dyn queue::LaneConsumer>,
+    most: u16,
     prefetch: u16,
-    jobs: &TaskTracker,
-) -> Result<(), QueueError> {
-    let free = Arc::new(Semaphore::new(usize::from(prefetch)));
+}
+
+impl OpenLane {
+    /// Follows the lane's rate.
+    async fn resize(&mut self, context: &LaneContext) -> Result<(), QueueError> {
+        let prefetch = bounded_prefetch(context).min(self.most);
+        if prefetch != self.prefetch {
+            tracing::debug!(provider = %context.name, prefetch, "the lane's rate has changed its prefetch");
+            self.prefetch = prefetch;
+            self.consumer.resize(prefetch).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Consumes jobs until the lane is stopped or the bound of its prefetch changes.
+async fn consume(context: &Arc<LaneContext>, open: &mut OpenLane, jobs: &TaskTracker) -> Result<(), QueueError> {
+    let free = Arc::new(Semaphore::new(usize::from(open.most)));
     let mut settings = context.settings.clone();
     let (mut intake, mut charges) = (context.control.watch_intake(), context.control.watch_charges());
     let mut outcomes = context.control.outcomes.watch_pause();
@@ -160,10 +192,10 @@ async fn consume(
         });
         let paused_until = intake_paused_until(&provider, pauses.into_iter().flatten().max());
         if consuming && paused_until.is_some() {
-            lane.stop().await?;
+            open.consumer.stop().await?;
             consuming = false;
         } else if !consuming && paused_until.is_none() {
-            lane.resume().await?;
+            open.consumer.resume().await?;
             (consuming, arrived) = (true, true);
         }
         tokio::select! {
@@ -171,35 +203,37 @@ async fn consume(
             () = context.stop.cancelled() => break,
             changed = settings.changed() => {
                 // Without its sender the lane is about to be stopped.
-                if changed.is_err() || current_prefetch(context) != prefetch {
+                if changed.is_err() || current_prefetch(context) != open.most {
                     break;
                 }
             }
-            _ = probing.changed() => if current_prefetch(context) != prefetch { break },
+            _ = probing.changed() => if current_prefetch(context) != open.most { break },
             _ = intake.changed() => {}
             _ = charges.changed() => {}
             _ = outcomes.changed() => {}
             () = sleep_until(paused_until.unwrap_or_else(Instant::now)), if paused_until.is_some() => {}
-            delivered = next_delivery(lane, &free), if arrived => match delivered? {
+            delivered = next_delivery(open.consumer.as_mut(), &free), if arrived => match delivered? {
                 Some((delivery, share)) => {
                     let lane = Arc::clone(context);
                     // Boxed because a future of thousands of bytes is moved several times on its way into a task.
-                    let work = Box::pin(intake::handle_delivery(lane, delivery));
+                    let work = Box::pin(intake::handle_delivery(Arc::clone(&lane), delivery));
                     let job = jobs.track_future(async move {
                         work.await;
+                        lane.intake_bound.lock().record_end();
                         drop(share);
                     });
                     context.worker.jobs.spawn(job);
+                    open.resize(context).await?;
                 }
                 None => arrived = false,
             },
         }
     }
     if consuming {
-        lane.stop().await?;
+        open.consumer.stop().await?;
     }
     // Deliveries that have not been started are requeued unchanged.
-    while let Some(delivery) = lane.next().await? {
+    while let Some(delivery) = open.consumer.next().await? {
         if let Err(error) = delivery.receipt.requeue().await {
             tracing::debug!(%error, "delivery not requeued; the broker requeues it");
         }

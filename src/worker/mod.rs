@@ -22,6 +22,7 @@ pub mod decode;
 mod evictions;
 pub mod heartbeat;
 pub mod intake;
+pub(crate) mod intake_bound;
 pub mod job;
 pub mod lane;
 pub mod lane_control;

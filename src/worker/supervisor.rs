@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::active_jobs::ActiveJobs;
 use super::backlog::LaneBacklog;
+use super::intake_bound::IntakeBound;
 use super::job::Duplicates;
 use super::lane::{self, LaneContext, LaneSettings};
 use super::lane_control::LaneControl;
@@ -288,6 +290,7 @@ fn start_lane(
     let Some(gate) = quotas.gate(&row.quota) else { return Ok(None) };
     let (settings, settings_rx) = watch::channel(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     let context = Arc::new(LaneContext {
+        intake_bound: Mutex::new(IntakeBound::starting_at(Instant::now())),
         worker: worker.clone(),
         name: row.name.clone(),
         meter: worker.meter.lane(&row.name),

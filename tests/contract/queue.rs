@@ -12,7 +12,12 @@ use sluicegate::queue::{
 };
 
 mod embedded;
+mod places;
 mod rabbitmq;
+
+use places::{
+    lane_grows_and_shrinks_with_open_receipts, lane_stops_and_resumes_with_open_receipts, prefetch_is_never_exceeded,
+};
 
 /// Long enough for any response that is going to come.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -128,60 +133,6 @@ async fn unacknowledged_messages_are_redelivered(queue: Arc<dyn Queue>) {
     for delivery in back {
         delivery.receipt.ack().await.unwrap();
     }
-}
-
-async fn prefetch_is_never_exceeded(queue: Arc<dyn Queue>) {
-    queue.declare(&[provider("stripe")]).await.unwrap();
-    publish_all(&*queue, "stripe", &["1", "2", "3", "4", "5", "6"]).await;
-    let mut lane = queue.open_lane(&provider("stripe"), 3).await.unwrap();
-    let mut held = take_many(&mut *lane, 3).await;
-    assert_quiet(&mut *lane).await;
-    await_depth(&*queue, "stripe", 3).await;
-    held.pop().unwrap().receipt.ack().await.unwrap();
-    held.push(take(&mut *lane).await);
-    assert_quiet(&mut *lane).await;
-    assert_eq!(held.len(), 3);
-}
-
-async fn lane_stops_and_resumes_with_open_receipts(queue: Arc<dyn Queue>) {
-    queue.declare(&[provider("stripe")]).await.unwrap();
-    publish_all(&*queue, "stripe", &["1", "2", "3"]).await;
-    let mut lane = queue.open_lane(&provider("stripe"), 3).await.unwrap();
-    let first = take(&mut *lane).await;
-    // The other two messages have arrived, or arrive now. They are delivered before the end.
-    await_depth(&*queue, "stripe", 0).await;
-    lane.stop().await.unwrap();
-    publish_all(&*queue, "stripe", &["4", "5"]).await;
-    let mut held = vec![first];
-    while let Some(delivery) = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap().unwrap() {
-        held.push(delivery);
-    }
-    assert_eq!(bodies(&held), set(&["1", "2", "3"]));
-    assert!(lane.next().await.unwrap().is_none(), "still stopped");
-    held.pop().unwrap().receipt.ack().await.unwrap();
-    await_depth(&*queue, "stripe", 2).await;
-
-    lane.resume().await.unwrap();
-    // Two messages are unacknowledged, so the prefetch of three allows one more.
-    held.push(take(&mut *lane).await);
-    assert_quiet(&mut *lane).await;
-    for delivery in held {
-        delivery.receipt.ack().await.unwrap();
-    }
-    let last = take(&mut *lane).await;
-    assert_eq!(&last.body[..], b"5");
-    last.receipt.ack().await.unwrap();
-
-    // Repeatedly, without unacknowledged messages.
-    for _ in 0..3 {
-        lane.stop().await.unwrap();
-        lane.stop().await.unwrap();
-        assert!(tokio::time::timeout(PATIENCE, lane.next()).await.unwrap().unwrap().is_none());
-        lane.resume().await.unwrap();
-        lane.resume().await.unwrap();
-    }
-    publish_all(&*queue, "stripe", &["6"]).await;
-    take(&mut *lane).await.receipt.ack().await.unwrap();
 }
 
 async fn requeued_message_returns_at_once(queue: Arc<dyn Queue>) {
@@ -381,6 +332,7 @@ macro_rules! conformance {
             published_received_acknowledged,
             unacknowledged_messages_are_redelivered,
             prefetch_is_never_exceeded,
+            lane_grows_and_shrinks_with_open_receipts,
             lane_stops_and_resumes_with_open_receipts,
             requeued_message_returns_at_once,
             dropping_next_loses_nothing,

@@ -196,7 +196,7 @@ struct LaneShared {
     signal: Arc<Notify>,
     /// This lane's number in column `taken`.
     number: i64,
-    prefetch: usize,
+    prefetch: AtomicUsize,
     /// Messages taken and not finished. A receipt whose future is dropped half-way keeps its place until the lane closes.
     unacked: AtomicUsize,
     fault: LaneFault,
@@ -210,7 +210,7 @@ impl EmbeddedLane {
             signal,
             // Random, so that lanes of two processes cannot have the same.
             number: rand::random_range(1..i64::MAX),
-            prefetch: usize::from(places),
+            prefetch: AtomicUsize::new(usize::from(places)),
             unacked: AtomicUsize::new(0),
             fault: LaneFault::default(),
         });
@@ -258,7 +258,8 @@ async fn take_until_closed(
             continue;
         }
         let mut wait = POLL_EVERY;
-        let free = held.prefetch.saturating_sub(held.unacked.load(Ordering::Acquire));
+        let places = held.prefetch.load(Ordering::Acquire);
+        let free = places.saturating_sub(held.unacked.load(Ordering::Acquire));
         if free > 0 {
             wait = held.store.next_in(&held.queue).await?.map_or(POLL_EVERY, |next| next.min(POLL_EVERY));
             if wait.is_zero() {
@@ -325,6 +326,12 @@ impl LaneConsumer for EmbeddedLane {
         self.request.send_if_modified(|wanted| !std::mem::replace(&mut wanted.taking, true));
         Ok(())
     }
+
+    async fn resize(&mut self, places: u16) -> Result<(), QueueError> {
+        self.shared.prefetch.store(usize::from(places), Ordering::Release);
+        self.shared.signal.notify_waiters();
+        Ok(())
+    }
 }
 
 impl LaneShared {
@@ -344,7 +351,7 @@ impl LaneShared {
 
     /// A place has come free; the task waits for that only when all were taken.
     fn release_one(&self) {
-        if self.unacked.fetch_sub(1, Ordering::AcqRel) == self.prefetch {
+        if self.unacked.fetch_sub(1, Ordering::AcqRel) >= self.prefetch.load(Ordering::Acquire) {
             self.signal.notify_waiters();
         }
     }

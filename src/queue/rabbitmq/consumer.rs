@@ -259,6 +259,16 @@ impl LaneConsumer for RabbitLane {
         self.consuming = true;
         Ok(())
     }
+
+    /// For more places, `next` opens a further consumer. A consumer keeps its prefetch, so for fewer, another begins.
+    async fn resize(&mut self, places: u16) -> Result<(), QueueError> {
+        self.prefetch = usize::from(places);
+        if self.consuming && self.prefetch < self.consumers_prefetch {
+            self.stop().await?;
+            self.resume().await?;
+        }
+        Ok(())
+    }
 }
 
 /// <https://www.rabbitmq.com/docs/dlx#effects>

@@ -65,7 +65,7 @@ impl Simulation<'_> {
         state.recorded_us.get_or_insert(now_us);
         let index = state.process;
         let process = &mut self.processes[index];
-        process.free_prefetch += 1;
+        process.end_message();
         if process.dispatcher.record_new(&flow, self.clock.instant(now_us)) {
             self.dispatch(now_us, index);
         }

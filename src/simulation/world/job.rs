@@ -37,7 +37,7 @@ impl Simulation<'_> {
             };
             let Some(job) = self.queue.pop_front() else { return };
             self.next_process = process + 1;
-            self.processes[process].free_prefetch -= 1;
+            self.processes[process].take_message();
             let state = &mut self.record.jobs[job];
             state.process = process;
             state.delivered_us = now_us;

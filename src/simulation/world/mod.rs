@@ -297,7 +297,7 @@ impl<'a> Simulation<'a> {
             process.dispatcher.slot_is_free();
         }
         if !is_claimed {
-            self.processes[process].free_prefetch += 1;
+            self.processes[process].end_message();
         }
         self.advance_gate(now_us, process);
         self.deliver(now_us);

@@ -15,8 +15,11 @@ use super::claimed_ahead::AHEAD_MIN;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::limiter::gate::GateView;
 
-/// A job that waits longer shows a limited lane: a permit that could be booked ahead would have been.
+/// A job that a limit makes wait longer shows a limited lane: a permit that could be booked ahead would have been.
 pub const LIMITED_AFTER: Duration = BOOKING_HORIZON;
+/// The same for a job that waits for a worker slot or for the egress rate. A lane holds what it finishes in a tenth of a
+/// second, so a lane that is not slow does not let a job wait that long.
+const SLOTS_SHORT_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub struct PermitWaits<J> {
@@ -36,9 +39,18 @@ struct Grant {
     is_by_limit: bool,
 }
 
+/// The wait that shows a limited lane.
+fn long_wait(is_by_limit: bool) -> Duration {
+    if is_by_limit { LIMITED_AFTER } else { SLOTS_SHORT_AFTER }
+}
+
 impl Grant {
+    fn was_long(self) -> bool {
+        self.waited > long_wait(self.is_by_limit)
+    }
+
     fn shows_a_limited_lane(self, now: Instant) -> bool {
-        self.is_by_limit && self.waited > LIMITED_AFTER && now.saturating_duration_since(self.at) < self.waited
+        self.is_by_limit && self.was_long() && now.saturating_duration_since(self.at) < self.waited
     }
 }
 
@@ -93,8 +105,11 @@ impl<J: Eq + Hash> PermitWaits<J> {
         {
             return true;
         }
-        let is_long = |began: &Instant| gate.waited_for_limits(*began, now) > LIMITED_AFTER;
-        let last_was_long = || self.last_grant.is_some_and(|grant| grant.waited > LIMITED_AFTER);
+        let is_long = |began: &Instant| {
+            let is_by_limit = gate.is_blocked_by_limit() || gate.was_at_limit_since(*began);
+            gate.waited_for_limits(*began, now) > long_wait(is_by_limit)
+        };
+        let last_was_long = || self.last_grant.is_some_and(Grant::was_long);
         self.waiting.first_key_value().is_some_and(|(_, began)| is_long(began))
             && (last_was_long() || gate.is_blocked_by_limit())
     }
@@ -169,12 +184,30 @@ mod tests {
     fn late_grants_show_a_limited_lane() {
         let mut rig = Waits::new();
         let (first, second) = (rig.begin(0), rig.begin(0));
-        rig.now += LIMITED_AFTER * 2;
+        rig.now += SLOTS_SHORT_AFTER * 2;
         rig.grant(first, false);
         assert!(rig.are_long(100, false));
         rig.waits.end(second);
         rig.begin(0);
         assert!(!rig.are_long(100, true), "it has just begun");
+    }
+
+    /// A lane that is not slow lets its jobs wait for a worker slot now and then, as long as it takes to write to a busy
+    /// ledger.
+    #[test]
+    fn wait_for_a_slot_may_be_longer_than_one_for_a_limit() {
+        for (waited, is_by_limit, is_limited) in [
+            (LIMITED_AFTER, true, false),
+            (LIMITED_AFTER * 2, true, true),
+            (LIMITED_AFTER * 2, false, false),
+            (SLOTS_SHORT_AFTER + LIMITED_AFTER, false, true),
+        ] {
+            let mut rig = Waits::new();
+            let (granted, _waiting) = (rig.begin(0), rig.begin(1));
+            rig.now += waited;
+            rig.grant(granted, is_by_limit);
+            assert_eq!(rig.are_long(100, is_by_limit), is_limited, "{waited:?}, by a limit: {is_by_limit}");
+        }
     }
 
     /// Of a lane with one place, no job waits when the next one comes.
@@ -201,14 +234,14 @@ mod tests {
         for is_cold in [true, false] {
             let mut rig = Waits::new();
             let (first, _second) = (rig.begin(0), rig.begin(1));
-            rig.now += LIMITED_AFTER * 4;
+            rig.now += SLOTS_SHORT_AFTER * 2;
             rig.unavailable_at = is_cold.then_some(rig.now);
             rig.grant(first, false);
             assert_eq!(rig.are_long(100, false), !is_cold);
             // From then on, the wait for a worker slot counts.
-            rig.now += LIMITED_AFTER * 2;
+            rig.now += SLOTS_SHORT_AFTER * 2;
             let third = rig.begin(2);
-            rig.now += LIMITED_AFTER * 2;
+            rig.now += SLOTS_SHORT_AFTER * 2;
             rig.grant(third, false);
             assert!(rig.are_long(100, false));
         }

@@ -84,6 +84,10 @@ impl LaneConsumer for WatchedLane {
     async fn resume(&mut self) -> Result<(), QueueError> {
         self.lane.resume().await
     }
+
+    async fn resize(&mut self, places: u16) -> Result<(), QueueError> {
+        self.lane.resize(places).await
+    }
 }
 
 #[async_trait]

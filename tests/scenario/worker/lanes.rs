@@ -178,6 +178,23 @@ async fn never_valid_row_stops_only_its_provider() {
     bench.until_state("for-cool", "succeeded").await;
 }
 
+/// A lane whose slots are all in use holds 128 messages more, whatever its bucket could hold.
+#[tokio::test]
+async fn busy_lane_leaves_its_queue_to_others() {
+    let limits = vec![limit(100_000, 1_000)];
+    let mode = "requeue".to_owned();
+    let bench = Bench::open(&[ProviderRow { workers: 2, bucket_capacity: 4_000, limits, mode, ..row("acme") }]).await;
+    bench.script.always("acme", Act::Hold);
+    for number in 0..400 {
+        bench.pay("acme", &format!("job-{number}")).await;
+    }
+    bench.until_sent("acme", 2).await;
+    bench.until("the lane is full", async || bench.queued("acme").await == 270).await;
+    bench.script.always("acme", Act::Answer(accepted()));
+    bench.script.release_all();
+    bench.until_sent("acme", 400).await;
+}
+
 /// A change of workers or limits reopens the lane; active jobs continue.
 #[tokio::test]
 async fn a_resized_lane_loses_nothing() {
