@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::stream::{BoxStream, FuturesUnordered};
+use futures_util::{FutureExt as _, StreamExt as _};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -210,6 +212,14 @@ pub trait Queue: Send + Sync {
     /// Publishes persistently and mandatorily; returns once the broker has confirmed, however late that is, or once its channel
     /// has ended. Dropped before that, the message may have been published.
     async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError>;
+
+    /// Publishes many messages, each as [`Queue::publish`] does, and none waits for another's confirm. Yields the place
+    /// of each in the list with its result.
+    fn publish_all(&self, messages: Vec<OutgoingMessage>) -> BoxStream<'_, (usize, Result<(), QueueError>)> {
+        let publishing = messages.into_iter().enumerate();
+        let publishing = publishing.map(|(place, message)| self.publish(message).map(move |result| (place, result)));
+        publishing.collect::<FuturesUnordered<_>>().boxed()
+    }
 
     /// Takes one message that was given up, oldest first; `None` when there is none. Published again, it begins with a
     /// fresh count of deliveries.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture};
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -166,7 +166,7 @@ impl LedgerPoll {
 
 /// Events with late confirms.
 struct LateConfirms<'w> {
-    waiting: FuturesUnordered<BoxFuture<'w, EventResult>>,
+    waiting: SelectAll<BoxStream<'w, EventResult>>,
     sequences: BTreeSet<i64>,
     renew_at: Instant,
     /// End of the time for which a drain waits for them.
@@ -175,7 +175,7 @@ struct LateConfirms<'w> {
 
 impl Default for LateConfirms<'_> {
     fn default() -> Self {
-        let waiting = FuturesUnordered::new();
+        let waiting = SelectAll::new();
         Self { waiting, sequences: BTreeSet::new(), renew_at: Instant::now(), drain_deadline: None }
     }
 }
@@ -305,7 +305,7 @@ pub async fn publish_remaining(worker: &WorkerContext) {
 /// Whether all of them were published and marked.
 async fn publish_and_mark(worker: &WorkerContext, events: Vec<OutcomeEvent>) -> bool {
     let sent = publish_batch(worker, events).await;
-    let all = !sent.has_retries && sent.late.is_empty();
+    let all = !sent.has_retries && sent.late.is_none();
     let mut marks = EventMarks::default();
     sent.results.into_iter().for_each(|done| marks.record(done));
     write_marks(worker, marks).await && all

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::queue::{
@@ -133,6 +134,33 @@ async fn unacknowledged_messages_are_redelivered(queue: Arc<dyn Queue>) {
     for delivery in back {
         delivery.receipt.ack().await.unwrap();
     }
+}
+
+/// Each of many messages has its own result, under its place.
+async fn many_publishes_have_their_own_results(queue: Arc<dyn Queue>) {
+    queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
+    let odd = Duration::from_millis(1_234);
+    let messages = (0..300).map(|number| {
+        let body = number.to_string();
+        match number % 4 {
+            0 => to_lane("stripe", &body),
+            1 => to_lane("adyen", &body),
+            2 => message(Destination::Delay { provider: provider("stripe"), step: odd }, &body),
+            _ => message(Destination::Outcomes { provider: provider("stripe"), state: "succeeded" }, &body),
+        }
+    });
+    let published: Vec<_> = queue.publish_all(messages.collect()).collect().await;
+    let places: BTreeSet<usize> = published.iter().map(|(place, _)| *place).collect();
+    assert_eq!((published.len(), places), (300, (0..300).collect()));
+    for (place, result) in published {
+        match (place % 4, result) {
+            (0 | 1 | 3, Ok(())) | (2, Err(QueueError::Refused(_))) => {}
+            (_, result) => panic!("{place}: {result:?}"),
+        }
+    }
+    await_depth(&*queue, "stripe", 75).await;
+    await_depth(&*queue, "adyen", 75).await;
+    assert_eq!(queue.publish_all(Vec::new()).count().await, 0);
 }
 
 async fn requeued_message_returns_at_once(queue: Arc<dyn Queue>) {
@@ -333,6 +361,7 @@ macro_rules! conformance {
             unacknowledged_messages_are_redelivered,
             prefetch_is_never_exceeded,
             lane_grows_and_shrinks_with_open_receipts,
+            many_publishes_have_their_own_results,
             lane_stops_and_resumes_with_open_receipts,
             requeued_message_returns_at_once,
             dropping_next_loses_nothing,

@@ -204,17 +204,16 @@ pub enum CallFailure {
 
 /// Waits for a call to the broker for at most [`CALL_LIMIT`].
 pub async fn with_call_limit<T>(call: impl Future<Output = lapin::Result<T>>) -> Result<T, CallFailure> {
-    with_body_limit(0, call).await
-}
-
-/// The same for a call that carries a body. One that is cut off too early may have arrived all the same, and would be
-/// published again and again.
-pub async fn with_body_limit<T>(bytes: usize, call: impl Future<Output = lapin::Result<T>>) -> Result<T, CallFailure> {
-    let transfer = Duration::from_secs((bytes / BODY_BYTES_PER_S) as u64);
-    match tokio::time::timeout(CALL_LIMIT + transfer, call).await {
+    match tokio::time::timeout(CALL_LIMIT, call).await {
         Ok(answer) => answer.map_err(CallFailure::Broker),
         Err(_) => Err(CallFailure::TimedOut),
     }
+}
+
+/// Longest time that a call takes which carries bodies of so many bytes. One that is cut off too early may have arrived
+/// all the same, and would be published again and again.
+pub fn body_limit(bytes: usize) -> Duration {
+    CALL_LIMIT + Duration::from_secs((bytes / BODY_BYTES_PER_S) as u64)
 }
 
 impl CallFailure {

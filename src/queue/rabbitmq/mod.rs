@@ -15,7 +15,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::{FutureExt as _, StreamExt as _, stream};
+use futures_util::stream::{self, BoxStream};
+use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::Channel;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -25,12 +26,14 @@ use crate::domain::backend_fault::BackendFault;
 use crate::domain::provider::ProviderName;
 
 mod channels;
+mod confirms;
 mod connect;
 mod consumer;
 mod nacks;
 mod pipeline;
 mod publisher;
 mod receipt;
+mod returns;
 mod sanitizer;
 mod supervisor;
 mod topology;
@@ -108,7 +111,13 @@ impl Queue for RabbitMq {
     }
 
     async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError> {
-        self.publisher.publish(&message).await
+        // Its stream ends early only with the process.
+        let ended = || QueueError::NotConfirmed("publish: the publisher has ended".to_owned());
+        self.publisher.publish_all(vec![message]).next().await.map_or_else(|| Err(ended()), |(_, published)| published)
+    }
+
+    fn publish_all(&self, messages: Vec<OutgoingMessage>) -> BoxStream<'_, (usize, Result<(), QueueError>)> {
+        self.publisher.publish_all(messages)
     }
 
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {

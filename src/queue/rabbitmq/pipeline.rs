@@ -1,34 +1,33 @@
 //! One channel with many publishes in flight, written by one task.
 //!
 //! One task alone publishes on a channel: lapin numbers a publish and queues its frames in two steps, so two tasks
-//! could each get the other's confirm. A caller that waits too long abandons the pipeline: publishes in flight on it
-//! wait on, and later ones go through another.
+//! could each get the other's confirm. It queues the frames of a group at once, so that few writes carry them. A caller
+//! that waits too long abandons the pipeline: publishes in flight on it wait on, and later ones go through another.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use lapin::message::BasicReturnMessage;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{BasicProperties, Channel, Confirmation, ErrorKind};
-use tokio::sync::{mpsc, oneshot};
+use lapin::{BasicProperties, Channel, Confirmation, ErrorKind, PublisherConfirm};
+use tokio::sync::mpsc;
 
 use super::channels::{CallFailure, OpenChannel, with_call_limit};
-use super::publisher::{PublishOutcome, ReturnTracker};
+use super::confirms::AwaitedConfirms;
+use super::returns::{PublishOutcome, ReturnTracker};
 use super::supervisor::Generation;
 use super::topology::Route;
 use crate::queue::QueueError;
 
-/// Most publishes that are taken up between two looks at the confirms.
-const DRAIN_MAX: usize = 64;
-
 /// A message as it goes out.
 #[derive(Clone, Debug)]
 pub struct PublishRequest {
-    pub route: Route,
+    pub route: Arc<Route>,
     pub body: Bytes,
     pub properties: BasicProperties,
 }
@@ -87,16 +86,19 @@ impl ChannelEnd {
 
 pub type PublishResult = Result<PublishOutcome, ChannelEndCause>;
 
-struct QueuedPublish {
-    parcel: PublishRequest,
-    answer: oneshot::Sender<PublishResult>,
+/// The results of a group of publishes: of each, its place in the group, and what became of it.
+pub type PublishResults = mpsc::UnboundedReceiver<(usize, PublishResult)>;
+
+struct QueuedGroup {
+    requests: Vec<PublishRequest>,
+    results: mpsc::UnboundedSender<(usize, PublishResult)>,
 }
 
 pub struct Pipeline {
     generation: u64,
     channel: OpenChannel,
     late: AtomicBool,
-    requests: mpsc::UnboundedSender<QueuedPublish>,
+    groups: mpsc::UnboundedSender<QueuedGroup>,
 }
 
 impl Pipeline {
@@ -105,14 +107,14 @@ impl Pipeline {
         let confirming = channel.confirm_select(ConfirmSelectOptions { nowait: false });
         with_call_limit(confirming).await.map_err(|failure| failure.into_error("ask for publisher confirms"))?;
         // Bounded by the places of the publishers.
-        let (wanted, queue) = mpsc::unbounded_channel();
+        let (groups, queue) = mpsc::unbounded_channel();
         tokio::spawn(run(Channel::clone(&channel), queue));
-        Ok(Self { generation: generation.number, channel, late: AtomicBool::new(false), requests: wanted })
+        Ok(Self { generation: generation.number, channel, late: AtomicBool::new(false), groups })
     }
 
     /// Whether a message can go through here.
     pub fn is_open_in(&self, generation: &Generation) -> bool {
-        !self.requests.is_closed() && self.generation == generation.number && self.is_open()
+        !self.groups.is_closed() && self.generation == generation.number && self.is_open()
     }
 
     pub fn is_open(&self) -> bool {
@@ -137,30 +139,33 @@ impl Pipeline {
         self.late.store(true, Ordering::Relaxed);
     }
 
-    pub async fn publish(&self, parcel: PublishRequest) -> PublishResult {
-        let closed = || ChannelEndCause::Other("publish: the channel is gone".to_owned());
-        let (answer, judged) = oneshot::channel();
-        self.requests.send(QueuedPublish { parcel, answer }).map_err(|_| closed())?;
-        judged.await.unwrap_or_else(|_| Err(closed()))
+    /// Publishes a group. Its results end early when the channel is gone.
+    pub fn publish(&self, requests: Vec<PublishRequest>) -> PublishResults {
+        let (results, received) = mpsc::unbounded_channel();
+        // The task of a channel that is gone takes no group: dropped, it has no results.
+        let _ = self.groups.send(QueuedGroup { requests, results });
+        received
     }
 }
 
 /// Ends when no publish waits for a result any more, or when none can be given.
-async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<QueuedPublish>) {
-    let (mut flight, mut batch) = (InFlightPublishes::default(), Vec::new());
+async fn run(channel: Channel, mut groups: mpsc::UnboundedReceiver<QueuedGroup>) {
+    let mut flight = InFlightPublishes::default();
     loop {
-        let idle = flight.sent.is_empty();
+        let idle = flight.is_idle();
         tokio::select! {
             biased;
-            taken = wanted.recv_many(&mut batch, DRAIN_MAX) => match taken {
-                0 => return,
-                _ => batch.drain(..).for_each(|wanted| flight.send(&channel, wanted)),
+            group = groups.recv() => match group {
+                Some(group) => flight.send(&channel, group),
+                None => return,
             },
             confirmed = flight.confirms(), if !idle => if let Err(why) = confirmed {
                 // None comes after this, and one that came too late to be sent gets the same result.
-                wanted.close();
-                while let Ok(late) = wanted.try_recv() {
-                    late.answer.send(Err(why.clone())).unwrap_or_default();
+                groups.close();
+                while let Ok(late) = groups.try_recv() {
+                    for place in 0..late.requests.len() {
+                        late.results.send((place, Err(why.clone()))).unwrap_or_default();
+                    }
                 }
                 return flight.fail_all(&why);
             },
@@ -168,45 +173,61 @@ async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<QueuedPublish
     }
 }
 
+/// A publish that is not judged yet, and where its result goes.
+struct OpenPublish {
+    /// `None`: it was not mandatory, so it does not come back.
+    request: Option<PublishRequest>,
+    place: usize,
+    results: mpsc::UnboundedSender<(usize, PublishResult)>,
+}
+
+impl OpenPublish {
+    fn finish(self, result: PublishResult) {
+        // A caller that no longer waits was told that nothing is known.
+        self.results.send((self.place, result)).unwrap_or_default();
+    }
+}
+
+/// Writes of one publish; its result is the confirm that lapin expects.
+type Sending<'c> = BoxFuture<'c, lapin::Result<PublisherConfirm>>;
+
 /// What was published and is not confirmed, and what is confirmed and not judged.
 #[derive(Default)]
-struct InFlightPublishes {
-    sent: Vec<(u64, BoxFuture<'static, lapin::Result<Confirmation>>)>,
-    returns: ReturnTracker<Option<PublishRequest>>,
-    answers: BTreeMap<u64, oneshot::Sender<PublishResult>>,
+struct InFlightPublishes<'c> {
+    /// Publishes whose frames are queued, and not written yet, in the order in which they are written.
+    sending: VecDeque<(u64, Sending<'c>)>,
+    confirms: AwaitedConfirms,
+    /// Publishes that were refused as they were queued.
+    unsent: Vec<(u64, lapin::Error)>,
+    returns: ReturnTracker<OpenPublish>,
     end: ChannelEnd,
     last: u64,
 }
 
-impl InFlightPublishes {
-    fn send(&mut self, channel: &Channel, QueuedPublish { parcel, answer }: QueuedPublish) {
-        self.last += 1;
-        // What is not mandatory does not come back.
-        self.returns.record_publish(self.last, parcel.route.mandatory.then(|| parcel.clone()));
-        self.answers.insert(self.last, answer);
-        self.sent.push((self.last, publish(channel.clone(), parcel).boxed()));
+impl<'c> InFlightPublishes<'c> {
+    fn is_idle(&self) -> bool {
+        self.sending.is_empty() && self.confirms.is_empty() && self.unsent.is_empty()
+    }
+
+    fn send(&mut self, channel: &'c Channel, QueuedGroup { requests, results }: QueuedGroup) {
+        for (place, request) in requests.into_iter().enumerate() {
+            self.last += 1;
+            let open = request.route.mandatory.then(|| request.clone());
+            self.returns.record_publish(self.last, OpenPublish { request: open, place, results: results.clone() });
+            let mut sending = publish(channel, request).boxed();
+            // The first poll numbers the message and queues its frames. Frames are written in order, so the first of all
+            // that are being sent is awaited, and no other.
+            match sending.poll_unpin(&mut Context::from_waker(Waker::noop())) {
+                Poll::Pending => self.sending.push_back((self.last, sending)),
+                Poll::Ready(Ok(confirm)) => self.confirms.add(self.last, confirm),
+                Poll::Ready(Err(error)) => self.unsent.push((self.last, error)),
+            }
+        }
     }
 
     /// Waits until there are confirms, and answers those whose publish can be judged by now.
     async fn confirms(&mut self) -> Result<(), ChannelEndCause> {
-        let mut came = Vec::new();
-        std::future::poll_fn(|context| {
-            // Polled again until nothing is new: a publish that was confirmed before any known one is known then.
-            loop {
-                let before = came.len();
-                self.sent.retain_mut(|(id, confirming)| match confirming.poll_unpin(context) {
-                    Poll::Ready(confirmation) => {
-                        came.push((*id, confirmation));
-                        false
-                    }
-                    Poll::Pending => true,
-                });
-                if came.len() == before {
-                    return if came.is_empty() { Poll::Pending } else { Poll::Ready(()) };
-                }
-            }
-        })
-        .await;
+        let came = std::future::poll_fn(|context| self.poll_confirms(context)).await;
         for (id, confirmation) in came {
             let (accepted, returned) = match confirmation {
                 Ok(Confirmation::Ack(returned)) => (true, returned),
@@ -223,40 +244,53 @@ impl InFlightPublishes {
             self.returns.record_confirm(id, accepted, returned.is_some());
             if let Some(returned) = returned {
                 let alike =
-                    |parcel: &Option<PublishRequest>| parcel.as_ref().map_or(0, |parcel| parcel.similarity(&returned));
+                    |open: &OpenPublish| open.request.as_ref().map_or(0, |request| request.similarity(&returned));
                 if !self.returns.record_return(alike) {
                     let stranger = "publish: a message came back that is none of those in flight";
                     return Err(ChannelEndCause::Other(stranger.to_owned()));
                 }
             }
         }
-        for (id, verdict) in self.returns.take_resolved() {
-            self.answer(id, Ok(verdict));
+        for (_, open, outcome) in self.returns.take_resolved() {
+            open.finish(Ok(outcome));
         }
-        self.end.cause(!self.sent.is_empty()).map_or(Ok(()), |why| Err(why.clone()))
+        let others_in_flight = !self.sending.is_empty() || !self.confirms.is_empty();
+        self.end.cause(others_in_flight).map_or(Ok(()), |why| Err(why.clone()))
+    }
+
+    /// The confirms and errors that have come. A publish that was confirmed before any of them is among them.
+    fn poll_confirms(&mut self, context: &mut Context<'_>) -> Poll<Vec<(u64, lapin::Result<Confirmation>)>> {
+        let mut came: Vec<_> = self.unsent.drain(..).map(|(id, error)| (id, Err(error))).collect();
+        self.confirms.register(context.waker());
+        loop {
+            let mut has_written = false;
+            while let Some((id, sending)) = self.sending.front_mut()
+                && let Poll::Ready(written) = sending.poll_unpin(context)
+            {
+                match written {
+                    Ok(confirm) => self.confirms.add(*id, confirm),
+                    Err(error) => came.push((*id, Err(error))),
+                }
+                self.sending.pop_front();
+                has_written = true;
+            }
+            // Again until nothing is new: whatever was confirmed before the last one that came has been woken by then.
+            if !self.confirms.poll_woken(&mut came) && !has_written {
+                return if came.is_empty() { Poll::Pending } else { Poll::Ready(came) };
+            }
+        }
     }
 
     fn fail_all(self, why: &ChannelEndCause) {
-        for answer in self.answers.into_values() {
-            answer.send(Err(why.clone())).unwrap_or_default();
-        }
-    }
-
-    fn answer(&mut self, id: u64, answer: PublishResult) {
-        if let Some(waiting) = self.answers.remove(&id) {
-            // Who no longer waits was told that nothing is known.
-            waiting.send(answer).unwrap_or_default();
-        }
+        self.returns.into_open().for_each(|open| open.finish(Err(why.clone())));
     }
 }
 
-async fn publish(channel: Channel, parcel: PublishRequest) -> lapin::Result<Confirmation> {
-    let PublishRequest { route, body, properties } = parcel;
+async fn publish(channel: &Channel, request: PublishRequest) -> lapin::Result<PublisherConfirm> {
+    let PublishRequest { route, body, properties } = request;
     let options = BasicPublishOptions { mandatory: route.mandatory, immediate: false };
     let (exchange, key) = (route.exchange.as_str().into(), route.routing_key.as_str().into());
-    // Its first poll numbers the message and queues it; this await writes, the next is the broker's confirm.
-    let confirm = channel.basic_publish(exchange, key, options, &body, properties).await?;
-    confirm.await
+    channel.basic_publish(exchange, key, options, &body, properties).await
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Publishing of one batch of outcome events: each event has its own result, and a late one holds up no other.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use futures_util::future::{BoxFuture, FutureExt as _};
-use futures_util::stream::FuturesUnordered;
-use tokio::time::{Instant, sleep_until};
+use futures_util::stream::BoxStream;
+use tokio::time::sleep;
 
 use crate::domain::provider::ProviderName;
 use crate::faults::{self, CrashPoint};
@@ -40,8 +40,9 @@ pub struct BatchResult<'w> {
     pub results: Vec<EventResult>,
     /// Some events must be published again.
     pub has_retries: bool,
-    /// Events with late confirms, and their sequences.
-    pub late: Vec<BoxFuture<'w, EventResult>>,
+    /// Results of the events with late confirms, as they come; `None`: there are none.
+    pub late: Option<BoxStream<'w, EventResult>>,
+    /// Sequences of these events.
     pub late_sequences: BTreeSet<i64>,
 }
 
@@ -52,21 +53,29 @@ pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) ->
     }
     let mut failures = PublishFailures::default();
     sent.late_sequences = events.iter().map(|event| event.sequence).collect();
-    let mut publishing: FuturesUnordered<_> = events.into_iter().map(|event| publish(worker, event).boxed()).collect();
-    let deadline = Instant::now() + CONFIRM_TIMEOUT;
+    let mut publishing = worker.backends.queue.publish_all(events.iter().map(message).collect());
+    let mut late = pin!(sleep(CONFIRM_TIMEOUT));
     loop {
         tokio::select! {
             published = publishing.next() => match published {
-                Some((event, published)) => {
-                    sent.late_sequences.remove(&event.sequence);
-                    sent.results.push(failures.record(&event, published));
+                Some((place, published)) => {
+                    sent.late_sequences.remove(&events[place].sequence);
+                    sent.results.push(failures.record(&events[place], published));
                 }
-                None => break,
+                // Without a result, the lease of an event ends, and it is published again.
+                None => {
+                    sent.late_sequences.clear();
+                    break;
+                }
             },
-            () = sleep_until(deadline) => break,
+            () = &mut late => break,
         }
     }
-    sent.late = publishing.into_iter().map(|publishing| late_result(publishing).boxed()).collect();
+    if !sent.late_sequences.is_empty() {
+        let late =
+            publishing.map(move |(place, published)| PublishFailures::default().record(&events[place], published));
+        sent.late = Some(late.boxed());
+    }
     faults::crash(CrashPoint::AfterEvent);
     failures.log(&sent);
     sent.has_retries = failures.retries > 0;
@@ -77,11 +86,6 @@ pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) ->
         tracing::warn!(%error, "failed to declare the exchange of outcome events again");
     }
     sent
-}
-
-async fn late_result(publishing: impl Future<Output = (OutcomeEvent, Result<(), QueueError>)>) -> EventResult {
-    let (event, published) = publishing.await;
-    PublishFailures::default().record(&event, published)
 }
 
 /// Failures of a batch.
@@ -121,7 +125,7 @@ impl PublishFailures {
     }
 
     fn log(&self, sent: &BatchResult<'_>) {
-        let (left, rejected, late) = (self.retries, self.rejected, sent.late.len());
+        let (left, rejected, late) = (self.retries, self.rejected, sent.late_sequences.len());
         match &self.first_error {
             Some(error) => tracing::warn!(%error, left, rejected, late, "outcome events not published, retrying"),
             None if late > 0 => tracing::warn!(late, "confirms of outcome events are late; waiting for them"),
@@ -130,7 +134,7 @@ impl PublishFailures {
     }
 }
 
-async fn publish(worker: &WorkerContext, event: OutcomeEvent) -> (OutcomeEvent, Result<(), QueueError>) {
+fn message(event: &OutcomeEvent) -> OutgoingMessage {
     let properties = Properties {
         message_id: Some(event.id.clone()),
         content_type: Some("application/json".to_owned()),
@@ -138,7 +142,5 @@ async fn publish(worker: &WorkerContext, event: OutcomeEvent) -> (OutcomeEvent, 
         ..Properties::default()
     };
     let destination = Destination::Outcomes { provider: event.provider.clone(), state: event.state.name() };
-    let body = Bytes::from(outcome_event_json(&event));
-    let published = worker.backends.queue.publish(OutgoingMessage { destination, body, properties }).await;
-    (event, published)
+    OutgoingMessage { destination, body: Bytes::from(outcome_event_json(event)), properties }
 }

@@ -1,12 +1,15 @@
-//! A subscriber whose queue is full: its events wait, other events are published, and a warning reports it.
+//! Events that a broker rejects, does not confirm, or confirms late: they wait, and other events are published.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
+use serde_json::Value;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::queue::{DeadLetter, Destination, LaneConsumer, OutgoingMessage, Queue, QueueError};
+use tokio::sync::watch;
 
 use super::bench::{Bench, row};
 
@@ -91,4 +94,96 @@ async fn rejected_events_block_no_others() {
     tokio::time::timeout(Duration::from_secs(60), bench.until("the worker reports no unpublished event", none_left))
         .await
         .unwrap();
+}
+
+/// The embedded queue, with a fate of their own for some events, by their reasons.
+struct WithFates {
+    queue: Arc<dyn Queue>,
+    /// The reasons of all publishes, in order.
+    published: Mutex<Vec<String>>,
+    confirms_late: watch::Sender<bool>,
+}
+
+impl WithFates {
+    fn publishes_of(&self, reason: &str) -> usize {
+        self.published.lock().iter().filter(|published| *published == reason).count()
+    }
+}
+
+#[async_trait]
+impl Queue for WithFates {
+    async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
+        self.queue.declare(providers).await
+    }
+
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn LaneConsumer>, QueueError> {
+        self.queue.open_lane(provider, places).await
+    }
+
+    async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError> {
+        let event: Value = serde_json::from_slice(&message.body).unwrap();
+        let reason = event["reason"].as_str().unwrap_or_default().to_owned();
+        self.published.lock().push(reason.clone());
+        match reason.as_str() {
+            "rejected" => return Err(QueueError::Rejected("full".to_owned())),
+            "unconfirmed" if self.publishes_of(&reason) == 1 => {
+                return Err(QueueError::NotConfirmed("channel closed".to_owned()));
+            }
+            "unroutable" if self.publishes_of(&reason) == 1 => {
+                return Err(QueueError::Unroutable("acme.succeeded".to_owned()));
+            }
+            "late" => drop(self.confirms_late.subscribe().wait_for(|confirms| *confirms).await),
+            _ => {}
+        }
+        self.queue.publish(message).await
+    }
+
+    async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
+        self.queue.take_dead_letter().await
+    }
+
+    async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
+        self.queue.depth(provider).await
+    }
+
+    async fn ping(&self) -> Result<Option<String>, QueueError> {
+        self.queue.ping().await
+    }
+}
+
+/// In one batch: each event is marked for what became of it alone.
+#[tokio::test]
+async fn each_event_of_a_batch_has_its_own_end() {
+    let mut bench = Bench::open(&[row("acme")]).await;
+    bench.pay("acme", "one").await;
+    bench.until_state("one", "succeeded").await;
+    bench.stop().await;
+    bench
+        .sql(
+            "WITH n(reason) AS (VALUES ('a'), ('rejected'), ('b'), ('unconfirmed'), ('late'), ('unroutable'), ('c')) \
+             INSERT INTO outcome_events (job_id, provider, state, reason, attempts, at) \
+             SELECT 'one', 'acme', 'succeeded', reason, 1, 1 FROM n",
+        )
+        .await;
+    let broker = Arc::new(WithFates {
+        queue: bench.queue(),
+        published: Mutex::default(),
+        confirms_late: watch::Sender::new(false),
+    });
+    bench.broker = Some(broker.clone());
+    bench.run();
+    let open = "SELECT reason FROM outcome_events WHERE published_at IS NULL ORDER BY reason";
+    bench.until("all but two are marked", async || bench.texts(open).await == ["late", "rejected"]).await;
+    assert_eq!(bench.texts("SELECT reason FROM outcome_events WHERE tries > 0").await, ["rejected"]);
+    for (reason, publishes) in [("a", 1), ("b", 1), ("c", 1), ("unconfirmed", 2), ("unroutable", 2), ("late", 1)] {
+        assert_eq!(broker.publishes_of(reason), publishes, "{reason}");
+    }
+    broker.confirms_late.send_replace(true);
+    bench.until("the late one is marked", async || bench.texts(open).await == ["rejected"]).await;
+    assert_eq!(broker.publishes_of("late"), 1, "it was published again");
+    let events = bench.events().await;
+    let of = |reason: &str| events.iter().filter(|event| event.body["reason"] == reason).count();
+    for reason in ["a", "b", "c", "unconfirmed", "unroutable", "late"] {
+        assert_eq!(of(reason), 1, "{reason}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Pipelined publishes: none waits for another's confirm, and each gets its own result alone.
 
 use futures_util::future::join_all;
+use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::options::ExchangeDeleteOptions;
 
 use super::counting::{CONFIRM_SELECT, Counting, PUBLISH};
@@ -60,6 +61,61 @@ async fn deleted_exchange_does_not_affect_others() {
     // Once the exchange is declared again, publishing succeeds.
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     bench.queue.publish(message(outcome(), "found")).await.unwrap();
+}
+
+/// One message of a group comes back, one is rejected, and one has no confirm for a while. None of them changes the
+/// results of the others, and the late one is not published twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_message_of_a_group_has_its_own_result() {
+    const VHOST: &str = "each_message_of_a_group_has_its_own_result";
+    let bench = bench(VHOST).await;
+    bench.queue.declare(&[provider("stripe")]).await.unwrap();
+    let (_connection, channel) = raw_channel(&bench.url).await;
+    let mut full = FieldTable::default();
+    full.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    full.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    for (queue, key, arguments) in [("full", "stripe.dead", full), ("slow", "stripe.review", FieldTable::default())] {
+        channel.queue_declare(queue.into(), QueueDeclareOptions::durable(), arguments).await.unwrap();
+        let (bind, none) = (lapin::options::QueueBindOptions::default(), FieldTable::default());
+        channel.queue_bind(queue.into(), "payments.outcomes".into(), key.into(), bind, none).await.unwrap();
+    }
+    let slow = |call: &str| {
+        let name = format!("rabbit_misc:r(<<\"{VHOST}\">>, queue, <<\"slow\">>)");
+        let program = format!("{{ok, Q}} = rabbit_amqqueue:lookup({name}), sys:{call}(amqqueue:get_pid(Q)).");
+        tokio::task::spawn_blocking(move || RabbitNode::shared().ctl(&["eval", &program]))
+    };
+    slow("suspend").await.unwrap();
+    let messages = (0..200).map(|number| {
+        let outcome =
+            |state| message(Destination::Outcomes { provider: provider("stripe"), state }, &number.to_string());
+        match number {
+            20 => to_lane("nowhere", "20"),
+            40 => outcome("dead"),
+            60 => outcome("review"),
+            number if number % 2 == 0 => to_lane("stripe", &number.to_string()),
+            _ => outcome("succeeded"),
+        }
+    });
+    let mut publishing = bench.queue.publish_all(messages.collect());
+    for _ in 0..199 {
+        let published =
+            tokio::time::timeout(PATIENCE, publishing.next()).await.expect("a late confirm holds up others");
+        match published.unwrap() {
+            (20, Err(QueueError::Unroutable(lane))) if lane == "nowhere" => {}
+            (40, Err(QueueError::Rejected(_))) => {}
+            (20 | 40 | 60, result) => panic!("{result:?}"),
+            (_, Ok(())) => {}
+            (place, result) => panic!("{place}: {result:?}"),
+        }
+    }
+    assert!(publishing.next().now_or_never().is_none(), "the slow queue has not confirmed");
+    slow("resume").await.unwrap();
+    let late = tokio::time::timeout(PATIENCE, publishing.next()).await.unwrap();
+    assert!(matches!(late, Some((60, Ok(())))), "{late:?}");
+    assert!(publishing.next().await.is_none());
+    let slow = channel.queue_declare("slow".into(), QueueDeclareOptions::durable().passive(), FieldTable::default());
+    assert_eq!(slow.await.unwrap().message_count(), 1);
+    super::super::await_depth(&*bench.queue, "stripe", 97).await;
 }
 
 /// A channel keeps to a queue's leader that is unavailable, and nacks. So does a queue that is full.
