@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::job::Job;
+use super::job::{Identifier, Job, JobId};
 use super::names::named_enum;
 use super::sum::SentSum;
 
@@ -160,8 +160,8 @@ pub struct SumFields {
 /// Values of one payment that responses are compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaymentIdentity {
-    pub id: String,
-    pub idempotency_key: String,
+    pub id: JobId,
+    pub idempotency_key: Identifier,
     pub reference: Option<String>,
     /// As it was sent.
     pub sum: SentSum,
@@ -172,8 +172,8 @@ pub struct PaymentIdentity {
 impl PaymentIdentity {
     pub fn new(job: &Job, sum: SentSum) -> Self {
         Self {
-            id: job.id.to_string(),
-            idempotency_key: job.effective_key().to_string(),
+            id: job.id.clone(),
+            idempotency_key: job.effective_key().clone(),
             reference: job.reference.clone(),
             sum,
             currency: job.currency.clone(),

@@ -34,7 +34,7 @@ impl RowValidator {
     }
 
     fn account(&mut self, row: &AccountRow, limits: &[LimitRow]) -> Option<AccountRule> {
-        if Identifier::new(row.account.clone()).is_err() {
+        if Identifier::new(&row.account).is_err() {
             self.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -");
         }
         self.weight(row);

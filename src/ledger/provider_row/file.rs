@@ -77,7 +77,7 @@ pub fn read_provider_file(text: &str) -> ParsedProviderFile {
 fn weight_resets(provider: &Table) -> BTreeSet<String> {
     let tables = provider.get("account").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_table);
     let resets = |table: &&Table| table.len() == 2 && table.get("weight").and_then(Value::as_integer) == Some(1);
-    let name = |table| text_of_key(table, "account").filter(|name| Identifier::new((*name).to_owned()).is_ok());
+    let name = |table| text_of_key(table, "account").filter(|name| Identifier::new(name).is_ok());
     tables.filter(resets).filter_map(name).map(str::to_owned).collect()
 }
 

@@ -97,10 +97,10 @@ fn header_values(reading: &ProviderResponse, name: &str) -> Vec<FieldValue> {
 
 fn matches_payment(value: &FieldValue, field: EchoField, payment: &PaymentIdentity) -> bool {
     let expected = match field {
-        EchoField::Id => &payment.id,
-        EchoField::IdempotencyKey => &payment.idempotency_key,
+        EchoField::Id => payment.id.as_str(),
+        EchoField::IdempotencyKey => payment.idempotency_key.as_str(),
         EchoField::Reference => match &payment.reference {
-            Some(reference) => reference,
+            Some(reference) => reference.as_str(),
             None => return false,
         },
         EchoField::Amount => return minor_units(value) == Some(payment.sum.units),

@@ -76,7 +76,7 @@ impl Fixture {
         account: &str,
         wanted: &WantedRule,
     ) -> Result<RuleChange, SettingsChangeError> {
-        let account = Identifier::new(account.to_owned()).unwrap();
+        let account = Identifier::new(account).unwrap();
         let of = RuleSubject { provider, account: &account, limit: None };
         change_rule(&self.database, &of, wanted, Some(&by())).await
     }
