@@ -118,8 +118,10 @@ impl HttpConnection {
         })
     }
 
-    /// Polls the connection once, and returns whether it can take another request.
+    /// Polls the connection once, with all that the kernel has received, and returns whether it can take another
+    /// request.
     async fn is_ready(&mut self) -> bool {
+        self.socket.ask_kernel();
         self.drive(std::future::ready(())).await;
         matches!(self.driver_state, DriverState::Running(_)) && self.sender.is_ready()
     }

@@ -6,16 +6,20 @@
 //! 2. `SO_LINGER` is 0 while a request is in flight. Dropping the socket resets the connection, and the kernel discards
 //!    unsent and unacknowledged bytes. A killed process drops its sockets too.
 //! 3. `TCP_USER_TIMEOUT` ends with the request. A stopped process drops nothing, but its kernel gives up by then.
+//!
+//! Bytes that come before a request, or after its response, must be found (`docs/decisions/0032-connection-reuse.md`).
+//! The runtime learns of bytes later than the kernel, so reads ask the kernel itself then. While a response is awaited,
+//! they wait for the runtime.
 
 use std::io::{self, Read as _};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -39,6 +43,8 @@ pub struct Socket {
     deadline_us: AtomicU64,
     /// Bytes that the kernel took since the request began.
     bytes_written: AtomicU64,
+    /// Whether reads ask the kernel if the runtime knows of no bytes.
+    asks_kernel: AtomicBool,
 }
 
 impl Socket {
@@ -48,8 +54,13 @@ impl Socket {
     /// The operating system's error when an option cannot be set.
     pub fn new(stream: TcpStream, deadline: Instant) -> io::Result<Arc<Self>> {
         let opened = Instant::now();
-        let socket =
-            Self { stream, opened_at: opened, deadline_us: AtomicU64::new(0), bytes_written: AtomicU64::new(0) };
+        let socket = Self {
+            stream,
+            opened_at: opened,
+            deadline_us: AtomicU64::new(0),
+            bytes_written: AtomicU64::new(0),
+            asks_kernel: AtomicBool::new(true),
+        };
         socket.begin_request(deadline)?;
         Ok(Arc::new(socket))
     }
@@ -63,7 +74,13 @@ impl Socket {
         let deadline = deadline.saturating_duration_since(self.opened_at).as_micros();
         self.deadline_us.store(u64::try_from(deadline).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.bytes_written.store(0, Ordering::Relaxed);
+        self.ask_kernel();
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
+    }
+
+    /// Lets reads find bytes that the runtime doesn't know of, until the next flush of a written request.
+    pub fn ask_kernel(&self) {
+        self.asks_kernel.store(true, Ordering::Relaxed);
     }
 
     /// Ends a request that has its response. From now on, dropping the socket closes the connection in the usual way.
@@ -88,17 +105,25 @@ impl Socket {
         }
     }
 
-    /// Reads bytes that the kernel already has, because the runtime learns of them later. They must be found before a
-    /// request is written.
-    fn read_now(&self, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match (&*SockRef::from(&self.stream)).read(buffer.initialize_unfilled()) {
-            Ok(read) => {
-                buffer.advance(read);
-                Poll::Ready(Ok(()))
+    /// Reads bytes that the kernel has, whether or not the runtime knows of them.
+    fn read_now(&self, buffer: &mut ReadBuf<'_>) -> io::Result<usize> {
+        let read = (&*SockRef::from(&self.stream)).read(buffer.initialize_unfilled())?;
+        buffer.advance(read);
+        Ok(read)
+    }
+
+    /// Reads when the runtime has told of bytes. After a read that leaves room in the buffer, the kernel has no more,
+    /// so the runtime tells of the next ones.
+    fn read_ready(&self, buffer: &mut ReadBuf<'_>) -> io::Result<()> {
+        let mut filled = 0;
+        let read = self.stream.try_io(Interest::READABLE, || {
+            filled = self.read_now(buffer)?;
+            match filled > 0 && buffer.remaining() > 0 {
+                true => Err(io::ErrorKind::WouldBlock.into()),
+                false => Ok(()),
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
+        });
+        if filled > 0 { Ok(()) } else { read }
     }
 
     fn time_left(&self) -> io::Result<Duration> {
@@ -125,21 +150,19 @@ pub struct SocketStream(pub Arc<Socket>);
 
 impl AsyncRead for SocketStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let stream = &self.0.stream;
-        loop {
-            let is_ready = stream.poll_read_ready(cx)?.is_ready();
-            if !is_ready {
-                return self.0.read_now(buffer);
-            }
-            match stream.try_read(buffer.initialize_unfilled()) {
-                Ok(read) => {
-                    buffer.advance(read);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
+        let socket = &self.0;
+        let is_blocked = |read: &io::Result<()>| read.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+        while socket.stream.poll_read_ready(cx)?.is_ready() {
+            let read = socket.read_ready(buffer);
+            if !is_blocked(&read) {
+                return Poll::Ready(read);
             }
         }
+        if !socket.asks_kernel.load(Ordering::Relaxed) {
+            return Poll::Pending;
+        }
+        let read = socket.read_now(buffer).map(drop);
+        if is_blocked(&read) { Poll::Pending } else { Poll::Ready(read) }
     }
 }
 
@@ -154,7 +177,11 @@ impl AsyncWrite for SocketStream {
         }
     }
 
+    /// HTTP and TLS flush when a request is written to its end, and after each later poll.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.0.wrote_nothing() {
+            self.0.asks_kernel.store(false, Ordering::Relaxed);
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -175,6 +202,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (theirs, _) = listener.accept().await.unwrap();
+        theirs.set_nodelay(true).unwrap();
         (Socket::new(ours, deadline).unwrap(), theirs)
     }
 
@@ -234,24 +262,54 @@ mod tests {
         assert!(given() <= Duration::from_secs(1), "{:?}", given());
     }
 
+    /// Polls a stream once for bytes: how many there were.
+    fn read_once(stream: &mut SocketStream) -> Poll<usize> {
+        let mut bytes = [0; 8];
+        let mut buffer = ReadBuf::new(&mut bytes);
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        Pin::new(stream).poll_read(&mut cx, &mut buffer).map(|read| read.map(|()| buffer.filled().len()).unwrap())
+    }
+
     /// The runtime asks the kernel for events when no task can go on, so it cannot know of these bytes.
     #[tokio::test]
     async fn bytes_are_read_before_runtime_readiness() {
         let (socket, peer) = pair(in_10_s()).await;
-        let mut stream = SocketStream(Arc::clone(&socket));
-        let mut bytes = [0; 8];
-        let mut read_once = || {
-            let mut buffer = ReadBuf::new(&mut bytes);
-            let mut cx = Context::from_waker(std::task::Waker::noop());
-            Pin::new(&mut stream)
-                .poll_read(&mut cx, &mut buffer)
-                .map(|read| read.map(|()| buffer.filled().len()).unwrap())
-        };
-        assert_eq!(read_once(), Poll::Pending);
+        let mut stream = SocketStream(socket);
+        assert_eq!(read_once(&mut stream), Poll::Pending);
         assert_eq!(peer.try_write(b"stray").unwrap(), 5);
-        assert_eq!(read_once(), Poll::Ready(5));
-        assert_eq!(read_once(), Poll::Pending);
+        assert_eq!(read_once(&mut stream), Poll::Ready(5));
+        assert_eq!(read_once(&mut stream), Poll::Pending);
         drop(peer);
-        assert_eq!(read_once(), Poll::Ready(0));
+        assert_eq!(read_once(&mut stream), Poll::Ready(0));
+    }
+
+    /// While a response is awaited, the runtime's word is enough. After it, and before the next request, it is not.
+    #[tokio::test]
+    async fn written_request_leaves_bytes_to_the_runtime() {
+        let (socket, mut peer) = pair(in_10_s()).await;
+        let mut stream = SocketStream(Arc::clone(&socket));
+        let asks: [fn(&Socket); 2] = [Socket::ask_kernel, |socket| socket.begin_request(in_10_s()).unwrap()];
+        for ask in asks {
+            stream.write_all(b"x").await.unwrap();
+            stream.flush().await.unwrap();
+            peer.write_all(b"response").await.unwrap();
+            socket.stream.readable().await.unwrap();
+            assert_eq!(read_once(&mut stream), Poll::Ready(8));
+            // A full buffer says nothing: the runtime's word stands until the kernel has no more.
+            assert_eq!(read_once(&mut stream), Poll::Pending);
+            assert_eq!(peer.try_write(b"stray").unwrap(), 5);
+            assert_eq!(read_once(&mut stream), Poll::Pending);
+            ask(&socket);
+            assert_eq!(read_once(&mut stream), Poll::Ready(5));
+        }
+        // The end of the stream comes after a read that left room in the buffer.
+        stream.write_all(b"x").await.unwrap();
+        stream.flush().await.unwrap();
+        peer.write_all(b"end").await.unwrap();
+        socket.stream.readable().await.unwrap();
+        assert_eq!(read_once(&mut stream), Poll::Ready(3));
+        assert_eq!(read_once(&mut stream), Poll::Pending);
+        peer.shutdown().await.unwrap();
+        assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
     }
 }
