@@ -10,6 +10,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -169,20 +170,33 @@ fn text(job: &Job, whole: bool) -> String {
 /// The state in the event about a rejected message, and the end of its routing key.
 pub const REJECTED_EVENT: &str = "rejected";
 
-/// The body of an event on `payments.outcomes`; absent fields are `null`.
+/// An event on `payments.outcomes`; absent fields are `null`.
+#[derive(Serialize)]
+struct OutcomeBody<'a> {
+    at: String,
+    attempts: u32,
+    charged_amount: Option<i64>,
+    id: &'a str,
+    provider: &'a str,
+    provider_reference: Option<&'a str>,
+    reason: Option<&'a str>,
+    state: &'static str,
+}
+
+/// The body of an event on `payments.outcomes`.
 pub fn outcome_event_json(event: &OutcomeEvent) -> Vec<u8> {
-    json!({
-        "id": event.id,
-        "provider": event.provider.as_str(),
-        "state": event.state.name(),
-        "provider_reference": event.provider_reference,
-        "charged_amount": event.charged_amount,
-        "reason": event.reason,
-        "attempts": event.attempts,
-        "at": rfc3339(EpochMs(event.at_ms)),
-    })
-    .to_string()
-    .into_bytes()
+    let body = OutcomeBody {
+        at: rfc3339(EpochMs(event.at_ms)),
+        attempts: event.attempts,
+        charged_amount: event.charged_amount,
+        id: &event.id,
+        provider: event.provider.as_str(),
+        provider_reference: event.provider_reference.as_deref(),
+        reason: event.reason.as_deref(),
+        state: event.state.name(),
+    };
+    // Texts and numbers can always be written.
+    serde_json::to_vec(&body).unwrap_or_default()
 }
 
 /// The body of the event about a rejected message: without its content.
