@@ -44,15 +44,15 @@ impl<'a> MessageFields<'a> {
     /// The id, if it has the form of one, for messages that fail elsewhere.
     pub fn claimed_id(&self) -> Option<JobId> {
         match self.value("id") {
-            Some(Json::Text(text)) => JobId::new(text.clone()).ok(),
+            Some(Json::Text(text)) => JobId::new(text).ok(),
             _ => None,
         }
     }
 
     pub fn version(&self) -> Result<u64, InvalidMessage> {
-        const MEND: &str = "v: must be an integer from 1, or left out";
-        let version = self.integer("v", InvalidReason::BadField, MEND)?.unwrap_or(1);
-        u64::try_from(version).ok().filter(|v| *v >= 1).ok_or_else(|| bad_field(MEND))
+        let bad = || bad_field("v: must be an integer from 1, or left out");
+        let version = self.integer("v", bad)?.unwrap_or(1);
+        u64::try_from(version).ok().filter(|v| *v >= 1).ok_or_else(bad)
     }
 
     pub fn payload_json(&self) -> Option<&'a Json<'a>> {
@@ -63,7 +63,7 @@ impl<'a> MessageFields<'a> {
         let id = self.identifier("id", InvalidReason::BadId)?.ok_or_else(|| {
             InvalidMessage::new(InvalidReason::BadId, "id: is required: 1 to 64 characters of A-Z a-z 0-9 _ -")
         })?;
-        if let Some(member) = self.0.iter().find(|member| !KNOWN.contains(&member.key.as_str())) {
+        if let Some(member) = self.0.iter().find(|member| !KNOWN.contains(&&*member.key)) {
             let detail = format!("{} is not known: leave it out or put it into `payload`", named(&member.key));
             return Err(InvalidMessage::new(InvalidReason::UnknownField, detail));
         }
@@ -104,34 +104,33 @@ impl<'a> MessageFields<'a> {
     fn identifier(&self, key: &'static str, reason: InvalidReason) -> Result<Option<Identifier>, InvalidMessage> {
         match self.value(key) {
             None => Ok(None),
-            Some(Json::Text(text)) => Identifier::new(text.clone())
-                .map(Some)
-                .map_err(|fix| InvalidMessage::new(reason, format!("{key}: {fix}"))),
+            Some(Json::Text(text)) => {
+                Identifier::new(text).map(Some).map_err(|fix| InvalidMessage::new(reason, format!("{key}: {fix}")))
+            }
             Some(_) => Err(InvalidMessage::new(reason, format!("{key}: must be a string"))),
         }
     }
 
     /// Digits alone: `1e3`, `10.0` and `"10"` are refused, since who writes an amount so may mean something else.
-    fn integer(&self, key: &str, reason: InvalidReason, fix: &str) -> Result<Option<i64>, InvalidMessage> {
+    fn integer(&self, key: &str, bad: impl Fn() -> InvalidMessage) -> Result<Option<i64>, InvalidMessage> {
         match self.value(key) {
             None => Ok(None),
-            Some(Json::Number(number)) => number.parse().map(Some).map_err(|_| InvalidMessage::new(reason, fix)),
-            Some(_) => Err(InvalidMessage::new(reason, fix)),
+            Some(Json::Number(number)) => number.parse().map(Some).map_err(|_| bad()),
+            Some(_) => Err(bad()),
         }
     }
 
     fn amount(&self) -> Result<i64, InvalidMessage> {
-        const MEND: &str = "amount: must be an integer above 0, in minor units (12.99 EUR is 1299), up to 2^63 - 1";
-        self.integer("amount", InvalidReason::BadAmount, MEND)?
-            .filter(|amount| *amount > 0)
-            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadAmount, MEND))
+        let fix = "amount: must be an integer above 0, in minor units (12.99 EUR is 1299), up to 2^63 - 1";
+        let bad = || InvalidMessage::new(InvalidReason::BadAmount, fix);
+        self.integer("amount", bad)?.filter(|amount| *amount > 0).ok_or_else(bad)
     }
 
     /// ISO 4217 codes are upper case; `iso_currency` holds the list.
     fn currency(&self) -> Result<String, InvalidMessage> {
         let bad = || InvalidMessage::new(InvalidReason::BadCurrency, "currency: must be an ISO 4217 code like EUR");
         let Some(Json::Text(code)) = self.value("currency") else { return Err(bad()) };
-        if is_currency(code) { Ok(code.clone()) } else { Err(bad()) }
+        if is_currency(code) { Ok(code.to_string()) } else { Err(bad()) }
     }
 
     fn reference(&self) -> Result<Option<String>, InvalidMessage> {
@@ -146,9 +145,9 @@ impl<'a> MessageFields<'a> {
     where
         N: TryFrom<i64> + PartialOrd + std::fmt::Display,
     {
-        let fix = format!("{key}: must be an integer from {} to {}", range.start(), range.end());
-        let Some(number) = self.integer(key, InvalidReason::BadField, &fix)? else { return Ok(default) };
-        N::try_from(number).ok().filter(|number| range.contains(number)).ok_or_else(|| bad_field(fix))
+        let bad = || bad_field(format!("{key}: must be an integer from {} to {}", range.start(), range.end()));
+        let Some(number) = self.integer(key, bad)? else { return Ok(default) };
+        N::try_from(number).ok().filter(|number| range.contains(number)).ok_or_else(bad)
     }
 
     fn instant(&self, key: &'static str, mode: RoundMode) -> Result<Option<EpochMs>, InvalidMessage> {

@@ -5,12 +5,13 @@
 //! logged. `serde_json` parses every byte; [`Json`] is as strict as money needs it: no duplicate keys, no NUL, no lone
 //! surrogates, numbers kept as digits.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 
 use jiff::Timestamp;
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Serialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -81,11 +82,12 @@ fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<
         return Err(invalid(InvalidMessage::new(InvalidReason::Malformed, "the message must be a JSON object")));
     };
     let fields = MessageFields::new(&members);
-    // A rejected message's id is written down and shown.
-    let cards = rules.unwrap_or(CardNumbers::Off);
-    let claimed_id =
-        fields.claimed_id().filter(|id| find_sensitive(id.as_str(), TextContext::Identifier, cards).is_none());
-    let with_id = |invalid| DecodeError::Invalid { invalid, claimed_id: claimed_id.clone() };
+    let with_id = |invalid| {
+        // A rejected message's id is written down and shown.
+        let cards = rules.unwrap_or(CardNumbers::Off);
+        let is_shown = |id: &JobId| find_sensitive(id.as_str(), TextContext::Identifier, cards).is_none();
+        DecodeError::Invalid { invalid, claimed_id: fields.claimed_id().filter(is_shown) }
+    };
     // Before all other fields: a newer format may have more of them.
     let version = fields.version().map_err(with_id)?;
     if version > VERSION {
@@ -233,14 +235,14 @@ enum Json<'a> {
     Bool(bool),
     /// As written.
     Number(&'a str),
-    Text(String),
+    Text(Cow<'a, str>),
     Array(Vec<Json<'a>>),
     Object(Vec<Member<'a>>),
 }
 
 #[derive(Debug)]
 struct Member<'a> {
-    key: String,
+    key: Cow<'a, str>,
     value: Json<'a>,
     /// The value exactly as written.
     raw: &'a str,
@@ -268,7 +270,7 @@ fn read_json(raw: &str, depth: usize) -> Result<Json<'_>, String> {
             Json::Array(items.into_iter().map(|item| read_json(item.get(), depth + 1)).collect::<Result<_, _>>()?)
         }
         Some(b'"') => {
-            let text: String = serde_json::from_str(raw).map_err(|_| "a string holds an invalid escape".to_owned())?;
+            let Text(text) = serde_json::from_str(raw).map_err(|_| "a string holds an invalid escape".to_owned())?;
             Json::Text(without_nul(text)?)
         }
         Some(b't') => Json::Bool(true),
@@ -278,15 +280,14 @@ fn read_json(raw: &str, depth: usize) -> Result<Json<'_>, String> {
     })
 }
 
-fn members<'a>(pairs: Vec<(String, &'a RawValue)>, depth: usize) -> Result<Vec<Member<'a>>, String> {
+fn members<'a>(pairs: Vec<(Text<'a>, &'a RawValue)>, depth: usize) -> Result<Vec<Member<'a>>, String> {
     let mut seen = BTreeSet::new();
+    if let Some((Text(key), _)) = pairs.iter().find(|(Text(key), _)| !seen.insert(&**key)) {
+        return Err(format!("{} appears twice in one object", named(key)));
+    }
     let mut members = Vec::with_capacity(pairs.len());
-    for (key, value) in pairs {
-        let key = without_nul(key)?;
-        if !seen.insert(key.clone()) {
-            return Err(format!("{} appears twice in one object", named(&key)));
-        }
-        members.push(Member { key, value: read_json(value.get(), depth + 1)?, raw: value.get() });
+    for (Text(key), value) in pairs {
+        members.push(Member { key: without_nul(key)?, value: read_json(value.get(), depth + 1)?, raw: value.get() });
     }
     Ok(members)
 }
@@ -300,7 +301,7 @@ fn named(key: &str) -> String {
     "a field".to_owned()
 }
 
-fn without_nul(text: String) -> Result<String, String> {
+fn without_nul(text: Cow<'_, str>) -> Result<Cow<'_, str>, String> {
     if text.contains('\0') {
         return Err("a string holds U+0000, which SQL cannot store".to_owned());
     }
@@ -317,15 +318,19 @@ pub fn describe_error(error: &serde_json::Error) -> String {
     format!("{what}: line {}, column {}", error.line(), error.column())
 }
 
+/// A string, borrowed if it has no escapes.
+#[derive(serde::Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
 /// An object's members in their order, duplicates included.
-struct Pairs<'a>(Vec<(String, &'a RawValue)>);
+struct Pairs<'a>(Vec<(Text<'a>, &'a RawValue)>);
 
 impl<'de: 'a, 'a> serde::Deserialize<'de> for Pairs<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct PairsVisitor;
 
         impl<'de> Visitor<'de> for PairsVisitor {
-            type Value = Vec<(String, &'de RawValue)>;
+            type Value = Vec<(Text<'de>, &'de RawValue)>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
