@@ -89,18 +89,15 @@ pub fn is_split_card(parts: &str, place: TextContext) -> bool {
 
 /// Whether the value of a field with a card's name is a card number or security code.
 pub fn sensitive_value(name: FieldMeaning, value: &str) -> Option<Sensitive> {
-    let groups = DigitGroups::parse(value);
-    let (has_letters, digits) = (value.chars().any(char::is_alphabetic), groups.all_digits().len());
+    let (sensitive, lengths) = match name {
+        FieldMeaning::CardNumber => (Sensitive::CardNumber, DIGITS),
+        FieldMeaning::SecurityCode => (Sensitive::SecurityCode, 3..=4),
+        FieldMeaning::Card | FieldMeaning::Identifier | FieldMeaning::Other => return None,
+    };
+    let has_letters = value.chars().any(char::is_alphabetic);
     let is_masked = value.contains(['*', '•', '#']);
-    match name {
-        FieldMeaning::CardNumber if !has_letters && !is_masked && DIGITS.contains(&digits) => {
-            Some(Sensitive::CardNumber)
-        }
-        FieldMeaning::SecurityCode if !has_letters && !is_masked && (3..=4).contains(&digits) => {
-            Some(Sensitive::SecurityCode)
-        }
-        _ => None,
-    }
+    let digits = DigitGroups::parse(value).all_digits().len();
+    (!has_letters && !is_masked && lengths.contains(&digits)).then_some(sensitive)
 }
 
 /// Whether a text may be a part of a longer number: digits, and no letters.

@@ -164,8 +164,8 @@ impl<'a> ContentScanner<'a> {
             return self.end_parts();
         }
         let of_card = place == TextContext::Card;
-        let belongs = (of_card && self.parts.of_card) || are_alike(self.parts.name, name.text);
-        if self.parts.count > 0 && !belongs {
+        let belongs = |parts: &TextParts<'_>| (of_card && parts.of_card) || are_alike(parts.name, name.text);
+        if self.parts.count > 0 && !belongs(&self.parts) {
             self.end_parts();
         }
         let parts = &mut self.parts;
