@@ -14,7 +14,7 @@ use super::connect_options::connect_options;
 use super::connections::Connections;
 use super::dialect::{Dialect, JobWrite};
 use super::engine::{
-    Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, columns, driver, rows_in_order, run_to_completion,
+    Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, are_alike, driver, rows_in_order, run_to_completion,
     run_while_awaited,
 };
 use super::result::{Names, SqlRow, SqlValue, is_rolled_back_for_sure, lock_not_available, rolled_back};
@@ -146,8 +146,8 @@ impl Engine for PostgresEngine {
     }
 
     async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
-        let sql = units.first().and_then(|like| write.batch_sql(like));
-        let (Some(sql), Some(columns)) = (sql, columns(&units)) else {
+        let sql = units.first().filter(|_| are_alike(&units)).and_then(|like| write.batch_sql(like));
+        let Some(sql) = sql else {
             return Ok(Batch::RolledBack(LedgerError::StatementFailed(
                 "the writes of a batch differ in their arguments".to_owned(),
             )));
@@ -156,7 +156,7 @@ impl Engine for PostgresEngine {
         self.run(async move {
             let rows = async {
                 let mut session = pool.lend(ConnectionPurpose::Batches).await?;
-                let rows = with_statement_timeout(run_batch(session.connection()?, sql, columns)).await;
+                let rows = with_statement_timeout(run_batch(session.connection()?, sql, &units)).await;
                 session.end(rows)
             };
             match rows.await {
@@ -253,27 +253,24 @@ fn not_rolled_back(error: sqlx::Error) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(format!("PostgreSQL did not acknowledge a rollback: {error}")))
 }
 
-async fn run_batch(
-    connection: &mut PgConnection,
-    sql: Sql,
-    columns: Vec<Vec<Value>>,
-) -> Result<Vec<SqlRow>, sqlx::Error> {
+/// Runs one statement for many writes, whose arguments are alike: an array for each argument.
+async fn run_batch(connection: &mut PgConnection, sql: Sql, units: &[Args]) -> Result<Vec<SqlRow>, sqlx::Error> {
     macro_rules! array {
-        ($column:ident, $kind:ident) => {
-            $column
-                .into_iter()
-                .filter_map(|value| if let Value::$kind(value) = value { Some(value) } else { None })
+        ($at:ident, $kind:ident) => {
+            units
+                .iter()
+                .filter_map(|unit| if let Value::$kind(value) = &unit[$at] { Some(value) } else { None })
                 .collect::<Vec<_>>()
         };
     }
     let mut query = sqlx::query(AssertSqlSafe(sql));
-    for column in columns {
-        query = match column.first() {
-            Some(Value::Int(_)) => query.bind(array!(column, Int)),
-            Some(Value::Real(_)) => query.bind(array!(column, Real)),
-            Some(Value::Bool(_)) => query.bind(array!(column, Bool)),
-            Some(Value::Bytes(_)) => query.bind(array!(column, Bytes)),
-            Some(Value::Text(_)) | None => query.bind(array!(column, Text)),
+    for (at, like) in units.iter().take(1).flat_map(|unit| unit.iter().enumerate()) {
+        query = match like {
+            Value::Int(_) => query.bind(array!(at, Int)),
+            Value::Real(_) => query.bind(array!(at, Real)),
+            Value::Bool(_) => query.bind(array!(at, Bool)),
+            Value::Bytes(_) => query.bind(array!(at, Bytes)),
+            Value::Text(_) => query.bind(array!(at, Text)),
         };
     }
     let mut names = None;
