@@ -153,8 +153,8 @@ fn encode_counters(cells: &[CounterSpec], indices: &[usize]) -> Vec<u8> {
 
 fn encode_request(want: &PermitRequest, all: &SubjectNumbers<'_>) -> Vec<u8> {
     let [owns, first, second] = subject_numbers(&want.subjects, all);
-    let head = [(u64::from(want.permits), 4), (u64::from(want.cost), 2), (kind_code(want.kind), 1)];
-    [pack(&head), pack(&[(owns, 1), (first, 2), (second, 2)])].concat()
+    let (permits, cost) = (u64::from(want.permits), u64::from(want.cost));
+    pack(&[(permits, 4), (cost, 2), (kind_code(want.kind), 1), (owns, 1), (first, 2), (second, 2)])
 }
 
 fn encode_release(release: &PermitRelease, all: &SubjectNumbers<'_>, cells: usize) -> Vec<u8> {
@@ -165,10 +165,18 @@ fn encode_release(release: &PermitRelease, all: &SubjectNumbers<'_>, cells: usiz
             (1, 0, origins.iter().copied().chain(std::iter::repeat(0)).take(cells).collect())
         }
     };
-    let head = [(release.call, 6), (u64::from(release.cost), 4), (kind_code(release.kind), 1), (fate, 1)];
-    let tail = [(owns, 1), (first, 2), (second, 2), (age_us, 6)];
-    let origins: Vec<u8> = origins.iter().flat_map(|origin| pack(&[(*origin, 6)])).collect();
-    [pack(&head), pack(&tail), origins].concat()
+    let mut fields = vec![
+        (release.call, 6),
+        (u64::from(release.cost), 4),
+        (kind_code(release.kind), 1),
+        (fate, 1),
+        (owns, 1),
+        (first, 2),
+        (second, 2),
+        (age_us, 6),
+    ];
+    fields.extend(origins.into_iter().map(|origin| (origin, 6)));
+    pack(&fields)
 }
 
 /// The rebuild data, if the list fits. A list that is too long must not be sent in part.
