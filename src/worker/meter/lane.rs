@@ -138,8 +138,7 @@ impl LaneMeter {
     }
 
     fn labelled(&self, family: &Counters, label: &'static str, value: &str) -> Counter {
-        let mut labels = self.labels.clone();
-        labels.push((label, value.to_owned()));
+        let labels = self.labels.iter().cloned().chain([(label, value.to_owned())]).collect();
         family.get_or_create_owned(&labels)
     }
 
