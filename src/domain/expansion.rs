@@ -22,6 +22,8 @@ pub const URL_BYTES_MAX: usize = 8 * 1024;
 pub const HEADERS_BYTES_MAX: usize = 16 * 1024;
 /// Longest template of a request body in a provider row, in bytes. Each placeholder reads the payload again.
 pub const TEMPLATE_BYTES_MAX: usize = 16 * 1024;
+/// First capacity of a [`BoundedBuffer`], in bytes: most bodies and addresses fit.
+const CAPACITY_MIN: usize = 256;
 
 /// Bytes up to a bound, in memory that never exceeds it.
 #[derive(Debug)]
@@ -58,7 +60,7 @@ impl BoundedBuffer {
         }
         if length > self.bytes.capacity() {
             // Capacity doubles as in any vector, but never beyond the bound.
-            let capacity = (2 * self.bytes.capacity()).clamp(length, self.bytes_max);
+            let capacity = (2 * self.bytes.capacity()).max(CAPACITY_MIN).clamp(length, self.bytes_max);
             self.bytes.reserve_exact(capacity - self.bytes.len());
         }
         self.bytes.extend_from_slice(bytes);
