@@ -363,7 +363,9 @@ impl RequestBuilder {
     /// # Errors
     /// [`TooLarge`] names the first part that is not.
     pub fn check_size(&self, job: &Job, sum: SentSum) -> Result<(), TooLarge> {
-        let parts = [self.plan.body(job, sum).err(), self.url(job).err(), self.lookup_url(job).and_then(Result::err)];
+        let body = self.plan.can_expand().then(|| self.plan.body(job, sum).err()).flatten();
+        let url = self.url.has_placeholders().then(|| self.url(job).err()).flatten();
+        let parts = [body, url, self.lookup_url(job).and_then(Result::err)];
         let too_large = |error| match error {
             FreezeError::Job(RequestBuildError::TooLarge(too_large)) => Some(too_large),
             _ => None,

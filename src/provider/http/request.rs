@@ -75,6 +75,11 @@ impl RequestPlan {
         })
     }
 
+    /// Whether a body may be longer than its job's message: a template may repeat the payload, and a form repeats paths.
+    pub fn can_expand(&self) -> bool {
+        self.form_encoded || self.template.is_some()
+    }
+
     /// The body for this job and its sum.
     ///
     /// # Errors
