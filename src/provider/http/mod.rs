@@ -180,7 +180,9 @@ impl HttpProvider {
             _ => return outcome,
         };
         let is_accepted = matches!(outcome, Outcome::Accepted { .. });
-        match compare_sum(reading.json().as_ref(), &self.sum_fields, payment) {
+        let names_sum = self.sum_fields.amount.is_some() || self.sum_fields.currency.is_some();
+        let body = names_sum.then(|| reading.json()).flatten();
+        match compare_sum(body.as_ref(), &self.sum_fields, payment) {
             Ok(SumComparison::Differs(reason)) => Outcome::Differs { reason, reference },
             Ok(SumComparison::Part(amount)) if is_accepted => {
                 Outcome::PartlyAccepted(PartialCharge { reference, amount })

@@ -4,6 +4,7 @@
 //! of it, so a successful payment must not become unknown because of it. Numbers keep their digits as sent. A key on
 //! the way to a field must not appear twice in its object, because it is unclear which value counts.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE};
@@ -93,7 +94,9 @@ impl ResponseJson {
         if !pointer.is_empty() {
             let Some(steps) = pointer.strip_prefix('/') else { return Ok(None) };
             for step in steps.split('/') {
-                let Some(below) = child(raw, &step.replace("~1", "/").replace("~0", "~"))? else { return Ok(None) };
+                let escaped = || step.replace("~1", "/").replace("~0", "~");
+                let step = if step.contains('~') { Cow::Owned(escaped()) } else { Cow::Borrowed(step) };
+                let Some(below) = child(raw, &step)? else { return Ok(None) };
                 raw = below;
             }
         }
@@ -142,7 +145,7 @@ fn child<'a>(raw: &'a str, step: &str) -> Result<Option<&'a str>, AmbiguousValue
     match raw.as_bytes().first() {
         Some(b'{') => {
             let Ok(JsonMembers(members)) = serde_json::from_str(raw) else { return Ok(None) };
-            let mut named = members.into_iter().filter(|(key, _)| key == step).map(|(_, value)| value.get());
+            let mut named = members.into_iter().filter(|(LossyKey(key), _)| *key == step).map(|(_, value)| value.get());
             let value = named.next();
             if named.next().is_some() { Err(AmbiguousValue) } else { Ok(value) }
         }
@@ -163,24 +166,28 @@ fn items(raw: &str) -> Vec<&str> {
 }
 
 /// Members of an object, in their order.
-struct JsonMembers<'a>(Vec<(String, &'a RawValue)>);
+struct JsonMembers<'a>(Vec<(LossyKey<'a>, &'a RawValue)>);
 
 /// A key; U+FFFD replaces what is not valid text in it.
-struct LossyKey(String);
+struct LossyKey<'a>(Cow<'a, str>);
 
-impl<'de> serde::Deserialize<'de> for LossyKey {
+impl<'de: 'a, 'a> serde::Deserialize<'de> for LossyKey<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct KeyVisitor;
 
-        impl Visitor<'_> for KeyVisitor {
-            type Value = LossyKey;
+        impl<'de> Visitor<'de> for KeyVisitor {
+            type Value = LossyKey<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key")
             }
 
-            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<LossyKey, E> {
-                Ok(LossyKey(String::from_utf8_lossy(bytes).into_owned()))
+            fn visit_borrowed_bytes<E>(self, bytes: &'de [u8]) -> Result<Self::Value, E> {
+                Ok(LossyKey(String::from_utf8_lossy(bytes)))
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Self::Value, E> {
+                Ok(LossyKey(String::from_utf8_lossy(bytes).into_owned().into()))
             }
         }
 
@@ -194,7 +201,7 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for JsonMembers<'a> {
         struct MembersVisitor;
 
         impl<'de> Visitor<'de> for MembersVisitor {
-            type Value = Vec<(String, &'de RawValue)>;
+            type Value = Vec<(LossyKey<'de>, &'de RawValue)>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -202,8 +209,8 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for JsonMembers<'a> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut members = Vec::new();
-                while let Some((LossyKey(key), value)) = map.next_entry()? {
-                    members.push((key, value));
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
                 }
                 Ok(members)
             }
