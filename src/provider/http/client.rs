@@ -54,14 +54,17 @@ pub struct HttpClient {
 /// A request with all that is sent: target, headers and body.
 pub struct PreparedRequest {
     pub method: Method,
-    pub target: OutboundTarget,
+    pub target: Arc<OutboundTarget>,
     pub headers: HeaderMap,
     pub body: Option<Vec<u8>>,
 }
 
+/// Room for the headers of most requests.
+const HEADERS_CAPACITY: usize = 12;
+
 /// Headers that every request carries, before the row's own.
 pub fn base_headers(content_type: Option<HeaderValue>) -> HeaderMap {
-    let mut headers = HeaderMap::new();
+    let mut headers = HeaderMap::with_capacity(HEADERS_CAPACITY);
     headers.extend(content_type.map(|value| (CONTENT_TYPE, value)));
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));

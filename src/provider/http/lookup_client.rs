@@ -5,6 +5,7 @@
 //! when they match. The row's `statuses` are for charges: look-ups use them only for limits, locks and outages
 //! (`docs/decisions/0034-look-ups-of-unknown-outcomes.md`).
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use reqwest::Method;
@@ -111,8 +112,8 @@ impl LookupClient {
         headers: &HeaderTemplates,
     ) -> Result<PreparedRequest, FreezeError> {
         let mut map = client::base_headers(None);
-        let target = self.policy.admit(&request.url)?;
-        headers.resolve(request.account.as_deref(), target.host()).await?.insert_into(&mut map)?;
+        let target = Arc::new(self.policy.admit(&request.url)?);
+        headers.resolve(request.account.as_deref(), &target.host).await?.insert_into(&mut map)?;
         let method = if request.method == "POST" { Method::POST } else { Method::GET };
         // Some servers refuse a POST without a length (411).
         let body = (method == Method::POST).then(Vec::new);

@@ -126,7 +126,7 @@ impl HttpProvider {
 
     /// Secrets that this process cannot read now: one error per header, without any value.
     pub async fn unreadable_secrets(&self) -> Vec<FreezeError> {
-        self.request_builder.headers.unreadable(self.request_builder.target.host()).await
+        self.request_builder.headers.unreadable(&self.request_builder.target.host).await
     }
 
     /// The row's own client, or one for the address that an older version of the row froze.
@@ -254,7 +254,7 @@ impl fmt::Debug for HttpProvider {
 pub struct RequestBuilder {
     policy: OutboundPolicy,
     /// Target of `url`, with sample values for its placeholders. The host is the same for every job.
-    target: OutboundTarget,
+    target: Arc<OutboundTarget>,
     url: UrlTemplate,
     lookup_url: Option<LookupUrl>,
     plan: RequestPlan,
@@ -269,7 +269,7 @@ impl RequestBuilder {
     pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
         let invalid = |problem| FreezeError::Url { url: redact_url(&provider.url), problem };
         let url = UrlTemplate::parse(&provider.url).map_err(|problem| invalid(problem.to_string()))?;
-        let target = outbound.admit(&url.sample())?;
+        let target = Arc::new(outbound.admit(&url.sample())?);
         if target.url.as_str().len() > URL_BYTES_MAX {
             return Err(invalid(format!("is longer than {URL_BYTES_MAX} bytes as it is sent")));
         }
@@ -300,7 +300,7 @@ impl RequestBuilder {
     }
 
     async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
-        Ok(self.headers.resolve(account, self.target.host()).await?.fingerprint(&self.plan.key_header))
+        Ok(self.headers.resolve(account, &self.target.host).await?.fingerprint(&self.plan.key_header))
     }
 
     /// The frozen request with the current header values, which must be those that it was frozen with. Nothing is sent.
@@ -315,8 +315,8 @@ impl RequestBuilder {
         let mut headers = base_headers(Some(header(&CONTENT_TYPE, &request.content_type)?));
         // An older version of the row may have frozen another host. The row's own URL was admitted when the row was read.
         let is_own = request.url == self.target.url.as_str();
-        let target = if is_own { self.target.clone() } else { self.policy.admit(&request.url)? };
-        let resolved = self.headers.resolve(request.account.as_deref(), target.host()).await?;
+        let target = if is_own { Arc::clone(&self.target) } else { Arc::new(self.policy.admit(&request.url)?) };
+        let resolved = self.headers.resolve(request.account.as_deref(), &target.host).await?;
         // A repeat after an unknown outcome must carry the credential that the request was frozen with.
         if resolved.fingerprint(key) != request.credential_fingerprint {
             return Err(FreezeError::CredentialChanged);
@@ -343,7 +343,7 @@ impl RequestBuilder {
     /// [`FreezeError::Job`] if the job lacks a field of it, or has one that changes the host or is too long.
     pub fn url(&self, job: &Job) -> Result<String, FreezeError> {
         if !self.url.has_placeholders() {
-            return Ok(self.target.url.to_string());
+            return Ok(self.target.url.as_str().to_owned());
         }
         let written = self.url.for_job(job, RequestPart::Url).map_err(FreezeError::Job)?;
         let target = admit_within_bound(&self.policy, &written, RequestPart::Url, job)?;
@@ -381,7 +381,7 @@ fn target_hosts(provider: &Provider, outbound: &OutboundPolicy) -> Result<Vec<St
     let invalid = |problem| FreezeError::Url { url: redact_url(&provider.url), problem };
     let charges = UrlTemplate::parse(&provider.url).map_err(|problem| invalid(problem.to_string()))?.sample();
     let lookups = provider.lookup.as_ref().map(|lookup| lookup.url.sample());
-    let hosts = std::iter::once(charges).chain(lookups).map(|url| Ok(outbound.admit(&url)?.host()));
+    let hosts = std::iter::once(charges).chain(lookups).map(|url| Ok(outbound.admit(&url)?.host));
     hosts.collect()
 }
 

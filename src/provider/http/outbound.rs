@@ -38,6 +38,8 @@ pub struct OutboundPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboundTarget {
     pub url: Url,
+    /// The URL's host in canonical form.
+    pub host: String,
     pub address_rule: AddressRule,
     /// TLS authorities to trust besides the system's.
     pub authorities: Authorities,
@@ -46,11 +48,6 @@ pub struct OutboundTarget {
 impl OutboundTarget {
     pub fn is_encrypted(&self) -> bool {
         self.url.scheme() == "https"
-    }
-
-    /// The host in canonical form. Empty for a URL without one, which is never admitted.
-    pub fn host(&self) -> String {
-        self.url.host().map(|host| canonical_host(&host)).unwrap_or_default()
     }
 }
 
@@ -124,7 +121,7 @@ impl OutboundPolicy {
         }
         let is_named = self.https_targets.contains(&key);
         let authorities = if is_named { self.authorities.clone() } else { Authorities::default() };
-        Ok(OutboundTarget { url, address_rule: addresses, authorities })
+        Ok(OutboundTarget { url, host: key.0, address_rule: addresses, authorities })
     }
 }
 

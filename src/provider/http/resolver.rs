@@ -191,7 +191,7 @@ mod tests {
     /// The address that a request came to, or why it was not sent.
     async fn reached((client, target): &(HttpClient, OutboundTarget)) -> String {
         let (method, headers) = (hyper::Method::GET, hyper::HeaderMap::new());
-        let outgoing = PreparedRequest { method, target: target.clone(), headers, body: None };
+        let outgoing = PreparedRequest { method, target: Arc::new(target.clone()), headers, body: None };
         match client.exchange(outgoing).await {
             Ok(answered) => {
                 let ResponseBody::Whole(body) = answered.response.body.clone() else {

@@ -109,10 +109,11 @@ impl HeaderTemplates {
     ///
     /// # Errors
     /// [`FreezeError::Header`] for the first secret that may not, with the configuration change that allows all.
-    pub fn check_grants(&self, hosts: &[String]) -> Result<(), FreezeError> {
+    pub fn check_grants(&self, hosts: &[impl AsRef<str>]) -> Result<(), FreezeError> {
         let refused = |(name, reference)| {
-            let refused = hosts.iter().filter(move |host| !self.grants.permits(reference, host));
-            refused.map(move |host| (name, SecretUse { reference: reference.clone(), host: host.clone() }))
+            let refused =
+                hosts.iter().map(AsRef::<str>::as_ref).filter(move |host| !self.grants.permits(reference, host));
+            refused.map(move |host| (name, SecretUse { reference: reference.clone(), host: host.to_owned() }))
         };
         let refused: Vec<(&HeaderName, SecretUse)> = self.references().flat_map(refused).collect();
         let Some((header, SecretUse { reference, host })) = refused.first() else { return Ok(()) };
@@ -128,7 +129,7 @@ impl HeaderTemplates {
     /// # Errors
     /// [`FreezeError::Header`] when a reference may not be sent there or cannot be read, or when the headers are too
     /// long; [`FreezeError::Local`] when this process can read no file now.
-    pub async fn resolve(&self, account: Option<&str>, host: String) -> Result<ResolvedHeaders, FreezeError> {
+    pub async fn resolve(&self, account: Option<&str>, host: &str) -> Result<ResolvedHeaders, FreezeError> {
         self.check_grants(&[host])?;
         let needs_account =
             |sources: &[ValueSource]| sources.iter().any(|source| matches!(source, ValueSource::JobAccount));
@@ -161,7 +162,7 @@ impl HeaderTemplates {
 
     /// References that this process cannot read now, one error per header. A job's account is not checked. `host` is
     /// one that the secrets may be sent to.
-    pub async fn unreadable(&self, host: String) -> Vec<FreezeError> {
+    pub async fn unreadable(&self, host: &str) -> Vec<FreezeError> {
         let files = self.files.read_all(secret_paths(self.headers.iter())).await;
         let unreadable = |(name, sources): &(HeaderName, Vec<ValueSource>)| {
             let unread = sources.iter().filter_map(|source| read_source(source, "", &files).err());
@@ -196,9 +197,7 @@ impl ResolvedHeaders {
             hash.update(value.expose_secret());
             hash.update([b'\n']);
         }
-        let mut hex = hex::encode(hash.finalize());
-        hex.truncate(FINGERPRINT_DIGITS);
-        hex
+        hex::encode(&hash.finalize()[..FINGERPRINT_DIGITS / 2])
     }
 
     /// Puts the values into a request's headers, marked so that no library prints or indexes them.
@@ -294,18 +293,18 @@ mod tests {
     }
 
     async fn resolve(templates: &HeaderTemplates, account: Option<&str>) -> Result<ResolvedHeaders, FreezeError> {
-        templates.resolve(account, "x.example".to_owned()).await
+        templates.resolve(account, "x.example").await
     }
 
     async fn unreadable(templates: &HeaderTemplates) -> Vec<FreezeError> {
-        templates.unreadable("x.example".to_owned()).await
+        templates.unreadable("x.example").await
     }
 
     #[tokio::test]
     async fn secret_is_resolved_only_for_its_hosts() {
         let templates = parse(&[("authorization", "Bearer ${env:PATH}"), ("x-a", "${file:/run/a\"b}")]).unwrap();
-        templates.check_grants(&["x.example".to_owned()]).unwrap();
-        let elsewhere = templates.resolve(None, "evil.example".to_owned()).await.unwrap_err().to_string();
+        templates.check_grants(&["x.example"]).unwrap();
+        let elsewhere = templates.resolve(None, "evil.example").await.unwrap_err().to_string();
         let wanted = "header `authorization`: `${env:PATH}` may not be sent to evil.example: to allow \
                       it, add \"env:PATH@evil.example\", \"file:/run/a\\\"b@evil.example\" to outbound.secrets in the \
                       workers' configuration";
