@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::io_error::name_closed;
 use super::result::{ConnectFailure, is_connection_broken, is_transient};
 use super::session::{ServerProcess, SessionRights, establish, pooler_error, set_up, with_client_timeout};
 use super::slots::{ConnectionPurpose, PoolSlots, PurposeShares};
@@ -364,7 +365,7 @@ impl PoolState {
             if !self.is_short() {
                 tracing::warn!(
                     open, configured = self.slots.total(), error = %words,
-                    "PostgreSQL rejects more connections; continuing with the open ones"
+                    "PostgreSQL accepts no further connection; continuing with the open ones"
                 );
             }
             self.refused_at = Some(Instant::now());
@@ -414,7 +415,7 @@ fn connect_limit(failed_in_a_row: u32) -> Duration {
 
 async fn connect(pool: &PoolShared, limit: Duration) -> Result<(PgConnection, ServerProcess), sqlx::Error> {
     with_client_timeout(limit, async {
-        let mut connection = PgConnection::connect_with(&pool.options).await?;
+        let mut connection = PgConnection::connect_with(&pool.options).await.map_err(name_closed)?;
         let backend = establish(&mut connection, pool.rights).await?;
         Ok((connection, backend))
     })

@@ -18,6 +18,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 use tokio::time::timeout;
 
 use super::connections::Connections;
+use super::io_error::name_closed;
 use super::slots::ConnectionPurpose;
 use crate::domain::backend_fault::BackendFault;
 use crate::ledger::LedgerError;
@@ -196,8 +197,8 @@ impl SettingsHints {
 
     async fn listen(&self) -> Result<PgListener, sqlx::Error> {
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT);
-        let mut listener =
-            PgListener::connect_with(&pool.connect_lazy_with(self.connections.options().clone())).await?;
+        let pool = pool.connect_lazy_with(self.connections.options().clone());
+        let mut listener = PgListener::connect_with(&pool).await.map_err(name_closed)?;
         listener.eager_reconnect(false);
         with_statement_timeout(listener.listen(CHANNEL)).await?;
         Ok(listener)
