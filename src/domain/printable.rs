@@ -55,6 +55,12 @@ pub fn is_invisible(c: char) -> bool {
         | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
+/// The text of an error of the operating system without its number, which helps no operator.
+pub fn without_error_number(text: &str) -> String {
+    let Some((before, number)) = text.split_once(" (os error ") else { return text.to_owned() };
+    format!("{before}{}", number.split_once(')').map_or("", |(_, after)| after))
+}
+
 fn escape_matching(text: &str, hides: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
     let Some(first) = text.find(&hides) else { return Cow::Borrowed(text) };
     let (plain, rest) = text.split_at(first);

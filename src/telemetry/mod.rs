@@ -118,6 +118,8 @@ fn target_levels(level: tracing::Level) -> Targets {
         .with_target("lapin::channels", LevelFilter::OFF)
         .with_target("lapin::io_loop", LevelFilter::OFF)
         .with_target("sqlx", LevelFilter::WARN)
+        // A connection that PostgreSQL has closed, which the pool's user logs with its cause.
+        .with_target("sqlx_core::pool", LevelFilter::ERROR)
         .with_target("hyper", LevelFilter::WARN)
 }
 
@@ -256,20 +258,24 @@ mod tests {
 
     /// A fail-over: each of hundreds of payments fails in several places.
     #[test]
-    fn outage_logs_one_line_of_each_kind() {
+    fn outage_logs_one_line_of_each_cause() {
         let text = captured_log(LogConfig { level: Level::INFO, format: LogFormat::Text }, false, || {
             for job in 0..300 {
                 let error = format!("database unavailable: no words for {job}");
                 tracing::warn!(target: "sluicegate::worker", job, error, "not claimed");
                 tracing::warn!(target: "sluicegate::worker", job, %error, "not renewed");
+                tracing::warn!(target: "sluicegate::queue", job, error = "broker unavailable: reset", "not published");
+                tracing::warn!(target: "sluicegate::limiter", job, "the limiter leader has changed: it waits");
+                tracing::warn!(target: "sqlx_core::pool::connection", error = "0 bytes at EOF", "quiet-pool");
                 tracing::warn!(target: "sluicegate::worker", job, error = "the row is locked", "not locked");
                 tracing::error!(target: "sluicegate::worker", job, error, "not recorded");
                 tracing::error!(target: "lapin::channel", "NOT_FOUND - no queue 'payments.p{job}' in vhost '/'");
             }
         });
         let lines = |words: &str| text.lines().filter(|line| line.contains(words)).count();
-        let counts = ["not claimed", "not renewed", "not locked", "not recorded", "no queue"].map(lines);
-        assert_eq!(counts, [1, 1, 300, 300, 0]);
+        let outage = ["not claimed", "not renewed", "not published", "leader has changed"].map(lines);
+        assert_eq!(outage, [1, 0, 1, 1], "a line of each cause, whatever failed for it");
+        assert_eq!(["not locked", "not recorded", "no queue", "quiet-pool"].map(lines), [300, 300, 0, 0]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Repeated log lines: one of each kind a minute, and the number of the others.
 //!
-//! While the database fails over, hundreds of payments fail for the same cause. [`OutageLineFilter`] leaves out such
-//! warnings, in whatever module. Errors stay: some of them are the only record of an outcome.
+//! While the database fails over, hundreds of payments and a dozen tasks fail for the same cause. [`OutageLineFilter`]
+//! leaves one warning of each cause, whatever failed for it, in whatever module. Errors stay: some of them are the only
+//! record of an outcome.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,16 +17,20 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, Filter};
 
 /// How the texts of errors begin whose cause is the backend, with the backend.
-const CAUSES: [(&str, &str); 6] = [
+const CAUSES: [(&str, &str); 7] = [
     ("database unavailable", "database"),
     ("the database ", "database"),
     ("broker unavailable", "queue"),
     ("publish not confirmed", "queue"),
     ("the broker blocks", "queue"),
     ("limiter store unavailable", "limiter"),
+    ("the limiter cannot be asked", "limiter"),
 ];
 
-/// The backend that is the cause, and what the line says.
+/// How lines begin that each quota has after a fail-over of the limiter's store.
+const FAILED_OVER: [&str; 2] = ["the limiter leader has changed", "the limiter store was replaced"];
+
+/// The backend that is the cause, and the error's text without its numbers.
 type OutageLine = (&'static str, String);
 
 static OUTAGE_LINES: LazyLock<RepeatedLines<OutageLine>> = LazyLock::new(RepeatedLines::default);
@@ -94,7 +99,7 @@ impl<S> Filter<S> for OutageLineFilter {
         if *metadata.level() == Level::WARN && metadata.target().starts_with("sluicegate") {
             let mut texts = Texts::default();
             event.record(&mut texts);
-            return texts.backend.is_none_or(|backend| OUTAGE_LINES.admits((backend, texts.message)));
+            return texts.outage.is_none_or(|outage| OUTAGE_LINES.admits(outage));
         }
         if *metadata.level() == Level::ERROR && metadata.target() == "lapin::channel" {
             let mut texts = Texts::default();
@@ -109,8 +114,7 @@ impl<S> Filter<S> for OutageLineFilter {
 /// The fields of one line, as far as they tell its kind.
 #[derive(Default)]
 struct Texts {
-    message: String,
-    backend: Option<&'static str>,
+    outage: Option<OutageLine>,
     is_missing: bool,
 }
 
@@ -122,18 +126,44 @@ impl Visit for Texts {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = format!("{value:?}");
         self.is_missing |= text.contains("NOT_FOUND - no ");
-        if field.name() == "message" {
-            self.message = text;
-            return;
-        }
-        let cause = CAUSES.into_iter().find(|(begins, _)| text.starts_with(begins));
-        self.backend = self.backend.or(cause.map(|(_, backend)| backend));
+        let outage = if field.name() == "message" { failed_over(&text) } else { outage(&text) };
+        self.outage = self.outage.take().or(outage);
     }
+}
+
+/// The kind of a line with this error; `None`: no backend is its cause.
+fn outage(error: &str) -> Option<OutageLine> {
+    let (_, backend) = CAUSES.into_iter().find(|(begins, _)| error.starts_with(begins))?;
+    let words: Vec<&str> = error.split(' ').map(|word| if word.parse::<u64>().is_ok() { "N" } else { word }).collect();
+    Some((backend, words.join(" ")))
+}
+
+fn failed_over(message: &str) -> Option<OutageLine> {
+    FAILED_OVER.into_iter().find(|begins| message.starts_with(begins)).map(|begins| ("limiter", begins.to_owned()))
 }
 
 /// Logs the number of suppressed lines about unavailable backends, for kinds whose last line is at least this old.
 pub fn log_suppressed(at_least: Duration) {
-    for ((backend, message), count) in OUTAGE_LINES.take_suppressed(at_least) {
-        tracing::warn!(backend, count, "similar lines suppressed: {message}");
+    for ((backend, cause), count) in OUTAGE_LINES.take_suppressed(at_least) {
+        tracing::warn!(backend, count, "similar lines suppressed: {cause}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_cause_is_one_kind_of_line() {
+        let busy = |seconds| outage(&format!("database unavailable: every connection was busy for {seconds} s"));
+        assert_eq!(busy(3), busy(10));
+        assert_eq!(busy(3).unwrap().1, "database unavailable: every connection was busy for N s");
+        let ended = outage("database unavailable: terminating connection (SQLSTATE 57P01)");
+        assert_ne!(ended, busy(3));
+        assert_ne!(outage("broker unavailable: x"), outage("database unavailable: x"));
+        assert_eq!(outage("amount: must be above 0"), None);
+        let changed =
+            failed_over("the limiter leader has changed: it grants once no permit of the former one can start");
+        assert_eq!(changed.unwrap().1, "the limiter leader has changed");
     }
 }

@@ -88,7 +88,10 @@ impl HeartbeatReporter {
                 backends = self.ping_backends() => backends,
                 () = stop.cancelled() => break,
             };
-            outages.record(&mut backends, i64::try_from(unix_ms()).unwrap_or(i64::MAX));
+            let now_ms = i64::try_from(unix_ms()).unwrap_or(i64::MAX);
+            for (backend, since_ms) in outages.record(&mut backends, now_ms) {
+                tracing::info!(backend, after_ms = now_ms.saturating_sub(since_ms), "backend available again");
+            }
             let report = self.report(backends.clone(), &mut sent);
             // Not cancelled by `stop`: a row that is written after its deletion would look like a lost worker.
             let written = self.commit(&report, &mut backends, &mut write, started.elapsed()).await;

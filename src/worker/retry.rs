@@ -40,7 +40,8 @@ pub enum RetryEnded<E> {
     Failed(E),
 }
 
-/// Repeats `operation` while its backend is unavailable. `what` names it in the log, once per outage.
+/// Repeats `operation` while its backend is unavailable. `what` names it in the log. Hundreds of jobs retry at the same
+/// time, so the heartbeat alone says at `info` that a backend is available again.
 ///
 /// # Errors
 /// [`RetryEnded`] when the error is permanent, or `stop` fires first.
@@ -54,7 +55,7 @@ pub async fn retry_while_unavailable<T, E: Transient, F: Future<Output = Result<
         let error = match operation().await {
             Ok(value) => {
                 if failed > 0 {
-                    tracing::info!(what, after = failed, "backend available again");
+                    tracing::debug!(what, after = failed, "succeeded again");
                 }
                 return Ok(value);
             }

@@ -24,7 +24,7 @@ const PHRASES: [(&str, &str); 9] = [
     ("broker connection lost", "broker connection lost"),
     ("limiter's clock stepped", "the limiter store's clock made a step"),
     ("limiter store replaced", "the limiter store was replaced"),
-    ("ledger away", "backend unavailable, retrying"),
+    ("ledger away", "database unavailable"),
     ("write refused: read-only", "the database cannot write: it is read-only"),
     ("write refused: disk full", "the database cannot write: its disk is full"),
     ("report not written", "this worker's report is not stored"),

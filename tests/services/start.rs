@@ -22,7 +22,7 @@ async fn starting_worker_waits_for_the_database() {
     let mut stand = Stand::start();
     stand.postgres.kill();
     let number = stand.add_waiting_worker();
-    await_log(&stand, number, "backend unavailable, retrying");
+    await_log(&stand, number, "database unavailable");
     assert_eq!((stand.probe(number, "livez").await, stand.probe(number, "readyz").await), (200, 503));
     stand.postgres.restart();
     stand.await_ready(number).await;
@@ -31,7 +31,7 @@ async fn starting_worker_waits_for_the_database() {
     // A worker that is stopped while it waits has no messages to requeue.
     stand.postgres.kill();
     stand.start_worker(number);
-    await_log(&stand, number, "backend unavailable, retrying");
+    await_log(&stand, number, "database unavailable");
     assert!(stand.stop_worker(number).contains("all requests finished"));
 }
 

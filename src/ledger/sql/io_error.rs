@@ -3,6 +3,8 @@
 
 use std::io;
 
+use crate::domain::printable::without_error_number;
+
 pub fn describe(error: &io::Error) -> String {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof};
     match error.kind() {
@@ -10,10 +12,7 @@ pub fn describe(error: &io::Error) -> String {
         BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof => {
             "PostgreSQL has closed the connection".to_owned()
         }
-        _ => {
-            let text = error.to_string();
-            text.split_once(" (os error").map_or(text.clone(), |(words, _)| words.to_owned())
-        }
+        _ => without_error_number(&error.to_string()),
     }
 }
 

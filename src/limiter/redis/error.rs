@@ -5,6 +5,7 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use crate::domain::printable::without_error_number;
 use crate::limiter::LimiterError;
 use crate::tls;
 
@@ -146,7 +147,7 @@ fn is_authentication(error: &RedisError) -> bool {
 fn server_text(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {}", without_script(detail)),
-        _ => error.to_string(),
+        _ => without_error_number(&error.to_string()),
     }
 }
 
