@@ -28,6 +28,8 @@ pub(super) struct LeadershipView {
     policy: StoreDown,
     timing: LeadershipTiming,
     polled: Option<PolledRow>,
+    /// Arrival of the last reply that showed another holder than the reply before.
+    changed_at: Option<Instant>,
     store: StoreStatus,
     /// The last comparison of a gate.
     compared: Option<ComparedClock>,
@@ -51,7 +53,8 @@ impl LeadershipView {
     /// The view of a quota that opens now: nothing polled, nothing connected.
     pub fn new(policy: StoreDown, timing: LeadershipTiming, now: Instant) -> Self {
         let error = LimiterError::Unavailable("not connected yet".to_owned());
-        Self { policy, timing, polled: None, store: StoreStatus::Unavailable { since: now, error }, compared: None }
+        let store = StoreStatus::Unavailable { since: now, error };
+        Self { policy, timing, polled: None, changed_at: None, store, compared: None }
     }
 
     /// Applies changed settings of the quota.
@@ -64,6 +67,10 @@ impl LeadershipView {
         let holder_and_term = |row: &Option<LeaderRow>| row.as_ref().map(|row| (row.holder.clone(), row.term));
         let known = self.polled.as_ref().filter(|polled| holder_and_term(&polled.row) == holder_and_term(&row));
         let first_seen_at = known.map_or(received_at, |polled| polled.first_seen_at);
+        let before = self.polled.as_ref().and_then(|polled| polled.row.as_ref());
+        if before.zip(row.as_ref()).is_some_and(|(before, row)| before.holder != row.holder) {
+            self.changed_at = Some(received_at);
+        }
         self.polled = Some(PolledRow { sent_at, received_at, row, first_seen_at });
     }
 
@@ -108,10 +115,9 @@ impl LeadershipView {
         decide(store, polled, self.policy, self.timing)
     }
 
-    /// For how long the present holder has been leader; no time without one.
-    pub fn held_for(&self, now: Instant) -> Duration {
-        let held = self.polled.as_ref().and_then(|polled| Some((polled.row.as_ref()?.age, polled.received_at)));
-        held.map_or(Duration::ZERO, |(age, at)| age + now.saturating_duration_since(at))
+    /// Whether this worker has seen the holder change within this last time. The first holder is no change.
+    pub fn changed_within(&self, time: Duration, now: Instant) -> bool {
+        self.changed_at.is_some_and(|at| now.saturating_duration_since(at) < time)
     }
 
     /// Run id of the limiter state in the current holder's term.
@@ -207,6 +213,24 @@ mod tests {
     fn row(at: Duration, attestation: Option<(ClockAttestation, Duration)>) -> LeaderRow {
         let now = Micros(1_800_000_000_000_000 + u64::try_from(at.as_micros()).unwrap());
         LeaderRow { holder: "redis:a".to_owned(), term: 3, age: Duration::ZERO, now, attestation }
+    }
+
+    /// Workers that start together set the first holder. A fail-over a moment later is no change back and forth.
+    #[test]
+    fn first_holder_is_no_change() {
+        let begin = Instant::now();
+        let at = |s: u64| begin + Duration::from_secs(s);
+        let minute = Duration::from_secs(60);
+        let timing = LeadershipTiming::with_poll_interval(Duration::from_secs(1));
+        let mut view = LeadershipView::new(StoreDown::Wait, timing, begin);
+        let mut changed = |s: u64, holder: Option<&str>| {
+            let row = holder.map(|holder| LeaderRow { holder: holder.to_owned(), ..row(at(s) - begin, None) });
+            view.record_row(row, at(s), at(s));
+            view.changed_within(minute, at(s))
+        };
+        assert_eq!([changed(1, None), changed(2, Some("redis:a")), changed(3, Some("redis:a"))], [false; 3]);
+        assert_eq!([changed(4, Some("redis:b")), changed(63, Some("redis:b"))], [true; 2]);
+        assert!(!changed(64, Some("redis:b")));
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl LeaderGuardedLimiter {
                 let decision = view.decide(now);
                 let two_stores = decision.leader == Leader::NoLeader(NoLeaderCause::TwoStores)
                     && !self.store.previous_store_has_ended();
-                match two_stores.then(|| view.held_for(now) < FAIL_OVERS_APART_MIN) {
+                match two_stores.then(|| view.changed_within(FAIL_OVERS_APART_MIN, now)) {
                     Some(true) => tracing::error!(%quota, "{}", NoLeaderCause::TwoStores),
                     // A fail-over; the line about the new leader follows.
                     Some(false) => tracing::info!(%quota, "{}", NoLeaderCause::TwoStores),
