@@ -5,6 +5,7 @@
 //! operators have decided about enough of them. Each row has one event for producers, without content, published at least
 //! once.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -31,9 +32,9 @@ const ROOM_PERCENT: u64 = 95;
 const COUNT_AGE_MAX: Duration = Duration::from_secs(5);
 /// Most messages of `payments.invalid` that one sweep records.
 const RECORDED_MAX: usize = 500;
-/// Events that are published at once, and in one sweep.
-const EVENTS_AT_ONCE: usize = 50;
-const EVENTS_MAX: u32 = 1_000;
+/// Events that are published at once, and how often in one sweep.
+const EVENTS_AT_ONCE: u32 = 50;
+const EVENT_ROUNDS_MAX: u32 = 20;
 
 /// Whether the ledger has room for further rejected messages.
 #[derive(Default)]
@@ -138,20 +139,33 @@ fn rejection_of(properties: &Properties) -> Option<(ProviderName, InvalidMessage
     Some((lane, InvalidMessage::new(reason.unwrap_or(InvalidReason::Undeliverable), detail)))
 }
 
-/// Publishes the events about rejected messages that are not published yet.
+/// Publishes the events about rejected messages that are not published yet. If a queue takes none of a provider's events,
+/// those of other providers are published all the same.
 pub async fn announce(worker: &WorkerContext) -> Result<(), OverflowError> {
     let ledger = &worker.backends.ledger;
-    let events = ledger.unannounced_rejected(EVENTS_MAX).await?;
-    for part in events.chunks(EVENTS_AT_ONCE) {
-        let published = join_all(part.iter().map(|event| publish_event(worker, event))).await;
-        let done: Vec<i64> =
-            part.iter().zip(&published).filter(|(_, published)| published.is_ok()).map(|(event, _)| event.id).collect();
+    let mut rejecting = BTreeMap::new();
+    for _ in 0..EVENT_ROUNDS_MAX {
+        let left_out: Vec<&str> = rejecting.keys().map(String::as_str).collect();
+        let events = ledger.unannounced_rejected(EVENTS_AT_ONCE, &left_out).await?;
+        if events.is_empty() {
+            break;
+        }
+        let published = join_all(events.iter().map(|event| publish_event(worker, event))).await;
+        let mut done = Vec::new();
+        for (event, published) in events.into_iter().zip(published) {
+            match published {
+                Ok(()) => done.push(event.id),
+                Err(error) => drop(rejecting.insert(event.provider, error)),
+            }
+        }
         if !done.is_empty() {
             ledger.mark_announced(&done).await?;
         }
-        published.into_iter().collect::<Result<Vec<()>, _>>()?;
+        if rejecting.values().any(|error| !matches!(error, QueueError::Rejected(_))) {
+            break;
+        }
     }
-    Ok(())
+    rejecting.into_values().next().map_or(Ok(()), |error| Err(error.into()))
 }
 
 async fn publish_event(worker: &WorkerContext, event: &RejectedEvent) -> Result<(), QueueError> {

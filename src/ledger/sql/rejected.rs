@@ -68,7 +68,7 @@ static OPEN_SIZE: Template = Template::new(
 
 static UNANNOUNCED: Template = Template::new(
     "SELECT id, {ms:at} AS at_ms, lane, job_id, reason, {text:properties} AS properties FROM rejected_messages \
-     WHERE announced_at IS NULL ORDER BY id LIMIT $1",
+     WHERE announced_at IS NULL AND lane NOT IN ({texts:$2}) ORDER BY id LIMIT $1",
 );
 
 static ANNOUNCED: Template =
@@ -157,9 +157,14 @@ impl Database {
         row.first().map_or_else(|| Ok(OpenRejected::default()), OpenRejected::from_row)
     }
 
-    /// Messages whose events are to be published, the oldest first.
-    pub async fn unannounced_rejected(&self, at_most: u32) -> Result<Vec<RejectedEvent>, LedgerError> {
-        let rows = self.query_by_index(&UNANNOUNCED, args![at_most]).await?;
+    /// Messages whose events are to be published, the oldest first, without those of some lanes.
+    pub async fn unannounced_rejected(
+        &self,
+        at_most: u32,
+        without: &[&str],
+    ) -> Result<Vec<RejectedEvent>, LedgerError> {
+        let without = texts(without.iter().copied());
+        let rows = self.query_by_index(&UNANNOUNCED, args![at_most, without]).await?;
         rows.iter().map(RejectedEvent::from_row).collect()
     }
 

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use serde_json::Value;
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::queue::{DeadLetter, Destination, LaneConsumer, OutgoingMessage, Queue, QueueError};
 use tokio::sync::watch;
 
@@ -186,4 +187,29 @@ async fn each_event_of_a_batch_has_its_own_end() {
     for reason in ["a", "b", "c", "unconfirmed", "unroutable", "late"] {
         assert_eq!(of(reason), 1, "{reason}");
     }
+
+/// More events about rejected messages than are published at once.
+#[tokio::test]
+async fn events_about_rejections_block_no_others() {
+    const STUCK: i64 = 120;
+    let strict = |name| ProviderRow { require: vec![serde_json::json!("account")], ..row(name) };
+    let mut bench = Bench::prepared(&[strict("acme"), strict("bolt")]).await;
+    let broker =
+        Arc::new(WithFullListener { queue: bench.queue(), full: AtomicBool::new(true), rejections: AtomicU32::new(0) });
+    bench.broker = Some(broker.clone());
+    bench
+        .sql(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {STUCK}) \
+             INSERT INTO rejected_messages (at, lane, reason, detail, body_sha256, body_bytes) \
+             SELECT 0, 'acme', 'bad_amount', 'amount', zeroblob(32), 1 FROM n"
+        ))
+        .await;
+    bench.run();
+    bench.pay("bolt", "b").await;
+    bench.until("the other provider's event", async || bench.published("payments.outcomes").await.len() == 1).await;
+    assert!(broker.rejections.load(Ordering::SeqCst) > 0);
+    broker.full.store(false, Ordering::SeqCst);
+    let open = "SELECT count(*) FROM rejected_messages WHERE announced_at IS NULL";
+    bench.until("all events are published", async || bench.count(open).await == 0).await;
+    assert_eq!(bench.published("payments.outcomes").await.len() as i64, STUCK + 1);
 }

@@ -30,7 +30,7 @@ impl<E: Explained> Working<'_, E> {
         self.did("a rejected message is read").await;
         ledger.stored_rejected(newest).await.unwrap();
         self.did("a rejected message is read").await;
-        let events = ledger.unannounced_rejected(10).await.unwrap();
+        let events = ledger.unannounced_rejected(10, &["other"]).await.unwrap();
         ledger.mark_announced(&events.iter().map(|event| event.id).collect::<Vec<_>>()).await.unwrap();
         self.did("rejected messages are announced").await;
         assert!(ledger.open_rejected(100_000, 65_536).await.unwrap().messages > 0);
