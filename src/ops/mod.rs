@@ -22,6 +22,7 @@ use self::connections::{BoundedListener, ClientInfo};
 pub use self::guard::{People, WrongTokens};
 pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
 pub use self::peek::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
+use self::selections::SelectionSlots;
 use crate::domain::printable::printable;
 use crate::ledger::database::Database;
 use crate::limiter::Limiter;
@@ -130,7 +131,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/deployment", get(openapi::deployment))
         .route("/api/v1/whoami", get(roles::whoami))
         .route("/api/v1/openapi.json", get(openapi::show))
-        .merge(api::routes())
+        .merge(api::routes(SelectionSlots::default()))
         .merge(page::router())
         .route_layer(from_fn_with_state(state.clone(), guard::authorise));
     let all = Router::new().route(LIVEZ, get(livez)).route(READYZ, get(readyz)).merge(guarded);

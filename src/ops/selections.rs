@@ -59,6 +59,24 @@ mod tests {
     use tower::ServiceExt as _;
 
     use super::*;
+    use crate::ops::{api, tests::state};
+
+    #[tokio::test]
+    async fn each_kind_of_selection_takes_a_slot() {
+        let (state, _progress, _database) = state(None).await;
+        let slots = SelectionSlots::default();
+        let router: Router = api::routes(slots.clone()).with_state(state);
+        for (method, path, free) in [
+            ("GET", "/api/v1/job-export", 1),
+            ("POST", "/api/v1/batches/preview", 1),
+            ("POST", "/api/v1/batches", 1),
+            ("GET", "/api/v1/batches", 2),
+        ] {
+            let response = router.clone().oneshot(asked(method, path)).await.unwrap();
+            assert_eq!(slots.0.available_permits(), free, "{method} {path}");
+            drop(response);
+        }
+    }
 
     /// Routes that share the slots; `/preview` ends with a permit of the returned semaphore.
     fn routes() -> (Router, SelectionSlots, Arc<Semaphore>) {

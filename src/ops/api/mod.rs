@@ -49,8 +49,7 @@ pub struct OperatorContext {
 }
 
 /// The routes of this module; each is described in `ops::openapi`.
-pub fn routes() -> Router<OpsState> {
-    let slots = SelectionSlots::default();
+pub fn routes(slots: SelectionSlots) -> Router<OpsState> {
     let export = get(lists::export).layer(from_fn_with_state(slots.clone(), bound_selections));
     Router::new()
         .route("/api/v1/jobs", get(lists::list))
