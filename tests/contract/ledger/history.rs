@@ -6,7 +6,9 @@ use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::history::{
     COARSE_RETENTION, HistoryClock, HistoryMark, HistorySample, RecordedRun, RunUpdate, SampleStep,
 };
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
+use sluicegate::ops::throttling::throttling_hint;
 
 use super::*;
 
@@ -130,6 +132,27 @@ async fn all_429s_count_once(kind: Kind) {
     assert_eq!(history.iter().map(|part| part.throttled).sum::<u64>(), 280);
     let answered = fixture.database.answered_requests(&ProviderName::new("stripe").unwrap()).await.unwrap();
     assert_eq!(answered.requests.iter().filter(|request| request.is_throttled).count(), 280);
+    // The hint reads two hours, and counts those of one hour, as the overview does.
+    let ninety_minutes = if kind == Kind::Postgres { "interval '90 minutes'" } else { "5400000" };
+    fixture
+        .without_constraints(&format!(
+            "UPDATE attempts SET ended_at = ended_at - {ninety_minutes}, began_at = began_at - {ninety_minutes} \
+             WHERE number <= 60"
+        ))
+        .await
+        .unwrap();
+    let limit = LimitRow { name: "second".to_owned(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
+    let row = ProviderRow {
+        name: "stripe".to_owned(),
+        url: "https://stripe.test/".to_owned(),
+        limits: vec![limit],
+        ..ProviderRow::default()
+    };
+    let hint = throttling_hint(&fixture.database, &row.validate(1).unwrap()).await.unwrap().unwrap();
+    assert_eq!(
+        (hint.throttled, fixture.database.throttling(&["stripe"]).await.unwrap()["stripe"].requests),
+        (260, 260)
+    );
     let (hours, day) =
         if kind == Kind::Postgres { ("interval '2 hours'", "interval '1 day'") } else { ("7200000", "86400000") };
     fixture

@@ -114,6 +114,7 @@ async fn decision_by_sql_is_audited(kind: Kind) {
     let role = if kind == Kind::Postgres { "postgres" } else { "database file" };
     assert_eq!((decided.decided_by.as_deref(), decided.os_user), (Some(role), None));
     assert!(decided.decided_at.is_some() && decided.head.is_none(), "a discard removes the body's beginning");
+    assert_eq!(fixture.one("SELECT count(*) FROM rejected_messages WHERE body IS NOT NULL").await, "0");
     for change in ["decision = NULL", "decision = 'republished'", "because = 'x'", "decided_by = 'x'"] {
         let refused = fixture.sql(&format!("UPDATE rejected_messages SET {change}")).await.unwrap_err();
         assert!(

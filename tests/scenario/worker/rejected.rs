@@ -13,6 +13,7 @@ use sluicegate::queue::{DeadLetter, Destination, LaneConsumer, OutgoingMessage, 
 use sluicegate::worker::rejected::{RejectedDecider, RejectedError};
 
 use super::bench::{Bench, name, row};
+use super::sweeps::sweeps;
 
 /// Copies of bodies, in the ledger and in the queue.
 const KEPT: &str = "SELECT (SELECT count(*) FROM queue_messages WHERE queue = 'payments.invalid') \
@@ -28,10 +29,14 @@ async fn decide(bench: &Bench, queue: &dyn Queue, id: i64, decision: RejectedDec
     RejectedDecider { ledger: &bench.database, queue, providers: &providers, actor: actor() }.decide(id, decision).await
 }
 
+/// A row that requires an account.
+fn strict() -> ProviderRow {
+    ProviderRow { require: vec![serde_json::json!("account")], ..row("acme") }
+}
+
 /// A worker whose row requires an account, and one message without it that was rejected.
 async fn with_rejected(body: &str) -> Bench {
-    let strict = ProviderRow { require: vec![serde_json::json!("account")], ..row("acme") };
-    let bench = Bench::open(&[strict]).await;
+    let bench = Bench::open(&[strict()]).await;
     let properties = Properties {
         message_id: Some("m-1".to_owned()),
         headers: [("tenant".to_owned(), "a".to_owned())].into(),
@@ -207,6 +212,67 @@ async fn producer_learns_of_a_rejection() {
         "id": "pay-1", "message_id": "m-1", "provider": "acme", "state": "rejected", "reason": "missing_account", "at": null
     });
     assert_eq!((&event, &events[0].properties["message_id"]), (&expected, &serde_json::json!("rejected-1")));
+}
+
+/// The broker refuses its event, which stays to be published.
+#[tokio::test]
+async fn refused_event_is_published_later() {
+    let mut bench = Bench::prepared(&[strict()]).await;
+    let refusing = "CREATE TRIGGER refused BEFORE INSERT ON queue_messages WHEN NEW.queue = 'payments.outcomes' \
+         BEGIN SELECT RAISE(ABORT, 'not now'); END";
+    bench.sql(refusing).await;
+    bench.run();
+    bench.publish("acme", PAYMENT).await;
+    bench.until("it is rejected", async || bench.count(OPEN).await == 1).await;
+    sweeps(&bench, 2).await;
+    bench.sql("DROP TRIGGER refused").await;
+    bench.until("its event is published", async || bench.published("payments.outcomes").await.len() == 1).await;
+}
+
+/// The row is the only copy, so a message that the ledger does not take stays in its lane.
+#[tokio::test]
+async fn rejection_is_committed_before_its_acknowledgement() {
+    let mut bench = Bench::open(&[strict()]).await;
+    let refusing =
+        "CREATE TRIGGER refused BEFORE INSERT ON rejected_messages BEGIN SELECT RAISE(ABORT, 'not now'); END";
+    bench.sql(refusing).await;
+    bench.publish("acme", PAYMENT).await;
+    bench.until("the lane pauses", async || bench.returned_permits("acme", "backend_refused") == 1).await;
+    bench.stop().await;
+    assert_eq!((bench.queued("acme").await, bench.count(KEPT).await), (1, 0));
+    bench.sql("DROP TRIGGER refused").await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
+    bench.run();
+    bench.until("its message is acknowledged", async || bench.queued("acme").await == 0).await;
+    assert_eq!((bench.rejected().await[0].body.as_str(), bench.count(KEPT).await), (PAYMENT, 1));
+}
+
+/// The rows of open messages say that they hold 1 GiB.
+#[tokio::test]
+async fn full_ledger_leaves_masked_messages_in_their_queue() {
+    let mut bench = Bench::prepared(&[strict()]).await;
+    bench
+        .sql(
+            "INSERT INTO rejected_messages (at, announced_at, lane, reason, detail, body_sha256, body_bytes) \
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 16384) \
+             SELECT 0, 0, 'acme', 'bad_amount', 'amount', zeroblob(32), 65536 FROM n",
+        )
+        .await;
+    bench.run();
+    bench.publish("acme", PAYMENT).await;
+    bench.publish("acme", CARD).await;
+    bench.until("both are in the queue", async || bench.properties_in("payments.invalid").await.len() == 2).await;
+    bench.until("both are acknowledged", async || bench.queued("acme").await == 0).await;
+    assert_eq!((bench.count(OPEN).await, bench.count(KEPT).await), (16_384, 2));
+    let bodies = bench.texts("SELECT CAST(body AS TEXT) FROM queue_messages WHERE queue = 'payments.invalid'").await;
+    assert!(bodies.iter().any(|body| body == PAYMENT) && !bodies.concat().contains("4111"), "{bodies:?}");
+    bench.stop().await;
+    bench.sql("UPDATE rejected_messages SET decision = 'discarded'").await;
+    bench.run();
+    bench.until("both are recorded", async || bench.count(OPEN).await == 2).await;
+    bench.until("both have left the queue", async || bench.properties_in("payments.invalid").await.is_empty()).await;
+    let masked = "SELECT count(*) FROM rejected_messages WHERE masked AND decision IS NULL";
+    assert_eq!((bench.count(masked).await, bench.count(KEPT).await), (1, 2));
 }
 
 /// The queue keeps what the ledger has no room for. Once it has, the sweeper records it.

@@ -141,7 +141,7 @@ async fn altered_job_goes_to_review() {
 }
 
 /// Waits for this many more sweeps.
-async fn sweeps(bench: &Bench, count: usize) {
+pub async fn sweeps(bench: &Bench, count: usize) {
     let turn = async || bench.count("SELECT max(taken_until) FROM upkeep_turns WHERE duty = 'sweep'").await;
     bench
         .until("it sweeps", async || bench.count("SELECT count(*) FROM upkeep_turns WHERE duty = 'sweep'").await > 0)
