@@ -23,7 +23,7 @@ use crate::worker::backlog::core::{DispatchCore, DispatchStep, LaneFacts};
 use crate::worker::backlog::cost_waits::{CostWait, CostWaits};
 use crate::worker::intake_bound::IntakeBound;
 use crate::worker::job::acquire::cost_wait;
-use crate::worker::lane::{RESUME_AHEAD, prefetch, prefetch_with_reserve};
+use crate::worker::lane::{RESUME_AHEAD, prefetch};
 
 /// Index of a job among the arrivals.
 pub type JobIndex = usize;
@@ -229,6 +229,7 @@ pub fn first_call(now_us: u64) -> LimiterCall {
 pub struct SimulatedProcess {
     pub gate: GateDriver,
     pub dispatcher: DispatchCore<u32, JobIndex>,
+    prefetch: u16,
     intake: IntakeBound,
     /// Messages that it holds.
     held: u16,
@@ -251,6 +252,7 @@ impl SimulatedProcess {
         Self {
             gate,
             dispatcher: DispatchCore::new(clock.instant(now_us)),
+            prefetch: prefetch(provider),
             intake: IntakeBound::starting_at(clock.instant(now_us)),
             held: 0,
             deadline_misses: MissStreak::default(),
@@ -266,8 +268,8 @@ impl SimulatedProcess {
     }
 
     pub fn accepts_jobs(&mut self, now_us: u64) -> bool {
-        let reserve = self.intake.reserve(self.clock.instant(now_us));
-        self.held < prefetch_with_reserve(&self.provider, reserve) && self.paused_until_us <= now_us
+        let places = self.intake.places(self.prefetch, self.provider.workers, self.clock.instant(now_us));
+        self.held < places && self.paused_until_us <= now_us
     }
 
     /// Takes a message from the queue.
@@ -307,7 +309,7 @@ impl SimulatedProcess {
         let paused_until = (paused_until_us > now_us).then(|| self.clock.instant(paused_until_us));
         let release_waiters = self.gate.egress().release_waiters();
         let facts = || LaneFacts {
-            bounds: AheadBounds::of(&self.provider, prefetch(&self.provider), release_waiters),
+            bounds: AheadBounds::of(&self.provider, self.prefetch, release_waiters),
             paused_until,
             can_start: self.gate.egress().can_start(self.clock.instant(now_us)),
             order: self.order,

@@ -35,8 +35,14 @@ impl IntakeBound {
         self.finished = self.finished.saturating_add(1);
     }
 
-    /// Most messages that the lane holds from now on, beyond one for each worker slot.
-    pub fn reserve(&mut self, now: Instant) -> u16 {
+    /// Messages that the lane holds at most from now on, out of the most that its settings allow.
+    pub fn places(&mut self, most: u16, workers: u32, now: Instant) -> u16 {
+        let places = workers.saturating_add(u32::from(self.reserve(now)));
+        u16::try_from(places).map_or(most, |places| places.min(most))
+    }
+
+    /// The part of them beyond one for each worker slot.
+    fn reserve(&mut self, now: Instant) -> u16 {
         let counted = now.saturating_duration_since(self.counted_since);
         if counted >= COUNTED {
             self.reserve = next_reserve(self.reserve, f64::from(self.finished) / counted.as_secs_f64());
@@ -75,6 +81,21 @@ mod tests {
             (4_096, f64::MAX, 4_096),
         ] {
             assert_eq!(next_reserve(reserve, per_second), next, "{reserve} at {per_second}/s");
+        }
+    }
+
+    /// A provider that takes a second answers as many payments as the lane has slots.
+    #[test]
+    fn slots_are_not_part_of_the_reserve() {
+        let now = Instant::now();
+        for (most, workers, places) in [
+            (5_000, 1_000, 1_128),
+            (1_256, 1_000, 1_128),
+            (1_100, 1_000, 1_100),
+            (3, 32, 3),
+            (u16::MAX, u32::MAX, u16::MAX),
+        ] {
+            assert_eq!(IntakeBound::starting_at(now).places(most, workers, now), places, "{workers} of {most}");
         }
     }
 

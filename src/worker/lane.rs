@@ -79,12 +79,6 @@ pub fn prefetch(provider: &Provider) -> u16 {
     u16::try_from(startable.clamp(least, most)).unwrap_or(u16::MAX)
 }
 
-/// Unacknowledged deliveries that one process may have with this reserve beyond its worker slots.
-pub fn prefetch_with_reserve(provider: &Provider, reserve: u16) -> u16 {
-    let held = provider.workers.saturating_add(u32::from(reserve));
-    prefetch(provider).min(u16::try_from(held).unwrap_or(u16::MAX))
-}
-
 /// Longest wait of an active job, counted from its delivery: `max_wait`, or what a full lane needs to drain. Without
 /// the second, jobs of a slow lane would be delayed behind a few others, and then queue behind the whole backlog. A
 /// lane that takes longer than [`DRAIN_TIME_MAX`] to drain is not waited for.
@@ -103,11 +97,10 @@ pub(super) fn current_prefetch(context: &LaneContext) -> u16 {
     if context.control.is_probing() { 1 } else { prefetch(&context.settings.borrow().provider) }
 }
 
-/// Messages that the lane holds at most now.
-fn bounded_prefetch(context: &LaneContext) -> u16 {
-    let reserve = context.intake_bound.lock().reserve(Instant::now());
-    let bounded = prefetch_with_reserve(&context.settings.borrow().provider, reserve);
-    bounded.min(current_prefetch(context))
+/// Messages that the lane holds at most now, out of the most that it ever holds.
+fn places(context: &LaneContext, most: u16) -> u16 {
+    let workers = context.settings.borrow().provider.workers;
+    context.intake_bound.lock().places(most, workers, Instant::now())
 }
 
 /// Runs one lane until it is stopped, and reopens its consumer after each failure.
@@ -116,7 +109,8 @@ pub async fn run(context: Arc<LaneContext>) {
     context.worker.jobs.spawn(backlog::dispatcher::run(Arc::clone(&context)));
     let mut failed = 0;
     while !context.stop.is_cancelled() {
-        let (most, prefetch) = (current_prefetch(&context), bounded_prefetch(&context));
+        let most = current_prefetch(&context);
+        let prefetch = places(&context, most);
         let error = match open(&context, prefetch).await {
             Ok(lane) => {
                 failed = 0;
@@ -165,7 +159,7 @@ struct OpenLane {
 impl OpenLane {
     /// Follows the lane's rate.
     async fn resize(&mut self, context: &LaneContext) -> Result<(), QueueError> {
-        let prefetch = bounded_prefetch(context).min(self.most);
+        let prefetch = places(context, self.most);
         if prefetch != self.prefetch {
             tracing::debug!(provider = %context.name, prefetch, "the lane's rate has changed its prefetch");
             self.prefetch = prefetch;

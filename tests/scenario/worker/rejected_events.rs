@@ -187,6 +187,7 @@ async fn each_event_of_a_batch_has_its_own_end() {
     for reason in ["a", "b", "c", "unconfirmed", "unroutable", "late"] {
         assert_eq!(of(reason), 1, "{reason}");
     }
+}
 
 /// More events about rejected messages than are published at once.
 #[tokio::test]
