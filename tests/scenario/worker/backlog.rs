@@ -276,19 +276,6 @@ async fn free_lane_keeps_its_queue_in_the_broker() {
     all_are_accounted_for(&bench).await;
 }
 
-/// However many it may hold, a lane takes few messages before it has a slot for them. So none of them waits so long that
-/// the lane seems to be held back.
-#[tokio::test]
-async fn fast_lane_records_no_payment_before_its_permit() {
-    let lane = ProviderRow { workers: 64, bucket_capacity: 4_000, ..strict_on_lane(100_000, 1_000) };
-    let mut bench = Bench::prepared(&[lane]).await;
-    pay_many(&bench, "merchant", 2_000).await;
-    bench.run();
-    bench.until_sent("acme", 2_000).await;
-    assert_eq!(bench.count("SELECT count(*) FROM flows").await, 0, "no flow was ever recorded");
-    all_are_accounted_for(&bench).await;
-}
-
 /// The bench with a lane at its limit, whose queue was full when the worker started.
 async fn flooded(limits: ProviderRow, jobs: usize) -> Bench {
     let mut bench = Bench::prepared(&[limits]).await;

@@ -101,7 +101,10 @@ async fn contradicting_payment_is_a_conflict() {
     bench.until("all messages are acknowledged", async || bench.count(LANES).await == 0).await;
     assert_eq!(bench.script.order(), ["pay-1", "pay-3"]);
     assert_eq!(bench.count("SELECT count(*) FROM rejected_messages WHERE reason = 'conflict'").await, 4);
-    assert_eq!(bench.events_of("pay-1").await.len(), 1, "a conflict changed the first job");
+    // The rejected messages, which claim its id, have events of their own.
+    let mut events = bench.events_of("pay-1").await;
+    events.retain(|event| event.body["state"] != "rejected");
+    assert_eq!(events.len(), 1, "a conflict changed the first job");
 }
 
 const LANES: &str = "SELECT count(*) FROM queue_messages WHERE queue IN ('payments.acme', 'payments.bolt')";
