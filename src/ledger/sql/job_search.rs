@@ -396,6 +396,7 @@ pub(super) static PLAN_BY_INDEX: Template = Template::new(
 static PLAN_IN_ORDER: Template = Template::new(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), \
          set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true), \
+         set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), \
          set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)",
 );
 
