@@ -18,6 +18,8 @@ use crate::writes;
 
 /// Log text of a worker that the broker has notified of an alarm.
 const BLOCKED: &str = "broker blocks publishers";
+/// How much longer a provider's trouble lasts if it has met no charge. Later, all jobs may be finished.
+const CHARGE_COMES_WITHIN: Duration = Duration::from_secs(10);
 /// Longest time until a worker is notified. The broker notifies only connections that publish.
 const ALARM_KNOWN_WITHIN: Duration = Duration::from_secs(20);
 
@@ -123,9 +125,16 @@ pub fn happen(stand: &Stand, planned: &Planned, timeline: &Timeline) {
             road.set(Rules::PASS);
         }
         Fault::Provider { provider, trouble } => {
-            stand.provider(PROVIDERS[provider]).trouble(trouble);
+            let provider = stand.provider(PROVIDERS[provider]);
+            let before = provider.charges_met(trouble);
+            provider.trouble(trouble);
             sleep(lasts);
-            stand.provider(PROVIDERS[provider]).trouble(Trouble::None);
+            // While other backends are away, no charge meets it.
+            let until = Instant::now() + CHARGE_COMES_WITHIN;
+            while provider.charges_met(trouble) == before && Instant::now() < until {
+                sleep(Duration::from_millis(20));
+            }
+            provider.trouble(Trouble::None);
         }
     }
     timeline.note(format!("over: {}", planned.fault));

@@ -136,6 +136,15 @@ impl Provider {
         self.books().trouble = trouble;
     }
 
+    /// Charges that this trouble may have met until now. A replay of an earlier response is approved as that was.
+    pub fn charges_met(&self, trouble: Trouble) -> usize {
+        let met = |call: &&Call| match trouble {
+            Trouble::Partial => call.approved_part.is_some(),
+            _ => call.payment.is_some(),
+        };
+        self.books().calls.iter().filter(met).count()
+    }
+
     pub fn record(&self) -> ProviderRecord {
         let micros = |window: Duration| u64::try_from(window.as_micros()).unwrap();
         let limits = self.options.limits.iter().map(|(requests, window)| (*requests, micros(*window)));
