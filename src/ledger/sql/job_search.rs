@@ -170,9 +170,9 @@ impl JobSearch<'_> {
     }
 
     /// What [`Self::conditions`] need beside `page`.
-    fn joined(&self) -> String {
+    fn joined(&self, dialect: Dialect) -> String {
         let of_waits = matches!(self.filter.reason, Some(ReasonFilter::Waits(_)));
-        if of_waits { blocked_flow_of("page") } else { String::new() }
+        if of_waits { blocked_flow_of("page", dialect) } else { String::new() }
     }
 
     /// The conditions that the source does not ensure, on its rows as `page`; `None` if it ensures all.
@@ -258,7 +258,7 @@ impl Database {
             sum("1".to_owned()),
             sum(format!("amount / {PART}")),
             sum(format!("amount % {PART}")),
-            search.joined(),
+            search.joined(self.dialect()),
         );
         totals(&self.search(&search.source, text, statement, TOTALS_TIME).await?, at_most)
     }
@@ -337,7 +337,7 @@ impl Database {
             "SELECT {} FROM ({source}) AS page {}{conditions} \
              ORDER BY page.created_at DESC, page.number DESC LIMIT {at_most}",
             summary_columns("page"),
-            blocked_flow_of("page"),
+            blocked_flow_of("page", self.dialect()),
         );
         let rows = self.search(&search.source, text, statement, PAGE_TIME).await?;
         let is_full = rows.len() >= at_most as usize;
@@ -396,7 +396,6 @@ pub(super) static PLAN_BY_INDEX: Template = Template::new(
 static PLAN_IN_ORDER: Template = Template::new(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), \
          set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true), \
-         set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), \
          set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)",
 );
 

@@ -9,7 +9,7 @@
 use sha2::{Digest as _, Sha256};
 
 use super::backlog::{account_of, class_of};
-use super::dialect::Template;
+use super::dialect::{Dialect, Template};
 use super::engine::args;
 use super::lease::StoredWait;
 use super::result::{FromRow, SqlRow, from_row, read_or_log};
@@ -36,14 +36,21 @@ pub fn summary_columns(jobs: &str) -> String {
     columns.replace("jobs.", &format!("{jobs}."))
 }
 
-/// Joins rows `jobs` with `flows`, if the job is in the backlog and its flow is blocked.
-pub fn blocked_flow_of(jobs: &str) -> String {
-    format!(
-        "LEFT JOIN flows ON {jobs}.backlog AND flows.provider = {jobs}.provider AND flows.class = {} \
-             AND flows.account = {} AND flows.blocked_until > {{now}}",
+/// Joins rows `jobs` with `flows`, if the job is in the backlog and its flow is blocked. PostgreSQL looks the flow up by
+/// key for each row, whatever the statistics say: with `LIMIT`, it cannot turn the join around.
+pub fn blocked_flow_of(jobs: &str, dialect: Dialect) -> String {
+    let is_blocked = format!(
+        "{jobs}.backlog AND flows.provider = {jobs}.provider AND flows.class = {} AND flows.account = {} \
+         AND flows.blocked_until > {{now}}",
         class_of(jobs),
         account_of(jobs),
-    )
+    );
+    match dialect {
+        Dialect::Postgres => {
+            format!("LEFT JOIN LATERAL (SELECT * FROM flows WHERE {is_blocked} LIMIT 1) AS flows ON true")
+        }
+        Dialect::Sqlite => format!("LEFT JOIN flows ON {is_blocked}"),
+    }
 }
 
 /// The jobs after this one in the order of providers and keys, as many as a list holds, by the index of both. They may
@@ -75,7 +82,7 @@ fn reason(row: &SqlRow) -> Result<Option<String>, LedgerError> {
     })
 }
 
-static JOB: Template = Template::made(|_| {
+static JOB: Template = Template::made(|dialect| {
     format!(
         "SELECT {}, idempotency_key, cost, priority, {{ms:not_before}} AS not_before_ms, \
              {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
@@ -84,7 +91,7 @@ static JOB: Template = Template::made(|_| {
              frozen_method, frozen_url, frozen_content_type, frozen_body \
          FROM jobs {} WHERE jobs.id = $1",
         summary_columns("jobs"),
-        blocked_flow_of("jobs"),
+        blocked_flow_of("jobs", dialect),
     )
 });
 

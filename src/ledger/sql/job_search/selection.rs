@@ -32,7 +32,7 @@ impl Database {
         let matches = search.conditions(&mut statement).unwrap_or_else(|| "1 = 1".to_owned());
         let text = format!(
             "SELECT page.id, CASE WHEN {matches} THEN 1 ELSE 0 END AS is_selected FROM ({jobs}) AS page {}",
-            search.joined()
+            search.joined(self.dialect())
         );
         let rows = self.search(&search.source, text, statement, PAGE_TIME).await?;
         if rows.len() > at_most as usize {
