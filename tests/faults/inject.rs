@@ -19,7 +19,7 @@ use crate::writes;
 /// Log text of a worker that the broker has notified of an alarm.
 const BLOCKED: &str = "broker blocks publishers";
 /// How much longer a provider's trouble lasts if it has met no charge. Later, all jobs may be finished.
-const CHARGE_COMES_WITHIN: Duration = Duration::from_secs(10);
+const CHARGE_COMES_WITHIN: Duration = Duration::from_secs(30);
 /// Longest time until a worker is notified. The broker notifies only connections that publish.
 const ALARM_KNOWN_WITHIN: Duration = Duration::from_secs(20);
 
