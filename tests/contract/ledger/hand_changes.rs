@@ -305,7 +305,7 @@ async fn unusable_rules_are_refused_everywhere(kind: Kind) {
                 "'limit'" => format!("{}/{}ms", parts[2], parts[3]),
                 rule => rule.replace('\'', ""),
             };
-            let account = Identifier::new("shop".to_owned()).unwrap();
+            let account = Identifier::new("shop").unwrap();
             let limit = Some(parts[1].replace('\'', "")).filter(|limit| limit != "NULL");
             let of = RuleSubject { provider: &acme, account: &account, limit: limit.as_deref() };
             let refused = change_rule(&fixture.database, &of, &set(&written, ""), None).await.unwrap_err();
