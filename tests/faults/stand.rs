@@ -70,6 +70,8 @@ pub struct Stand {
     pids: Arc<Mutex<Vec<u32>>>,
     questions: mpsc::UnboundedSender<Question>,
     pub runtime: Runtime,
+    /// Last, so that the servers have ended before the next stand begins.
+    _alone: MutexGuard<'static, ()>,
 }
 
 /// A provider and the network paths that lead to it.
@@ -93,9 +95,13 @@ struct WorkerSlot {
     postgres: Arc<Road>,
 }
 
+/// A stand keeps both cores busy. Beside another one, servers start late and what is shown is old for that reason alone.
+static ONE_STAND: Mutex<()> = Mutex::new(());
+
 impl Stand {
-    /// Starts the backends and migrates the database.
+    /// Starts the backends and migrates the database, when no other stand is in use.
     pub fn start(options: StandOptions) -> Self {
+        let alone = ONE_STAND.lock().unwrap_or_else(PoisonError::into_inner);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let postgres = Postgres::start();
         let (redis, redis_clock) = redis_with_false_clock();
@@ -123,6 +129,7 @@ impl Stand {
             questions: connection_owner::serve(Arc::clone(&pids)),
             pids,
             runtime,
+            _alone: alone,
         };
         stand.sluicegate(&["migrate"]);
         stand
