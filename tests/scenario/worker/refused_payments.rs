@@ -125,6 +125,8 @@ async fn wrong_key_sends_nothing_to_review() {
     bench.until("another one tests the lane", async || bench.script.order().len() >= 6).await;
     assert!(!first.contains(&bench.script.order()[5]), "{:?}", bench.script.order());
     bench.until("the lane pauses again", async || does(&bench).await == LaneState::Stopped).await;
+    // The lane pauses before the ledger has the answer.
+    bench.until("nothing is active", async || bench.active().await == 0).await;
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE state <> 'waiting'").await, 0);
     // A corrected row: they are sent, and none has gone to review.
     bench.script.always("acme", Act::Answer(accepted()));
