@@ -153,7 +153,8 @@ fn encode_counters(cells: &[CounterSpec], indices: &[usize]) -> Vec<u8> {
 
 fn encode_request(want: &PermitRequest, all: &SubjectNumbers<'_>) -> Vec<u8> {
     let [owns, first, second] = subject_numbers(&want.subjects, all);
-    let (permits, cost) = (u64::from(want.permits), u64::from(want.cost));
+    let permits = u64::from(want.permits);
+    let cost = u64::from(want.cost);
     pack(&[(permits, 4), (cost, 2), (kind_code(want.kind), 1), (owns, 1), (first, 2), (second, 2)])
 }
 

@@ -112,8 +112,8 @@ impl Socket {
         Ok(read)
     }
 
-    /// Reads when the runtime has told of bytes. After a read that leaves room in the buffer, the kernel has no more,
-    /// so the runtime tells of the next ones.
+    /// Reads when the runtime knows of bytes. After a read that leaves room in the buffer, the kernel has no more, so the
+    /// runtime learns of the next ones.
     fn read_ready(&self, buffer: &mut ReadBuf<'_>) -> io::Result<()> {
         let mut filled = 0;
         let read = self.stream.try_io(Interest::READABLE, || {

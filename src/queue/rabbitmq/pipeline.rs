@@ -183,7 +183,7 @@ struct OpenPublish {
 
 impl OpenPublish {
     fn finish(self, result: PublishResult) {
-        // A caller that no longer waits was told that nothing is known.
+        // If the caller no longer waits, it takes the message for not confirmed.
         self.results.send((self.place, result)).unwrap_or_default();
     }
 }

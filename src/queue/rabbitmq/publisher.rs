@@ -108,7 +108,7 @@ impl Part<'_> {
     fn finish(&mut self, index: usize, result: Result<(), QueueError>) {
         if let Some((place, _)) = self.messages[index].take() {
             drop(self.places.split(1));
-            // A caller that no longer waits was told that nothing is known.
+            // If the caller no longer waits, it takes the message for not confirmed.
             self.results.send((place, result)).unwrap_or_default();
         }
     }
@@ -121,7 +121,8 @@ impl Part<'_> {
     fn split(&mut self, index: usize) -> Option<Self> {
         let message = self.messages[index].take()?;
         let places = self.places.split(1)?;
-        let (route, results) = (Arc::clone(&self.route), self.results.clone());
+        let route = Arc::clone(&self.route);
+        let results = self.results.clone();
         Some(Self { route, messages: vec![Some(message)], places, _alone: None, results })
     }
 }
@@ -207,7 +208,8 @@ impl Publisher {
             places.merge(more);
         }
         let messages = group.messages.drain(..places.num_permits()).map(Some).collect();
-        let (route, results) = (Arc::clone(&group.route), results.clone());
+        let route = Arc::clone(&group.route);
+        let results = results.clone();
         Some(Part { route, messages, places, _alone: alone, results })
     }
 

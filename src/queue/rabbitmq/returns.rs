@@ -54,7 +54,7 @@ impl<M> ReturnTracker<M> {
         self.open.insert(id, PendingPublish { message, returned: false, confirmed: None });
     }
 
-    /// A confirm came; `took` if it brought a returned message, which [`Self::record_return`] is told of too.
+    /// Records a confirm. `took`: it brought a returned message, which [`Self::record_return`] records.
     pub fn record_confirm(&mut self, id: u64, accepted: bool, took: bool) {
         if let Some(open) = self.open.get_mut(&id).filter(|open| open.confirmed.is_none()) {
             open.confirmed = Some(PublishConfirm { accepted, carried_return: took });
@@ -75,7 +75,7 @@ impl<M> ReturnTracker<M> {
         true
     }
 
-    /// The publishes that are certain, with their messages, once every confirm that has come was told of.
+    /// The publishes that are certain, with their messages. Before it, every confirm that has come must be recorded.
     ///
     /// While a return lies in lapin's queue every confirm takes one out. So if one lies there whose own confirm has come,
     /// confirms have taken out fewer than have come since the queue was last empty; and unless one of those taken out is
@@ -182,7 +182,7 @@ mod tests {
             }
         }
 
-        /// Twins cannot be told apart; as many of each kind come back as were returned.
+        /// Nothing distinguishes twins; as many of each kind come back as were returned.
         #[test]
         fn identical_publishes_match_the_return_count(
             publishes in prop::collection::vec((0..3_u8, any::<bool>(), any::<u16>()), 1..60),

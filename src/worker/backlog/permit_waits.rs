@@ -203,7 +203,8 @@ mod tests {
             (SLOTS_SHORT_AFTER + LIMITED_AFTER, false, true),
         ] {
             let mut rig = Waits::new();
-            let (granted, _waiting) = (rig.begin(0), rig.begin(1));
+            let granted = rig.begin(0);
+            rig.begin(1);
             rig.now += waited;
             rig.grant(granted, is_by_limit);
             assert_eq!(rig.are_long(100, is_by_limit), is_limited, "{waited:?}, by a limit: {is_by_limit}");

@@ -125,7 +125,9 @@ impl PublishFailures {
     }
 
     fn log(&self, sent: &BatchResult<'_>) {
-        let (left, rejected, late) = (self.retries, self.rejected, sent.late_sequences.len());
+        let left = self.retries;
+        let rejected = self.rejected;
+        let late = sent.late_sequences.len();
         match &self.first_error {
             Some(error) => tracing::warn!(%error, left, rejected, late, "outcome events not published, retrying"),
             None if late > 0 => tracing::warn!(late, "confirms of outcome events are late; waiting for them"),

@@ -214,7 +214,7 @@ async fn producer_learns_of_a_rejection() {
     assert_eq!((&event, &events[0].properties["message_id"]), (&expected, &serde_json::json!("rejected-1")));
 }
 
-/// The broker refuses its event, which stays to be published.
+/// The broker rejects its event, which stays unpublished until it accepts it.
 #[tokio::test]
 async fn refused_event_is_published_later() {
     let mut bench = Bench::prepared(&[strict()]).await;
