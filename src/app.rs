@@ -27,7 +27,6 @@ use crate::limiter::redis::client::RedisLimiter;
 use crate::limiter::{Limiter, LimiterError, RemoteLimiter};
 use crate::provider::http::{HttpProvider, OutboundPolicy};
 use crate::provider::{FreezeError, PaymentProvider, ProviderFactory};
-use crate::queue::embedded::EmbeddedQueue;
 use crate::queue::rabbitmq::{RabbitMq, RabbitSettings as BrokerSettings};
 use crate::queue::{Queue, QueueError};
 use crate::worker;
@@ -54,15 +53,13 @@ pub enum ServiceError {
     #[error("there is no database {}", .path.display())]
     DatabaseMissing { path: PathBuf },
     #[error(
-        "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set limiter.url to \
-         Redis and queue.url to RabbitMQ for more than one worker"
+        "another `sluicegate run` uses this database with an embedded limiter: stop it, or set limiter.url to Redis for \
+         more than one worker"
     )]
     AnotherRun,
-    #[error("queue.url: the embedded queue needs a SQLite database")]
-    QueueNeedsSqlite,
     #[error("outbound.allow: {}", .0.join("; "))]
     OutboundAllow(Vec<String>),
-    #[error("the lock of the embedded backends, {}: {source}", .path.display())]
+    #[error("the lock of the embedded limiter, {}: {source}", .path.display())]
     Lock { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -74,8 +71,8 @@ pub enum ServiceError {
     Thread(#[from] JoinError),
 }
 
-/// Keeps out a second embedded `run`: two limiters would each grant the whole limit. It is empty for backends that
-/// several processes can share, and for a database that no other process can reach.
+/// Keeps out a second `run` with an embedded limiter: two limiters would each grant the whole limit. It is empty with
+/// Redis, and for a database that no other process can reach.
 #[derive(Default)]
 pub struct RunLock {
     _file: Option<File>,
@@ -89,22 +86,8 @@ pub struct Services {
     /// [`MissingDatabase::Create`].
     missing_database: MissingDatabase,
     database: OnceCell<Database>,
-    queue: OnceCell<OpenQueue>,
+    queue: OnceCell<Arc<dyn Queue>>,
     limiter: OnceCell<Arc<dyn Limiter>>,
-}
-
-enum OpenQueue {
-    Embedded(Arc<EmbeddedQueue>),
-    Broker(Arc<dyn Queue>),
-}
-
-impl OpenQueue {
-    fn as_queue(&self) -> Arc<dyn Queue> {
-        match self {
-            Self::Embedded(queue) => queue.clone(),
-            Self::Broker(queue) => queue.clone(),
-        }
-    }
 }
 
 impl Services {
@@ -114,7 +97,7 @@ impl Services {
 
     /// Uses this queue instead of the configured one.
     pub fn with_queue(self, queue: Arc<dyn Queue>) -> Self {
-        Self { queue: OnceCell::new_with(Some(OpenQueue::Broker(queue))), ..self }
+        Self { queue: OnceCell::new_with(Some(queue)), ..self }
     }
 
     /// Brings the schema up to date; returns whether it was outdated.
@@ -156,26 +139,17 @@ impl Services {
         Ok(self.database.get_or_try_init(open).await?.clone())
     }
 
-    pub async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, ServiceError> {
-        Ok(self.open_queue(config).await?.as_queue())
-    }
-
-    async fn open_queue(&self, config: &Config) -> Result<&OpenQueue, ServiceError> {
+    /// The broker; `None` if `queue.url` names none, because `enqueue` records payments in the database.
+    pub async fn queue(&self, config: &Config) -> Result<Option<Arc<dyn Queue>>, ServiceError> {
+        let QueueUrl::Amqp(url) = &config.queue.url else { return Ok(self.queue.get().cloned()) };
         let open = || async {
-            match &config.queue.url {
-                QueueUrl::Amqp(url) => {
-                    let (url, prefix) = (SecretString::from(url.expose()), config.queue.prefix.clone());
-                    let settings = spawn_blocking(move || BrokerSettings::new(&url, &prefix)).await??;
-                    let settings = settings.with_authorities(&config.authorities);
-                    Ok(OpenQueue::Broker(Arc::new(RabbitMq::connect(settings))))
-                }
-                QueueUrl::Embedded => {
-                    let pool = self.ledger(config).await?.sqlite_pool().ok_or(ServiceError::QueueNeedsSqlite)?;
-                    Ok(OpenQueue::Embedded(Arc::new(EmbeddedQueue::new(pool))))
-                }
-            }
+            let url = SecretString::from(url.expose());
+            let prefix = config.queue.prefix.clone();
+            let settings = spawn_blocking(move || BrokerSettings::new(&url, &prefix)).await??;
+            let queue: Arc<dyn Queue> = Arc::new(RabbitMq::connect(settings.with_authorities(&config.authorities)));
+            Ok::<_, ServiceError>(queue)
         };
-        self.queue.get_or_try_init(open).await
+        self.queue.get_or_try_init(open).await.cloned().map(Some)
     }
 
     pub async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, ServiceError> {
@@ -189,26 +163,19 @@ impl Services {
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
     }
 
-    /// Fails when another `run` uses the same embedded limiter or queue. Connects to nothing but the database.
+    /// Fails when another `run` uses the same embedded limiter. Connects to nothing but the database.
     pub async fn check_no_other_run(&self, config: &Config) -> Result<(), ServiceError> {
-        if is_embedded(config) {
-            acquire_run_lock(config, &self.ledger(config).await?).await?;
-        }
-        Ok(())
+        acquire_run_lock(config, &self.ledger(config).await?).await.map(drop)
     }
 
     /// The backends of a worker, after every check for its start. The worker may run while the lock is held.
     pub async fn worker_backends(&self, config: &Config) -> Result<(worker::Backends, RunLock), ServiceError> {
         let ledger = self.ledger(config).await?;
-        let lock = if is_embedded(config) { acquire_run_lock(config, &ledger).await? } else { RunLock::default() };
-        let queue = self.open_queue(config).await?;
-        if let OpenQueue::Embedded(queue) = queue {
-            let messages = queue.recover().await?;
-            tracing::debug!(messages, "messages of an earlier run are available again");
-        }
-        let providers = Arc::new(HttpProviders(outbound_policy(config)?));
+        let lock = acquire_run_lock(config, &ledger).await?;
+        let queue = self.queue(config).await?;
+        let providers = Arc::new(providers(config)?);
         let limiter = self.worker_limiter(config, &ledger, lock.session.clone()).await?;
-        Ok((worker::Backends { queue: queue.as_queue(), ledger, limiter, providers }, lock))
+        Ok((worker::Backends { queue, ledger, limiter, providers }, lock))
     }
 
     /// The limiter of a worker. With Redis or PostgreSQL, the leader row in the database names the limiter leader.
@@ -232,26 +199,17 @@ impl Services {
 
     /// Finishes running work and closes the open backends.
     pub async fn close(&self) {
-        let close = async {
-            if let Some(OpenQueue::Embedded(queue)) = self.queue.get() {
-                queue.close().await;
-            }
-            if let Some(database) = self.database.get() {
-                database.close().await;
-            }
-        };
-        if timeout(CLOSE_MAX, close).await.is_err() {
-            tracing::debug!("a backend could not be closed in time; its leases expire");
+        let Some(database) = self.database.get() else { return };
+        if timeout(CLOSE_MAX, database.close()).await.is_err() {
+            tracing::debug!("the database could not be closed in time; its leases expire");
         }
     }
 }
 
-/// Whether the limiter or the queue is embedded.
-fn is_embedded(config: &Config) -> bool {
-    matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded)
-}
-
 async fn acquire_run_lock(config: &Config, database: &Database) -> Result<RunLock, ServiceError> {
+    if config.limiter.url != LimiterUrl::Embedded {
+        return Ok(RunLock::default());
+    }
     match &config.database.url {
         DatabaseUrl::Postgres(_) => {
             let run = database.try_run_lock().await?.ok_or(ServiceError::AnotherRun)?;
@@ -319,8 +277,13 @@ pub fn outbound_policy(config: &Config) -> Result<OutboundPolicy, ServiceError> 
     Ok(policy.with_authorities(&config.authorities).with_secret_grants(&config.outbound_secrets, &config.config_files))
 }
 
+/// Provider rows over HTTP, within the outbound policy of the configuration.
+pub fn providers(config: &Config) -> Result<HttpProviders, ServiceError> {
+    Ok(HttpProviders(outbound_policy(config)?))
+}
+
 /// Provider rows over HTTP, within the outbound policy.
-struct HttpProviders(OutboundPolicy);
+pub struct HttpProviders(OutboundPolicy);
 
 impl ProviderFactory for HttpProviders {
     fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError> {

@@ -23,8 +23,8 @@ pub struct BatchBounds {
     pub items: usize,
     /// Pause after a batch of so many items, in which the next one collects.
     pub pause: fn(usize) -> Duration,
-    /// The next batch does not wait longer for a commit; `None`: one commit at a time.
-    pub stuck_after: Option<Duration>,
+    /// The next batch does not wait longer for a commit.
+    pub stuck_after: Duration,
 }
 
 /// What a batcher does with its batches.
@@ -33,11 +33,9 @@ pub trait BatchWork: Send + Sync + Sized + 'static {
     type Answer: Send;
 
     const BOUNDS: BatchBounds;
-    /// Whether an item is left out if its caller is gone before the commit begins.
-    const SKIPS_ABANDONED: bool;
 
     /// Items with the same key cannot be merged and go into different batches.
-    fn key(_item: &Self::Item) -> Option<&str> {
+    fn key(_item: &Self::Item) -> Option<&Arc<str>> {
         None
     }
 
@@ -109,10 +107,7 @@ impl<W: BatchWork> BatchQueue<W> {
         while batch.len() < W::BOUNDS.items
             && let Some(request) = self.waiting.pop_front()
         {
-            if W::SKIPS_ABANDONED && request.reply.is_closed() {
-                continue;
-            }
-            if W::key(&request.item).is_none_or(|key| keys.insert(key.to_owned())) {
+            if W::key(&request.item).is_none_or(|key| keys.insert(Arc::clone(key))) {
                 batch.push(request);
             } else {
                 left.push_back(request);
@@ -134,8 +129,7 @@ impl<W: BatchWork> Batcher<W> {
     }
 
     /// Commits one item and returns its answer; `None` if the commit panicked. `max_delay`: how long the item may wait
-    /// for others before its commit begins. Dropped, this call withdraws an accepted item only with
-    /// [`BatchWork::SKIPS_ABANDONED`].
+    /// for others before its commit begins. Dropped, this call does not withdraw an accepted item.
     pub async fn submit(self: &Arc<Self>, item: W::Item, max_delay: Duration) -> Option<W::Answer> {
         let (reply, answer) = oneshot::channel();
         let is_running = {
@@ -165,14 +159,9 @@ async fn run<W: BatchWork>(batcher: Arc<Batcher<W>>) {
         // A panic drops the requests of its batch, which gives their callers an error. The next batches go on.
         let commit = AssertUnwindSafe(async move { committer.work.commit(batch).await }).catch_unwind();
         let mut committing = Box::pin(commit.map(drop));
-        match W::BOUNDS.stuck_after {
-            None => committing.await,
-            Some(limit) => {
-                if timeout(limit, &mut committing).await.is_err() {
-                    tracing::debug!("a commit takes long; starting the next one");
-                    batcher.tasks.spawn(committing);
-                }
-            }
+        if timeout(W::BOUNDS.stuck_after, &mut committing).await.is_err() {
+            tracing::debug!("a commit takes long; starting the next one");
+            batcher.tasks.spawn(committing);
         }
         if !pause.is_zero() {
             sleep(pause).await;
@@ -212,13 +201,12 @@ mod tests {
     }
 
     impl BatchWork for Recorder {
-        type Item = (u32, String);
+        type Item = (u32, Arc<str>);
         type Answer = Result<u32, &'static str>;
 
-        const BOUNDS: BatchBounds = BatchBounds { items: 8, pause, stuck_after: Some(STUCK_AFTER) };
-        const SKIPS_ABANDONED: bool = false;
+        const BOUNDS: BatchBounds = BatchBounds { items: 8, pause, stuck_after: STUCK_AFTER };
 
-        fn key((_, key): &Self::Item) -> Option<&str> {
+        fn key((_, key): &Self::Item) -> Option<&Arc<str>> {
             Some(key)
         }
 
@@ -263,7 +251,8 @@ mod tests {
         }
 
         fn submit_keyed(&mut self, item: u32, key: &str, max_delay: Duration) {
-            let (batcher, key) = (Arc::clone(&self.batcher), key.to_owned());
+            let batcher = Arc::clone(&self.batcher);
+            let key = Arc::from(key);
             self.writing.spawn(async move { (item, batcher.submit((item, key), max_delay).await) });
         }
 

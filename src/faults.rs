@@ -1,7 +1,7 @@
 //! Crash points: places at which the fault tests let the process die.
 //!
 //! Without the cargo feature `faults`, which is off by default, every call here is an empty constant function. Then the
-//! program contains no name of a crash point (`tests/cli/no_fault_injection.rs` checks that).
+//! program contains no name of a crash point (`tests/released.rs` checks that).
 
 #[cfg(feature = "faults")]
 pub use armed::{crash, on_the_wire, unread};
@@ -15,11 +15,9 @@ pub use unarmed::{crash, on_the_wire, unread};
 pub enum CrashPoint {
     /// A message is delivered and nothing is recorded.
     AfterDelivery,
-    /// The job is recorded and claimed.
-    AfterClaim,
-    /// A new job is recorded in the backlog, and its message is not acknowledged.
+    /// A new job is recorded in the backlog or asleep, and its message is not acknowledged.
     AfterBacklogRecord,
-    /// A job has returned to the backlog, and its message is not acknowledged.
+    /// A job has returned to the backlog.
     AfterBacklogReturn,
     /// Jobs of the backlog are claimed.
     AfterBacklogClaim,
@@ -41,14 +39,12 @@ pub enum CrashPoint {
     OutcomeCommitUnacknowledged,
     /// The outcome is committed.
     AfterOutcome,
-    /// The copy in a delay queue is confirmed, and the original is not acknowledged.
-    AfterDelayCopy,
-    /// The acknowledgement has been written.
+    /// The acknowledgement of a message has been written.
     AfterAck,
     /// An outcome event is confirmed, and not marked as published.
     AfterEvent,
-    /// The sweeper has republished a job and not recorded that.
-    SweeperAfterPublish,
+    /// Sleeping jobs and jobs of lost workers have returned to the backlog.
+    AfterWake,
 }
 
 #[cfg(not(feature = "faults"))]

@@ -6,6 +6,9 @@
 
 pub mod app;
 pub mod batcher;
+#[cfg(test)]
+#[path = "../tests/support/captured_log.rs"]
+mod captured_log;
 pub mod cli;
 pub mod config;
 pub mod domain;
@@ -15,6 +18,7 @@ pub mod fleet;
 pub mod ledger;
 pub mod limiter;
 pub mod ops;
+pub mod outcomes;
 pub mod provider;
 pub mod queue;
 pub mod simulation;

@@ -47,8 +47,8 @@ def statements(words, jobs, lane, finished="n % 2 = 0"):
         SELECT id, 1, provider, created_at, updated_at, 'accepted', 200, '', state = 'succeeded'
         FROM jobs WHERE state = 'succeeded'"""
     yield """
-        INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at, published_at)
-        SELECT id, provider, state, provider_reference, reason, 1, updated_at, updated_at
+        INSERT INTO events (job_id, n, provider, state, provider_reference, reason, attempts, at)
+        SELECT id, 1, provider, state, provider_reference, reason, 1, updated_at
         FROM jobs WHERE state = 'succeeded'"""
 
 
@@ -56,15 +56,12 @@ def postgres(url, jobs, lane, **finished):
     psql(url, *statements(POSTGRES, jobs, lane, **finished), "VACUUM ANALYZE", "CHECKPOINT")
 
 
-def sqlite(file, jobs, queued, lane):
-    """Fills the ledger, and puts `queued` messages into the embedded queue."""
+def sqlite(file, jobs, lane):
+    """Fills the ledger."""
     with sqlite3.connect(file, timeout=60) as connection:
         connection.execute("PRAGMA foreign_keys = on")
         for statement in statements(SQLITE, jobs, lane):
             connection.execute(statement)
-        rows = ((f"payments.{lane}", body.encode()) for _, body in messages(queued, lane))
-        insert = "INSERT INTO queue_messages (queue, body, visible_at_ms) VALUES (?, ?, 0)"
-        connection.executemany(insert, rows)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
 

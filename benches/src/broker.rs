@@ -17,8 +17,6 @@ use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
 use super::BenchError;
-use sluicegate::domain::time::millis_up;
-use sluicegate::queue::DELAY_STEPS;
 
 /// The same prefetch as the reference figure.
 const PREFETCH: u16 = 100;
@@ -109,14 +107,12 @@ pub async fn remove(url: &str, prefix: &str, lanes: impl Iterator<Item = String>
     let connection = connect(url).await?;
     let channel = connection.create_channel().await.map_err(to_bench_error)?;
     let own = ["invalid", "dead", "bare"].map(str::to_owned).into_iter();
-    let delays = || DELAY_STEPS.iter().map(|step| format!("delay.{}", millis_up(*step)));
-    for name in own.chain(delays()).chain(lanes) {
+    for name in own.chain(lanes) {
         // Deleting a missing queue is no error: https://www.rabbitmq.com/docs/specification#method-status-queue.delete
         let queue = format!("{prefix}.{name}");
         channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.map_err(to_bench_error)?;
     }
-    let exchanges = ["outcomes", "requeue", "unrouted"].map(|name| format!("{prefix}.{name}")).into_iter();
-    for name in exchanges.chain([prefix.to_owned()]).chain(delays().map(|delay| format!("{prefix}.{delay}"))) {
+    for name in [format!("{prefix}.outcomes"), prefix.to_owned()] {
         channel
             .exchange_delete(name.as_str().into(), ExchangeDeleteOptions::default())
             .await

@@ -42,7 +42,7 @@ impl Conditions {
             DatabaseUrl::Postgres(url) => versioned("PostgreSQL", postgres_version(url.expose()).await),
         };
         let queue = match &config.queue.url {
-            QueueUrl::Embedded => "embedded".to_owned(),
+            QueueUrl::Embedded | QueueUrl::Database => "none, recorded in the database".to_owned(),
             QueueUrl::Amqp(_) => "RabbitMQ, quorum queues".to_owned(),
         };
         let limiter = match &config.limiter.url {

@@ -128,7 +128,7 @@ async fn measure(
     let (finished, took) = process_jobs(args, stage, &lane, published, console).await?;
     let seen = lane.fake.report();
     let bare_loop = match &stage.config.queue.url {
-        QueueUrl::Embedded => None,
+        QueueUrl::Embedded | QueueUrl::Database => None,
         QueueUrl::Amqp(url) => {
             console.message("the bare consume and acknowledge loop on the same broker")?;
             Some(broker::bare_loop(url.expose(), &stage.config.queue.prefix, published).await?)
@@ -226,7 +226,7 @@ fn print(report: &PathReport, console: &mut Console) -> std::io::Result<()> {
                 report.seconds
             ),
         ),
-        row("published per second", number(report.published_per_second)),
+        row("published or recorded per second", number(report.published_per_second)),
         row("workers × concurrent requests", format!("{} × {}", report.workers, report.in_flight)),
         row("requests, charged twice, 429", {
             format!("{}, {}, {}", number(report.requests as f64), report.charged_twice, report.refused_429)

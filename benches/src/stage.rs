@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -18,14 +17,14 @@ use super::scratch::Scratch;
 use super::workers::BenchWorkers;
 use super::{broker, meter};
 use sluicegate::app::Services;
+use sluicegate::cli::enqueue::door::{self, Door, OpenDoor};
 use sluicegate::cli::{CommandError, Console};
 use sluicegate::config::{self, Config, LimiterUrl, QueueUrl};
 use sluicegate::domain::job::{Identifier, Job, JobId};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
-use sluicegate::queue::message::encode;
-use sluicegate::queue::{Destination, OutgoingMessage, Properties, Queue};
+use sluicegate::queue::message::{CardNumbers, encode};
 
 /// Prefix of our providers' names.
 const NAME: &str = "bench-";
@@ -43,6 +42,7 @@ pub struct BenchProvider {
     pub name: ProviderName,
     pub fake: FakeHandle,
     row: ProviderRow,
+    door: Door,
     _serving: DropGuard,
 }
 
@@ -108,9 +108,10 @@ impl<'a> BenchEnvironment<'a> {
         };
         row.validate(0).map_err(|invalid| CommandError::Configuration(invalid.problems.join("; ")))?;
         self.services.ledger(&self.config).await?.apply_settings(std::slice::from_ref(&row), false).await?;
-        self.services.queue(&self.config).await?.declare(std::slice::from_ref(&name)).await?;
+        let names = std::slice::from_ref(&name);
+        let OpenDoor { door, .. } = door::open(&self.config, self.services, names, names).await?;
         self.rows.push(row.clone());
-        Ok(BenchProvider { name, fake: handle, row, _serving: stop.drop_guard() })
+        Ok(BenchProvider { name, fake: handle, row, door, _serving: stop.drop_guard() })
     }
 
     /// Starts workers in this process, each with its own limiter, gates and lanes.
@@ -123,7 +124,8 @@ impl<'a> BenchEnvironment<'a> {
         Ok(started)
     }
 
-    /// Publishes jobs until all are confirmed or the time runs out, and returns the number of confirmed ones.
+    /// Publishes jobs, or records them without a broker, until all are confirmed or the time runs out. Returns the number
+    /// of confirmed ones.
     pub async fn publish(
         &self,
         provider: &BenchProvider,
@@ -131,14 +133,11 @@ impl<'a> BenchEnvironment<'a> {
         within: Duration,
         console: &mut Console,
     ) -> Result<u64, CommandError> {
-        let queue = self.services.queue(&self.config).await?;
-        let queue: &dyn Queue = queue.as_ref();
         let mut phase = Phase::begin("jobs published", jobs, console)?;
         let until = Instant::now() + within;
         // The time is checked before each publish; a started publish is always awaited.
         let due = stream::iter(1..=jobs).take_while(|_| std::future::ready(Instant::now() < until));
-        let publishing =
-            due.map(|number| async move { queue.publish(message(provider, number)?).await.map_err(to_command_error) });
+        let publishing = due.map(|number| self.publish_one(provider, number));
         let mut publishing = std::pin::pin!(publishing.buffer_unordered(PUBLISHES_AT_ONCE));
         let mut published = 0;
         while let Some(outcome) = publishing.next().await {
@@ -151,9 +150,13 @@ impl<'a> BenchEnvironment<'a> {
         Ok(published)
     }
 
-    /// Publishes one job.
+    /// Publishes or records one job.
     pub async fn publish_one(&self, provider: &BenchProvider, number: u64) -> Result<(), CommandError> {
-        Ok(self.services.queue(&self.config).await?.publish(message(provider, number)?).await?)
+        let BenchProvider { name, door, .. } = provider;
+        let checked = door.check(&message(provider, number)?, name, CardNumbers::Refuse).await;
+        let payment = checked.map_err(|error| CommandError::Failed(error.to_string()))?;
+        door.hand_over(payment).await?;
+        Ok(())
     }
 
     /// Disables the rows, and removes everything with the run's prefix from broker and limiter.
@@ -195,10 +198,6 @@ impl BenchProvider {
     }
 }
 
-fn to_command_error(error: sluicegate::queue::QueueError) -> CommandError {
-    error.into()
-}
-
 /// An embedded configuration with a database file: a ledger in memory would not be durable.
 fn in_directory(scratch: &Scratch) -> Result<Config, CommandError> {
     let file = scratch.directory.join("bench.db");
@@ -206,14 +205,14 @@ fn in_directory(scratch: &Scratch) -> Result<Config, CommandError> {
     config::load(None, [], &sets).map_err(|problems| CommandError::Failed(problems.to_string()))
 }
 
-fn message(provider: &BenchProvider, number: u64) -> Result<OutgoingMessage, CommandError> {
+fn message(provider: &BenchProvider, number: u64) -> Result<Vec<u8>, CommandError> {
     let id = format!("{}-{number:07}", provider.name);
     let account = format!("account-{}", number % ACCOUNTS);
     let job = Job {
         id: JobId::new(id).map_err(|problem| CommandError::Failed(problem.to_string()))?,
         provider: provider.name.clone(),
         amount: i64::try_from(100 + number % 900).unwrap_or(100),
-        currency: "EUR".to_owned(),
+        currency: "EUR".into(),
         account: Some(Identifier::new(account).map_err(|problem| CommandError::Failed(problem.to_string()))?),
         reference: None,
         idempotency_key: None,
@@ -223,9 +222,5 @@ fn message(provider: &BenchProvider, number: u64) -> Result<OutgoingMessage, Com
         expires_at: None,
         payload: None,
     };
-    Ok(OutgoingMessage {
-        destination: Destination::Lane(provider.name.clone()),
-        body: Bytes::from(encode(&job)),
-        properties: Properties { message_id: Some(job.id.as_str().to_owned()), ..Properties::default() },
-    })
+    Ok(encode(&job))
 }

@@ -40,6 +40,7 @@ impl BenchWorkers {
             owner,
             card_numbers: CardNumbers::Refuse,
             drain_timeout: DRAIN,
+            max_open_jobs: u32::MAX,
             settings_poll: settings_sync::POLL_INTERVAL,
             sweep_every: sweeper::SWEEP_INTERVAL,
             scrub_after: SCRUB_AFTER,

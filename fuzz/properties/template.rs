@@ -29,7 +29,7 @@ pub fn holds(bytes: &[u8]) {
     // Only a payload that the decoder accepts gets this far.
     let decoded = decode(message.as_bytes(), &lane(), CardNumbers::Off).ok();
     let job = decoded.map_or_else(job, |decoded| decoded.job);
-    let job = Job { reference: (!reference.is_empty()).then(|| reference.to_owned()), ..job };
+    let job = Job { reference: (!reference.is_empty()).then(|| reference.into()), ..job };
     let body = String::from_utf8(json.body(&job, SUM).unwrap()).unwrap();
     let wanted: Members<'_> = serde_json::from_str(template).unwrap();
     let sent: Members<'_> = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"));
@@ -51,7 +51,7 @@ fn job() -> Job {
         id: Identifier::new("p-1").unwrap(),
         provider: lane(),
         amount: 1_299,
-        currency: "EUR".to_owned(),
+        currency: "EUR".into(),
         account: None,
         reference: None,
         idempotency_key: None,

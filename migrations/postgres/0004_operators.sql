@@ -44,14 +44,14 @@ BEGIN
     -- The program changes fence or updated_at and writes its own events; plain SQL does neither.
     IF TG_OP = 'UPDATE' AND NEW.fence = OLD.fence AND NEW.updated_at = OLD.updated_at AND NEW.state <> OLD.state
         AND NEW.state NOT IN ('waiting', 'sending', 'unknown') THEN
-        INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at)
-        VALUES (NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.charged_amount, NEW.reason, NEW.attempts,
-                clock_timestamp());
+        INSERT INTO events (job_id, n, provider, state, provider_reference, charged_amount, reason, attempts, at)
+        VALUES (NEW.id, (SELECT count(*) + 1 FROM events WHERE job_id = NEW.id), NEW.provider, NEW.state,
+                NEW.provider_reference, NEW.charged_amount, NEW.reason, NEW.attempts, clock_timestamp());
     END IF;
     RETURN NULL;
 END $$;
 -- Changes that no worker made. A worker changes a state when it claims the job (a lease, a higher fence), while it has
--- the lease (the same fence), or when it sweeps the job (a higher fence). Each step of a worker changes updated_at,
+-- the lease (the same fence), or when it takes the job from a lost worker or ends it (a higher fence). Each step of a worker changes updated_at,
 -- unless a coarse clock has not moved, so a second is allowed. It never sets a state that only an operator may decide,
 -- never cancels, leaves no final state and never clears maybe_charged.
 -- The condition is evaluated at each statement, so it is short.
@@ -61,7 +61,7 @@ CREATE TRIGGER record_decision AFTER UPDATE OF state, maybe_charged ON jobs
         OR (NEW.state <> OLD.state
             AND (OLD.state = ANY ('{succeeded,declined,dead,expired,review,cancelled}')
                  OR (NOT (NEW.fence > OLD.fence
-                          AND (NEW.lease_until IS NOT NULL OR NEW.state = ANY ('{expired,review}')))
+                          AND (NEW.lease_until IS NOT NULL OR NEW.state = ANY ('{expired,review,unknown}')))
                      AND NOT (OLD.lease_until IS NOT NULL AND NEW.fence = OLD.fence AND NEW.state <> 'cancelled'
                               AND (NEW.updated_at <> OLD.updated_at
                                    OR OLD.updated_at > clock_timestamp() - interval '1 second'))))))
@@ -127,8 +127,7 @@ BEGIN
                 attempts = 0, lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL,
                 charged_amount = NULL,
                 wake_at = statement_timestamp(), wait_reason = NULL, wait_limit = NULL, wait_detail = NULL,
-                revived_at = statement_timestamp(), copy = copy + 1, delayed_copy = NULL, delayed_until = NULL,
-                updated_at = statement_timestamp()
+                revived_at = statement_timestamp(), updated_at = statement_timestamp()
             WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence) AND lease_until IS NULL
                 AND (state = 'review' OR NOT maybe_charged)
                 AND scrubbed_at IS NULL AND (frozen_body IS NULL OR frozen_body <> '')
@@ -143,8 +142,9 @@ BEGIN
             WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence)
             RETURNING jobs.*),
         events AS (
-            INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at)
-            SELECT id, provider, state, provider_reference, charged_amount, reason, attempts, updated_at
+            INSERT INTO events (job_id, n, provider, state, provider_reference, charged_amount, reason, attempts, at)
+            SELECT id, (SELECT count(*) + 1 FROM events WHERE job_id = decided.id), provider, state, provider_reference,
+                charged_amount, reason, attempts, updated_at
             FROM decided RETURNING job_id)
         SELECT job_id FROM events;
 END $$;
@@ -180,8 +180,8 @@ BEGIN
     WITH chosen AS (
             SELECT id FROM jobs
             WHERE account >= of_account AND account <= of_account AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')
-                AND NOT EXISTS (SELECT 1 FROM outcome_events AS event
-                                WHERE event.job_id = jobs.id AND event.published_at IS NULL)
+                AND NOT EXISTS (SELECT 1 FROM events AS event
+                                WHERE event.job_id = jobs.id AND NOT event_is_published(event.sequence))
             ORDER BY account, id LIMIT at_most FOR UPDATE),
         changed AS (
             -- The totals of finished jobs do not include the last minutes yet, and find those jobs by `scrubbed_at`.
@@ -196,7 +196,7 @@ BEGIN
             FROM chosen WHERE jobs.id = chosen.id RETURNING jobs.id)
         SELECT array_agg(id::text) FROM changed INTO ids;
     erased_jobs := coalesce(cardinality(ids), 0);
-    UPDATE outcome_events SET provider_reference = NULL,
+    UPDATE events SET provider_reference = NULL,
         reason = CASE WHEN reason = 'accepted' THEN reason ELSE 'erased' END
         WHERE job_id = ANY (ids);
     UPDATE attempts SET detail = '' WHERE job_id = ANY (ids) AND detail <> '';

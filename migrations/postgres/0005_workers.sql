@@ -21,7 +21,7 @@ CREATE TABLE worker_reports (
 
 -- Duties that one worker of the cluster does at a time: the one that moved `taken_until`.
 CREATE TABLE upkeep_turns (
-    duty text COLLATE "C" NOT NULL PRIMARY KEY CONSTRAINT duty_is_a_short_word CHECK (duty ~ '^[a-z_]{1,32}$'),
+    duty text COLLATE "C" NOT NULL PRIMARY KEY CONSTRAINT duty_is_a_short_word CHECK (duty ~ '^[a-z0-9_]{1,32}$'),
     taken_until timestamptz NOT NULL,
     CONSTRAINT instants_are_finite CHECK (
         least(taken_until) >= '0001-01-01 00:00:00+00' AND greatest(taken_until) < '9999-12-30 22:00:00+00')

@@ -17,8 +17,8 @@ BEGIN
     WITH chosen AS (
             SELECT id FROM jobs
             WHERE account >= of_account AND account <= of_account AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')
-                AND NOT EXISTS (SELECT 1 FROM outcome_events AS event
-                                WHERE event.job_id = jobs.id AND event.published_at IS NULL)
+                AND NOT EXISTS (SELECT 1 FROM events AS event
+                                WHERE event.job_id = jobs.id AND NOT event_is_published(event.sequence))
             ORDER BY account, created_at, seq LIMIT at_most FOR UPDATE),
         changed AS (
             -- The totals of finished jobs do not include the last minutes yet, and find those jobs by `scrubbed_at`.
@@ -33,7 +33,7 @@ BEGIN
             FROM chosen WHERE jobs.id = chosen.id RETURNING jobs.id)
         SELECT array_agg(id::text) FROM changed INTO ids;
     erased_jobs := coalesce(cardinality(ids), 0);
-    UPDATE outcome_events SET provider_reference = NULL,
+    UPDATE events SET provider_reference = NULL,
         reason = CASE WHEN reason = 'accepted' THEN reason ELSE 'erased' END
         WHERE job_id = ANY (ids);
     UPDATE attempts SET detail = '' WHERE job_id = ANY (ids) AND detail <> '';

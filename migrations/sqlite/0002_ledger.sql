@@ -1,4 +1,4 @@
--- The ledger: one row for each job, one for each request sent, one event for each final state, and the backlog.
+-- The ledger: one row for each job, one for each request sent, and the backlog. Events are in 0017.
 
 CREATE TABLE jobs (
     -- What the payment is.
@@ -75,7 +75,7 @@ CREATE TABLE jobs (
         'limiter_cold', 'needs_history', 'limiter_unavailable', 'stale_settings', 'circuit_open', 'circuit_probing',
         'operator_paused', 'quota_closed', 'misconfigured', 'rejected_streak', 'unbuildable', 'local_fault',
         'object_busy', 'in_progress', 'outcome_unknown', 'lookup', 'resend', 'retry', 'permit_missed',
-        'ledger_unavailable', 'ledger_refused', 'worker_lost'
+        'ledger_unavailable', 'ledger_refused', 'worker_lost', 'lane_held'
     )),
     wait_limit TEXT,
     wait_detail TEXT,
@@ -84,29 +84,17 @@ CREATE TABLE jobs (
     -- The number of the request that it waits to send: delays for one reason before one request are one wait.
     wait_request INTEGER,
     -- A change of a limit wakes the jobs whose wait for it began before. Instants that every claim changes do not show
-    -- that, because a copy of the message may come long before it is due.
+    -- that.
     wait_begun_at INTEGER,
 
     -- The order of recording: first in, first out within a flow. Set by a trigger.
     seq INTEGER NOT NULL DEFAULT 0,
-    -- The job waits here alone: due, without a lease, and no queue has a message for it. Only a dispatcher brings it
-    -- back.
+    -- The job is due and may be claimed by a dispatcher. An open job that is neither here nor leased sleeps until
+    -- `wake_at`.
     backlog INTEGER NOT NULL DEFAULT 0 CONSTRAINT backlog_is_0_or_1 CHECK (backlog IN (0, 1)),
     -- A claimed job of a lane that keeps an account's order: no later job of its account is claimed while this one is
     -- undecided and not in the backlog.
     in_order INTEGER NOT NULL DEFAULT 0 CONSTRAINT in_order_is_0_or_1 CHECK (in_order IN (0, 1)),
-
-    -- No queue has a message for the job: the sweeper publishes one when it is due.
-    unqueued INTEGER NOT NULL DEFAULT 0 CONSTRAINT unqueued_is_0_or_1 CHECK (unqueued IN (0, 1)),
-    -- Number of the newest copy of its message; 0 is the producer's own.
-    copy INTEGER NOT NULL DEFAULT 0 CONSTRAINT copy_is_0_or_more CHECK (copy >= 0),
-    -- Number of the copy that a delay queue holds until an instant.
-    delayed_copy INTEGER,
-    delayed_until INTEGER,
-    -- Copies of the message that the sweeper has published. The next one is not published before this instant; NULL
-    -- until the first.
-    sweeps INTEGER NOT NULL DEFAULT 0 CONSTRAINT sweeps_is_0_or_more CHECK (sweeps >= 0),
-    sweep_after INTEGER,
 
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL,
@@ -131,8 +119,7 @@ CREATE TABLE jobs (
                AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
     CONSTRAINT wait_limit_is_named_by_its_reason CHECK (
         (wait_limit IS NOT NULL) = coalesce(wait_reason IN ('limit', 'cost_exceeds_limit'), false)),
-    CONSTRAINT backlog_has_no_lease_and_no_message CHECK (NOT backlog OR (lease_until IS NULL AND NOT unqueued)),
-    CONSTRAINT a_delayed_copy_has_a_number_and_an_end CHECK ((delayed_copy IS NULL) = (delayed_until IS NULL)),
+    CONSTRAINT backlog_has_no_lease CHECK (NOT backlog OR lease_until IS NULL),
     CONSTRAINT open_jobs_are_not_scrubbed
         CHECK (scrubbed_at IS NULL OR state NOT IN ('waiting', 'sending', 'unknown'))
 ) STRICT;
@@ -146,13 +133,11 @@ CREATE INDEX jobs_by_account ON jobs (account, id) WHERE account IS NOT NULL;
 -- A provider's reference is one charge: no two payments succeed by it. It comes first, because a reference is unique at
 -- one provider only. The provider is written as in the query, so that no other index fits, whatever the statistics say.
 CREATE UNIQUE INDEX jobs_one_payment_per_charge ON jobs (provider_reference, (provider || '')) WHERE state = 'succeeded';
--- Open jobs of a lane by the instant from which one more copy could be published.
-CREATE INDEX jobs_open_by_sweep ON jobs (provider, (CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END))
-    WHERE state IN ('waiting', 'sending', 'unknown');
-CREATE INDEX jobs_unqueued_by_wake ON jobs (provider, wake_at) WHERE unqueued AND state = 'waiting';
+-- Open jobs of a lane, longest due first.
+CREATE INDEX jobs_open_by_wake ON jobs (provider, wake_at) WHERE state IN ('waiting', 'sending', 'unknown');
+-- Jobs that sleep until an instant, and those that a dispatcher has claimed and not sent.
+CREATE INDEX jobs_out_of_backlog ON jobs (provider, wake_at) WHERE state IN ('waiting', 'unknown') AND NOT backlog;
 CREATE INDEX jobs_waiting_by_expiry ON jobs (expires_at) WHERE state = 'waiting' AND expires_at IS NOT NULL;
--- For look-ups of a lane that limits only charges.
-CREATE INDEX jobs_unknown_by_wake ON jobs (provider, wake_at) WHERE state = 'unknown';
 -- Jobs that a limit has delayed, and those that a provider's named wait has delayed: both may be woken early.
 CREATE INDEX jobs_waiting_for_limits ON jobs (provider, wake_at)
     WHERE state IN ('waiting', 'unknown') AND wait_reason IN ('limit', 'cost_exceeds_limit');
@@ -164,9 +149,6 @@ CREATE INDEX jobs_in_backlog ON jobs
 -- The claimed jobs of lanes that keep an account's order.
 CREATE INDEX jobs_in_order ON jobs (provider, account)
     WHERE in_order AND NOT backlog AND state IN ('waiting', 'sending', 'unknown', 'review');
--- For the count of messages in a lane's queue: jobs that were claimed without their message, which is still in the
--- queue. No copy is delayed before its job is recorded, so such an instant marks them.
-CREATE INDEX jobs_with_a_message_left ON jobs (provider) WHERE delayed_until <= created_at;
 -- Finished jobs in the order of their finish: jobs to be scrubbed at the front, recent ones at the end.
 CREATE INDEX jobs_finished_by_update ON jobs (updated_at)
     WHERE scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled');
@@ -181,19 +163,17 @@ CREATE TRIGGER instants_are_finite_of_jobs_on_insert
         OR NEW.first_sent_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.created_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.updated_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.sweep_after NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.scrubbed_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.revived_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wait_since NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wait_until NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wait_begun_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.delayed_until NOT BETWEEN -62135596800000 AND 253402207199999
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
 END;
 CREATE TRIGGER instants_are_finite_of_jobs
-    BEFORE UPDATE OF not_before, expires_at, wake_at, lease_until, first_sent_at, created_at, updated_at, sweep_after,
-    scrubbed_at, revived_at, wait_since, wait_until, wait_begun_at, delayed_until ON jobs
+    BEFORE UPDATE OF not_before, expires_at, wake_at, lease_until, first_sent_at, created_at, updated_at, scrubbed_at,
+    revived_at, wait_since, wait_until, wait_begun_at ON jobs
     WHEN NEW.not_before NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.expires_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wake_at NOT BETWEEN -62135596800000 AND 253402207199999
@@ -201,13 +181,11 @@ CREATE TRIGGER instants_are_finite_of_jobs
         OR NEW.first_sent_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.created_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.updated_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.sweep_after NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.scrubbed_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.revived_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wait_since NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wait_until NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wait_begun_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.delayed_until NOT BETWEEN -62135596800000 AND 253402207199999
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
 END;
@@ -286,14 +264,6 @@ BEGIN
     SELECT raise(ABORT, 'seq never changes: a constraint of jobs');
 END;
 
--- The interval between two copies belongs to one wait: it restarts when the job is claimed or gets another wait.
-CREATE TRIGGER new_wait_resets_the_sweep_interval
-    AFTER UPDATE OF wake_at, fence ON jobs
-    WHEN OLD.sweep_after IS NOT NULL AND (NEW.wake_at <> OLD.wake_at OR NEW.fence <> OLD.fence)
-BEGIN
-    UPDATE jobs SET sweep_after = NULL WHERE id = NEW.id;
-END;
-
 CREATE TABLE attempts (
     job_id TEXT NOT NULL REFERENCES jobs (id),
     number INTEGER NOT NULL CONSTRAINT attempt_number_is_1_or_more CHECK (number >= 1),
@@ -366,49 +336,6 @@ END;
 CREATE TRIGGER instants_are_finite_of_payment_refusals
     BEFORE UPDATE OF refused_at ON payment_refusals
     WHEN NEW.refused_at NOT BETWEEN -62135596800000 AND 253402207199999
-BEGIN
-    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
-END;
-
--- The outbox: written with the final state, published at least once.
-CREATE TABLE outcome_events (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-    job_id TEXT NOT NULL REFERENCES jobs (id),
-    provider TEXT NOT NULL,
-    state TEXT NOT NULL
-        CONSTRAINT event_state_is_final
-            CHECK (state IN ('succeeded', 'declined', 'dead', 'expired', 'review', 'cancelled')),
-    provider_reference TEXT,
-    charged_amount INTEGER,
-    reason TEXT,
-    attempts INTEGER NOT NULL,
-    at INTEGER NOT NULL,
-    -- A worker is publishing it; others take it after this instant.
-    taken_until INTEGER,
-    published_at INTEGER,
-    -- An event that a queue rejected is tried again at growing intervals: it leaves the order of those that were never
-    -- rejected. NULL until it is rejected.
-    tries INTEGER NOT NULL DEFAULT 0 CONSTRAINT tries_is_0_or_more CHECK (tries >= 0),
-    next_try_at INTEGER
-) STRICT;
-CREATE INDEX outcome_events_by_job ON outcome_events (job_id);
--- Unpublished events: those that were never rejected in their order, and the others by the instant of their next try.
-CREATE INDEX outcome_events_by_try ON outcome_events (next_try_at, sequence) WHERE published_at IS NULL;
-CREATE TRIGGER instants_are_finite_of_outcome_events_on_insert
-    BEFORE INSERT ON outcome_events
-    WHEN NEW.at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.taken_until NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.published_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.next_try_at NOT BETWEEN -62135596800000 AND 253402207199999
-BEGIN
-    SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
-END;
-CREATE TRIGGER instants_are_finite_of_outcome_events
-    BEFORE UPDATE OF at, taken_until, published_at, next_try_at ON outcome_events
-    WHEN NEW.at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.taken_until NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.published_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.next_try_at NOT BETWEEN -62135596800000 AND 253402207199999
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
 END;

@@ -51,14 +51,14 @@ BEGIN
 END;
 
 -- Changes that no worker made. A worker changes a state when it claims the job (a lease, a higher fence), while it has
--- the lease (the same fence), or when it sweeps the job (a higher fence). Each step of a worker changes updated_at,
+-- the lease (the same fence), or when it takes the job from a lost worker or ends it (a higher fence). Each step of a worker changes updated_at,
 -- unless a coarse clock has not moved, so a second is allowed. It never sets a state that only an operator may decide,
 -- never cancels, leaves no final state and never clears maybe_charged.
 CREATE TRIGGER jobs_record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     WHEN (OLD.maybe_charged AND NOT NEW.maybe_charged)
         OR (NEW.state <> OLD.state
             AND (OLD.state NOT IN ('waiting', 'sending', 'unknown')
-                 OR (NOT (NEW.fence > OLD.fence AND (NEW.lease_until IS NOT NULL OR NEW.state IN ('expired', 'review')))
+                 OR (NOT (NEW.fence > OLD.fence AND (NEW.lease_until IS NOT NULL OR NEW.state IN ('expired', 'review', 'unknown')))
                      AND NOT (OLD.lease_until IS NOT NULL AND NEW.fence = OLD.fence AND NEW.state <> 'cancelled'
                               AND (NEW.updated_at <> OLD.updated_at
                                    OR OLD.updated_at
@@ -69,8 +69,8 @@ BEGIN
         OLD.id, 'database file', OLD.state, NEW.state, OLD.maybe_charged AND NOT NEW.maybe_charged,
         NEW.charged_amount);
     -- The program changes fence or updated_at and writes its own events; plain SQL does neither.
-    INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at)
-    SELECT NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.charged_amount, NEW.reason, NEW.attempts,
+    INSERT INTO events (job_id, n, provider, state, provider_reference, charged_amount, reason, attempts, at)
+    SELECT NEW.id, (SELECT count(*) + 1 FROM events WHERE job_id = NEW.id), NEW.provider, NEW.state, NEW.provider_reference, NEW.charged_amount, NEW.reason, NEW.attempts,
         CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)
     WHERE NEW.fence = OLD.fence AND NEW.updated_at = OLD.updated_at AND NEW.state <> OLD.state
         AND NEW.state NOT IN ('waiting', 'sending', 'unknown');

@@ -34,7 +34,7 @@ END;
 -- Duties that one worker of the cluster does at a time: the one that moved `taken_until`.
 CREATE TABLE upkeep_turns (
     duty TEXT NOT NULL PRIMARY KEY
-        CONSTRAINT duty_is_a_short_word CHECK (length(duty) BETWEEN 1 AND 32 AND duty NOT GLOB '*[^a-z_]*'),
+        CONSTRAINT duty_is_a_short_word CHECK (length(duty) BETWEEN 1 AND 32 AND duty NOT GLOB '*[^a-z0-9_]*'),
     taken_until INTEGER NOT NULL
 ) STRICT;
 CREATE TRIGGER instants_are_finite_of_upkeep_turns_on_insert

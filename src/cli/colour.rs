@@ -11,7 +11,7 @@ const RESET: &str = "\u{1b}[0m";
 
 /// Cells that have a colour, as whole cells.
 const CELLS: [(&str, &[&str]); 3] = [
-    (GREEN, &["held", "ok", "running", "succeeded"]),
+    (GREEN, &["ok", "running", "succeeded"]),
     (YELLOW, &["paused", "review", "unknown", "warning"]),
     (RED, &["absent", "BROKEN", "dead", "error", "invalid", "lost", "stopped"]),
 ];

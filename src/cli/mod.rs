@@ -26,8 +26,6 @@ mod colour;
 pub mod console;
 pub mod demo;
 pub mod enqueue;
-mod enqueue_conflicts;
-mod enqueue_report;
 pub mod fake_provider;
 pub mod generated;
 mod hyphen_values;
@@ -136,7 +134,8 @@ impl CommandContext<'_> {
         Ok(self.services.ledger(self.config).await?)
     }
 
-    pub async fn queue(&self) -> Result<Arc<dyn Queue>, CommandError> {
+    /// The broker; `None` if `queue.url` names none.
+    pub async fn queue(&self) -> Result<Option<Arc<dyn Queue>>, CommandError> {
         Ok(self.services.queue(self.config).await?)
     }
 
@@ -280,10 +279,9 @@ impl From<ServiceError> for CommandError {
             ServiceError::Ledger(error) => error.into(),
             ServiceError::Queue(error) => error.into(),
             ServiceError::Lock { .. } | ServiceError::Thread(_) => Self::Failed(error.to_string()),
-            ServiceError::AnotherRun
-            | ServiceError::QueueNeedsSqlite
-            | ServiceError::OutboundAllow(_)
-            | ServiceError::Limiter(_) => Self::Configuration(error.to_string()),
+            ServiceError::AnotherRun | ServiceError::OutboundAllow(_) | ServiceError::Limiter(_) => {
+                Self::Configuration(error.to_string())
+            }
         }
     }
 }

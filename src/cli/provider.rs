@@ -60,11 +60,12 @@ enum Action {
     Show(ShowArgs),
     /// List the accounts whose payments wait in the ledger, and what blocks them; most payments first.
     Flows(views::FlowsArgs),
-    /// Stop sending requests to a provider, in every worker; its queue keeps collecting. With --all, to every provider.
+    /// Stop sending requests to a provider, in every worker; its payments are recorded and wait. With --all, to every provider.
     Pause(pause::PauseArgs),
     /// Send requests to a provider again, and clear the waits that it named (429, Retry-After), in every worker. With
-    /// --all, to the providers that `pause --all` has paused; their waits stay.
-    Resume(pause::PauseArgs),
+    /// --all, to the providers that `pause --all` has paused; their waits stay. A held lane starts no charge until
+    /// --release-hold.
+    Resume(pause::ResumeArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -111,8 +112,8 @@ pub async fn run(args: &Args, cx: &mut CommandContext<'_>) -> Result<Exit, Comma
             find_row(&ledger, &name).await?;
             views::list_flows(&ledger, &name, which, cx.console).await
         }
-        Action::Pause(which) => pause::run(&cx.ledger().await?, which, true, cx.console).await,
-        Action::Resume(which) => pause::run(&cx.ledger().await?, which, false, cx.console).await,
+        Action::Pause(which) => pause::pause(&cx.ledger().await?, which, cx.console).await,
+        Action::Resume(which) => pause::resume(&cx.ledger().await?, which, cx.console).await,
     }
 }
 

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use serde::Serialize;
 
-use crate::cli::enqueue::declare_lanes;
+use crate::cli::enqueue::door::declare_lanes;
 use crate::cli::jobs::actor;
 use crate::cli::jobs::show::check_provider_exists;
 use crate::cli::provider::parse_name;
@@ -235,13 +235,13 @@ async fn decide(
         return print(&report, args.json, Exit::Failed, cx.console);
     }
     let (providers, queue) = (provider_names(&ledger).await?, cx.queue().await?);
-    if decision == RejectedDecision::Republished {
+    if let (RejectedDecision::Republished, Some(queue)) = (decision, &queue) {
         for (name, why) in declare_lanes(queue.as_ref(), &providers, &providers).await? {
             cx.console.message(&format!("warning: {name}: {why}"))?;
         }
     }
     let actor = actor(args.because.as_deref());
-    let decider = RejectedDecider { ledger: &ledger, queue: queue.as_ref(), providers: &providers, actor };
+    let decider = RejectedDecider { ledger: &ledger, queue: queue.as_deref(), providers: &providers, actor };
     for number in numbers {
         match decider.decide(number, decision).await {
             Ok(()) => {

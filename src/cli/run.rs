@@ -1,9 +1,9 @@
 //! The `run` and `migrate` commands: a worker process from its start checks to its final report, and the schema that it
 //! needs.
 //!
-//! A run does not start on an unmigrated database, on a used port, or beside another embedded `run`. It waits for an
-//! unreachable backend: alive, not ready. It does not migrate PostgreSQL: the operator decides which user may change a
-//! schema.
+//! A run does not start on an unmigrated database, on a used port, or beside another `run` with an embedded limiter. It
+//! waits for an unreachable backend: alive, not ready. It does not migrate PostgreSQL: the operator decides which user may
+//! change a schema.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::app::{RunLock, ServiceError};
 use crate::cli::os::{Signals, host};
 use crate::cli::{CommandContext, CommandError, Console, Exit, service_manager};
-use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use crate::config::{Config, DatabaseUrl, LimiterUrl};
 use crate::domain::format::count;
 use crate::ops::api::OperatorContext;
 use crate::ops::openapi::Deployment;
@@ -87,7 +87,7 @@ async fn open_database(cx: &CommandContext<'_>) -> Result<(Deployment, (worker::
     Ok((deployment, cx.services.worker_backends(cx.config).await?))
 }
 
-/// Binds the port of the ops server. If another `run` on the same embedded backends uses it, reports that instead.
+/// Binds the port of the ops server. If another `run` with the same embedded limiter uses it, reports that instead.
 async fn listen(address: SocketAddr, cx: &CommandContext<'_>) -> Result<TcpListener, CommandError> {
     let error = match TcpListener::bind(address).await {
         Ok(listener) => return Ok(listener),
@@ -152,10 +152,6 @@ pub(super) fn identity(config: &Config, id: &str) -> WorkerIdentity {
         DatabaseUrl::Sqlite { .. } => "sqlite",
         DatabaseUrl::Postgres(_) => "postgres",
     };
-    let queue = match config.queue.url {
-        QueueUrl::Embedded => "embedded",
-        QueueUrl::Amqp(_) => "rabbitmq",
-    };
     let limiter = match config.limiter.url {
         LimiterUrl::Embedded => "embedded",
         LimiterUrl::Redis(_) => "redis",
@@ -166,7 +162,7 @@ pub(super) fn identity(config: &Config, id: &str) -> WorkerIdentity {
         host: host().chars().take(255).collect(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        kinds: BackendKinds { database, queue, limiter },
+        kinds: BackendKinds { database, queue: "rabbitmq", limiter },
     }
 }
 
@@ -175,6 +171,7 @@ fn options(config: &Config) -> WorkerOptions {
         owner: uuid::Uuid::now_v7().to_string(),
         card_numbers: config.worker.card_numbers,
         drain_timeout: config.worker.drain_timeout,
+        max_open_jobs: config.max_open_jobs,
         settings_poll: settings_sync::POLL_INTERVAL,
         sweep_every: sweeper::SWEEP_INTERVAL,
         scrub_after: config.scrub_after,
@@ -200,7 +197,7 @@ fn watch_signals(stop: CancellationToken) -> Result<(), CommandError> {
 fn print_report(report: DrainReport, console: &mut Console) -> std::io::Result<Exit> {
     let DrainReport { timed_out, left_active, abandoned_in_flight, unwritten } = report;
     if !timed_out {
-        console.message("stopped: all requests finished, unsent jobs returned to the queue")?;
+        console.message("stopped: all requests finished, unsent jobs returned to the backlog")?;
         return Ok(Exit::Success);
     }
     console.message(&format!(

@@ -157,8 +157,10 @@ impl fmt::Display for DatabaseUrl {
 /// `queue.url`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum QueueUrl {
-    /// In the SQLite database.
+    /// No broker: `enqueue` records payments in the SQLite database.
     Embedded,
+    /// No broker: `enqueue` records payments in PostgreSQL.
+    Database,
     Amqp(SecretUrl),
 }
 
@@ -166,10 +168,13 @@ impl QueueUrl {
     /// # Errors
     /// When the text is not a URL of a supported broker.
     pub fn parse(text: &str) -> Result<Self, ValueProblem> {
-        if text == EMBEDDED {
-            return Ok(Self::Embedded);
+        match text {
+            EMBEDDED => return Ok(Self::Embedded),
+            DATABASE => return Ok(Self::Database),
+            _ => {}
         }
-        let url = parse_url(text, &["amqp", "amqps"], "embedded: or amqps://USER:PASSWORD@HOST/VHOST")?;
+        let forms = "embedded:, database: or amqps://USER:PASSWORD@HOST/VHOST";
+        let url = parse_url(text, &["amqp", "amqps"], forms)?;
         require_host(&url)?;
         Ok(Self::Amqp(SecretUrl::new(text, &url)))
     }
@@ -179,6 +184,7 @@ impl fmt::Display for QueueUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Embedded => f.write_str(EMBEDDED),
+            Self::Database => f.write_str(DATABASE),
             Self::Amqp(url) => url.fmt(f),
         }
     }
@@ -239,6 +245,7 @@ impl fmt::Display for LimiterUrl {
 }
 
 const EMBEDDED: &str = "embedded:";
+const DATABASE: &str = "database:";
 
 /// Why a value is invalid, and the fix; neither repeats the value.
 #[derive(Clone, Debug, PartialEq, Eq)]

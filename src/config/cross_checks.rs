@@ -35,15 +35,27 @@ impl ParsedKeys<'_> {
 
 /// Adds one problem per unsafe combination.
 pub fn check_all(parts: &ParsedKeys<'_>, problems: &mut KeyValidator<'_>) {
-    if let (Some(QueueUrl::Embedded), Some(DatabaseUrl::Postgres(_))) = (parts.queue, parts.database) {
-        let what = "the embedded queue is in a SQLite database, and database.url is PostgreSQL";
-        problems.add("queue.url", what, "Set queue.url to a broker (amqps://…), or database.url to sqlite://PATH");
-    }
+    check_door(parts, problems);
     if let Some(ops) = parts.ops {
         check_ops(ops, problems);
     }
     check_database_tls(parts, problems);
     check_plaintext(parts, problems);
+}
+
+/// Adds a problem if `queue.url` names the kind of database that `database.url` does not.
+fn check_door(parts: &ParsedKeys<'_>, problems: &mut KeyValidator<'_>) {
+    match (parts.queue, parts.database) {
+        (Some(QueueUrl::Embedded), Some(DatabaseUrl::Postgres(_))) => {
+            let what = "embedded: records payments in a SQLite database, and database.url is PostgreSQL";
+            problems.add("queue.url", what, "Set queue.url to database:, or to a broker (amqps://…)");
+        }
+        (Some(QueueUrl::Database), Some(DatabaseUrl::Sqlite { .. })) => {
+            let what = "database: records payments in PostgreSQL, and database.url is SQLite";
+            problems.add("queue.url", what, "Set queue.url to embedded:, or database.url to postgres://…");
+        }
+        _ => {}
+    }
 }
 
 /// Adds a problem if other machines can reach the ops server without a token, or with a short one.
@@ -163,7 +175,7 @@ fn is_secret(key: &str, text: &str) -> bool {
         },
         "queue.url" => match QueueUrl::parse(text) {
             Ok(QueueUrl::Amqp(url)) => url.holds_secret(),
-            Ok(QueueUrl::Embedded) | Err(_) => false,
+            Ok(QueueUrl::Embedded | QueueUrl::Database) | Err(_) => false,
         },
         "limiter.url" => LimiterUrl::parse(text).is_ok_and(|url| url.nodes().iter().any(SecretUrl::holds_secret)),
         _ => !text.is_empty(),

@@ -281,7 +281,8 @@ fn unsafe_combinations_stop_the_start() {
     let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
     let broker = "queue.url=amqps://mq.example.com";
     for (sets, key, part) in [
-        (vec![verified], "queue.url", "is in a SQLite database"),
+        (vec![verified], "queue.url", "Set queue.url to database:, or to a broker"),
+        (vec!["queue.url=database:"], "queue.url", "Set queue.url to embedded:, or database.url to postgres"),
         (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "neither ops.token nor ops.tokens is set"),
         (vec!["ops.listen=0.0.0.0:9464", "ops.token=hunter2"], "ops.token", "has 7 characters"),
         (vec!["ops.listen=[::]:9464", "ops.token=0123456789abcdef0123456789abcde"], "ops.token", "at least 32"),
@@ -341,6 +342,7 @@ fn safe_configurations_are_accepted() {
     let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
     for sets in [
         vec![verified, "queue.url=amqps://mq.example.com"],
+        vec![verified, "queue.url=database:"],
         vec!["database.url=postgres://app@127.0.0.1/pay", "queue.url=amqp://localhost"],
         vec!["database.url=postgres://%2Fvar%2Frun%2Fpostgresql/pay", "queue.url=amqp://[::1]:5672"],
         vec!["database.url=sqlite::memory:", "limiter.url=redis://127.0.0.1"],

@@ -40,6 +40,8 @@ pub struct Config {
     /// Secrets in files that others on this machine may read.
     pub exposed_secrets: Vec<ConfigProblem>,
     pub ops: OpsConfig,
+    /// Open jobs of a lane at which it takes in no more.
+    pub max_open_jobs: u32,
     pub worker: WorkerConfig,
     /// Age at which payload and request body of finished jobs are emptied.
     pub scrub_after: Duration,
@@ -193,6 +195,7 @@ pub fn validate(purpose: Purpose, keys: &mut KeyValidator<'_>) -> Option<Config>
     // Braces would change Redis' hash tag, and move the keys to other slots.
     let limiter_prefix = keys.prefix("limiter.prefix", "_.:-");
     let ops = validate_ops(keys);
+    let max_open_jobs = keys.integer("intake.max_open_jobs", 1..=100_000_000);
     let worker = validate_worker(keys);
     let days = keys.integer("ledger.scrub_after_days", 1..=3_650);
     let review_days = keys.integer("ledger.scrub_review_after_days", 0..=3_650);
@@ -229,6 +232,7 @@ pub fn validate(purpose: Purpose, keys: &mut KeyValidator<'_>) -> Option<Config>
         config_files: Vec::new(),
         exposed_secrets: Vec::new(),
         ops: ops?,
+        max_open_jobs: max_open_jobs?,
         worker: worker?,
         scrub_after: duration_of_days(days?),
         scrub_review_after: review_days.map(|days| (days > 0).then(|| duration_of_days(days)))?,

@@ -180,8 +180,8 @@ pub enum PauseRequest {
     Quota { wait: Duration },
     /// Pauses this process's lane.
     Lane { wait: Duration, cause: Wait },
-    /// Stops this process's lane from taking jobs; active jobs continue.
-    Intake { wait: Duration, fault: LocalFault },
+    /// Stops this process's lane from claiming jobs; active jobs continue, and new ones are recorded.
+    Claims { wait: Duration, fault: LocalFault },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,7 +223,7 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
         }
         Outcome::LocalFault(fault) if fault.is_of_setup() => after_refusal(fault.wait(), history, policy),
         Outcome::LocalFault(fault) => {
-            let pause = PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
+            let pause = PauseRequest::Claims { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
             uncounted(step(), fault.wait(), Some(pause))
         }
         Outcome::InProgress { retry_after } => {

@@ -28,7 +28,7 @@ proptest! {
 fn a_jobs_fields_are_encoded_into_the_address() {
     let full = Job {
         account: Some(Identifier::new("a_1").unwrap()),
-        reference: Some("a/b?c=d&e#é %2e+".to_owned()),
+        reference: Some("a/b?c=d&e#é %2e+".into()),
         idempotency_key: Some(Identifier::new("key-9").unwrap()),
         ..job("pay-1")
     };
@@ -51,7 +51,7 @@ fn a_jobs_fields_are_encoded_into_the_address() {
 fn missing_fields_and_dot_segments_are_rejected() {
     let url = UrlTemplate::parse("https://x.example/charges/${job:reference}/state").unwrap();
     let address_of = |reference: Option<&str>| {
-        url.for_job(&Job { reference: reference.map(str::to_owned), ..job("pay-1") }, RequestPart::Url)
+        url.for_job(&Job { reference: reference.map(Into::into), ..job("pay-1") }, RequestPart::Url)
     };
     for missing in [None, Some("")] {
         assert_eq!(address_of(missing).unwrap_err().to_string(), "the job has no reference, which url needs");
@@ -62,11 +62,11 @@ fn missing_fields_and_dot_segments_are_rejected() {
     assert_eq!(address_of(Some("...")).unwrap(), "https://x.example/charges/.../state");
     for half in [".", "%2E"] {
         let half = UrlTemplate::parse(&format!("https://x.example/charges/{half}${{job:reference}}")).unwrap();
-        let job = Job { reference: Some(".".to_owned()), ..job("pay-1") };
+        let job = Job { reference: Some(".".into()), ..job("pay-1") };
         assert!(half.for_job(&job, RequestPart::Url).unwrap_err().to_string().contains("would change the path"));
     }
     let query = UrlTemplate::parse("https://x.example/charges?id=${job:reference}").unwrap();
-    assert!(query.for_job(&Job { reference: Some("../..".to_owned()), ..job("pay-1") }, RequestPart::Url).is_ok());
+    assert!(query.for_job(&Job { reference: Some("../..".into()), ..job("pay-1") }, RequestPart::Url).is_ok());
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn invalid_addresses_are_rejected_with_a_fix() {
 fn an_address_beyond_its_bound_names_the_field() {
     let url = UrlTemplate::parse(&format!("https://x.example/{}", "${job:reference}".repeat(3))).unwrap();
     let address_of =
-        |reference: String| url.for_job(&Job { reference: Some(reference), ..job("pay-1") }, RequestPart::Url);
+        |reference: String| url.for_job(&Job { reference: Some(reference.into()), ..job("pay-1") }, RequestPart::Url);
     assert!(address_of("é".repeat(255)).is_ok());
     let too_large = address_of("\u{1f600}".repeat(255)).unwrap_err();
     let expected = "reference: the url that the provider's row makes of it exceeds 8192 bytes: send a shorter one";
@@ -128,7 +128,7 @@ proptest! {
         host in "https?://[a-z@:/\\\\.]{0,6}",
         query in any::<bool>(),
     ) {
-        let job = Job { reference: Some(reference.clone()), ..job("pay-1") };
+        let job = Job { reference: Some(reference.as_str().into()), ..job("pay-1") };
         let text = if query { format!("{host}/a?r=${{reference}}&b=1") } else { format!("{host}/a/${{reference}}/b") };
         let Ok(template) = UrlTemplate::parse(&text) else { return Ok(()) };
         let (sample, address) = (url::Url::parse(&template.sample()), template.for_job(&job, RequestPart::Url));

@@ -7,6 +7,8 @@
 //! Flows share a lane fairly, and a limit of an account blocks its flows alone. See
 //! `docs/decisions/0040-flows-and-backlog.md`.
 
+use std::sync::Arc;
+
 pub use super::names::{ID_CHARS_MAX, Identifier, JobId};
 use super::names::{ProviderName, named_enum};
 use super::time::EpochMs;
@@ -18,7 +20,7 @@ pub const BODY_BYTES_MAX: usize = 64 * 1024;
 /// Most permits that one call may use.
 pub const COST_MAX: u16 = 1_000;
 
-/// One payment to make.
+/// One payment to make. Its clones share its texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     pub id: JobId,
@@ -26,9 +28,9 @@ pub struct Job {
     /// Minor units of `currency`, always positive.
     pub amount: i64,
     /// ISO 4217 code.
-    pub currency: String,
+    pub currency: Arc<str>,
     pub account: Option<Identifier>,
-    pub reference: Option<String>,
+    pub reference: Option<Arc<str>>,
     pub idempotency_key: Option<Identifier>,
     /// Permits that the call uses, 1–1000.
     pub cost: u16,
@@ -37,7 +39,7 @@ pub struct Job {
     pub not_before: Option<EpochMs>,
     pub expires_at: Option<EpochMs>,
     /// A JSON object, as text, exactly as the producer wrote it.
-    pub payload: Option<String>,
+    pub payload: Option<Arc<str>>,
 }
 
 impl Job {
@@ -125,7 +127,7 @@ named_enum! {
         /// The provider cannot express the amount exactly (`decimals`, `amount_step`).
         UnsupportedAmount = "unsupported_amount",
         Conflict = "conflict",
-        /// The broker reached its delivery limit again and again, and the message never became a job.
+        /// The broker gave the message up before it became a job.
         Undeliverable = "undeliverable",
         /// The format is newer, and no worker that knows it came in time.
         NewerVersion = "newer_version",
@@ -191,7 +193,7 @@ pub(crate) mod tests {
             id: Identifier::new(id).unwrap(),
             provider: ProviderName::new("acme").unwrap(),
             amount: 1_299,
-            currency: "EUR".to_owned(),
+            currency: "EUR".into(),
             account: None,
             reference: None,
             idempotency_key: None,

@@ -78,6 +78,13 @@ impl Identifier {
     }
 }
 
+/// The shared text.
+impl From<&Identifier> for Arc<str> {
+    fn from(name: &Identifier) -> Self {
+        Self::clone(&name.0)
+    }
+}
+
 impl fmt::Display for Identifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -90,23 +97,30 @@ pub type JobId = Identifier;
 /// Names that no provider can have, because our own queues have them.
 pub const RESERVED_NAMES: [&str; 3] = ["invalid", "dead", "outcomes"];
 
-/// `[a-z0-9][a-z0-9_-]{0,62}`: safe as a routing key, in a Redis key and as a metric label.
+/// `[a-z0-9][a-z0-9_-]{0,62}`: safe as a routing key, in a Redis key and as a metric label. Its clones share one text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProviderName(String);
+pub struct ProviderName(Arc<str>);
 
 impl ProviderName {
-    pub fn new(text: impl Into<String>) -> Result<Self, InvalidName> {
-        let text = text.into();
+    pub fn new(text: impl AsRef<str>) -> Result<Self, InvalidName> {
+        let text = text.as_ref();
         let body = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-');
         let head = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
         if head && body && text.len() <= 63 {
-            return Ok(Self(text));
+            return Ok(Self(text.into()));
         }
-        Err(InvalidName::Provider(text))
+        Err(InvalidName::Provider(text.to_owned()))
     }
 
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// The shared text.
+impl From<&ProviderName> for Arc<str> {
+    fn from(name: &ProviderName) -> Self {
+        Self::clone(&name.0)
     }
 }
 

@@ -5,6 +5,7 @@
 //! detect a provider or gateway that sends a response twice or mixes up its connections.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::job::{Identifier, Job, JobId};
 use super::names::named_enum;
@@ -162,11 +163,11 @@ pub struct SumFields {
 pub struct PaymentIdentity {
     pub id: JobId,
     pub idempotency_key: Identifier,
-    pub reference: Option<String>,
+    pub reference: Option<Arc<str>>,
     /// As it was sent.
     pub sum: SentSum,
     /// ISO 4217 code.
-    pub currency: String,
+    pub currency: Arc<str>,
 }
 
 impl PaymentIdentity {

@@ -1,5 +1,4 @@
-//! Instants and their rounding: microseconds on the limiter's clock, milliseconds on the ledger's. And the steps of the
-//! delay queues, which the ledger records as the queue takes them.
+//! Instants and their rounding: microseconds on the limiter's clock, milliseconds on the ledger's.
 //!
 //! It reads no clock. Every conversion names its rounding: a wait that is rounded down becomes a hot loop, and a
 //! release that is rounded down becomes a breach of a limit.
@@ -108,31 +107,6 @@ pub fn format_duration(duration: Duration) -> String {
     format!("{ms}ms")
 }
 
-/// A delayed job goes to the longest step that fits, and again if time remains.
-pub const DELAY_STEPS: [Duration; 10] = [
-    Duration::from_millis(250),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(5),
-    Duration::from_secs(15),
-    Duration::from_secs(60),
-    Duration::from_secs(300),
-    Duration::from_secs(900),
-    Duration::from_secs(1_800),
-];
-
-/// The longest step not longer than `wait`. `None`: the wait is below the shortest step, and the worker keeps the job
-/// meanwhile.
-pub fn delay_step(wait: Duration) -> Option<Duration> {
-    DELAY_STEPS.into_iter().rev().find(|step| *step <= wait)
-}
-
-/// The step that a delayed copy takes: the longest that fits, or the shortest.
-pub fn copy_step(wait: Duration) -> Duration {
-    delay_step(wait).unwrap_or(DELAY_STEPS[0])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,17 +129,5 @@ mod tests {
         for bad in ["", "s", "1", "1 s", "-1s", "1.5s", "99999999999999999999d", "1w"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_wait_takes_the_longest_step_that_fits() {
-        let ms = Duration::from_millis;
-        for (wait, step) in
-            [(249, None), (250, Some(250)), (999, Some(500)), (1_000, Some(1_000)), (59_999, Some(15_000))]
-        {
-            assert_eq!(delay_step(ms(wait)), step.map(ms), "{wait} ms");
-            assert_eq!(copy_step(ms(wait)), ms(step.unwrap_or(250)), "{wait} ms");
-        }
-        assert_eq!(delay_step(Duration::from_secs(86_400)), Some(Duration::from_secs(1_800)));
     }
 }

@@ -34,6 +34,8 @@ named_enum! {
         CircuitProbing = "circuit_probing",
         /// An operator paused the provider.
         OperatorPaused = "operator_paused",
+        /// The lane is held until an operator releases it, or until the ledger of another server is compared.
+        LaneHeld = "lane_held",
         QuotaClosed = "quota_closed",
         Misconfigured = "misconfigured",
         RejectedStreak = "rejected_streak",
@@ -157,6 +159,7 @@ pub fn sentence(reason: &WaitReason, detail: Option<&str>) -> String {
         WaitReason::CircuitOpen => "the provider is down",
         WaitReason::CircuitProbing => "another job tests whether the provider is up again",
         WaitReason::OperatorPaused => "the provider is paused",
+        WaitReason::LaneHeld => "the lane is held",
         WaitReason::QuotaClosed => "the quota is not open in this worker",
         WaitReason::RejectedStreak => "the provider rejected several payments in a row",
         WaitReason::Unbuildable => "the request cannot be built yet",

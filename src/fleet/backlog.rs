@@ -1,9 +1,7 @@
 //! The jobs of a provider, counted: the ledger's reconciliation, the backlog, jobs in flight, and requests per second.
 //!
 //! A waiting payment is counted once, from one snapshot of the ledger and of the lane's queue. The ledger counts
-//! recorded jobs, wherever their messages are. So a job that moves between queue, delay queue and worker changes
-//! nothing. The queue counts the payments that no worker has recorded yet. It cannot tell which of its messages are
-//! theirs, but the ledger knows how many are not ([`ProviderReconciliation::messages_min`]).
+//! recorded jobs, and the queue counts the payments that no worker has recorded yet.
 //!
 //! A worker records a consumed message within half a second; until then it is in neither count. As no payment vanishes,
 //! what was counted before is counted until then ([`PaymentCount`]). A source that did not answer never counts as zero:
@@ -45,9 +43,7 @@ pub struct PaymentCount {
 impl PaymentCount {
     /// The count after one more snapshot, taken this long after the one before.
     pub fn updated(before: Option<Self>, account: &ProviderReconciliation, ready: u64, since: Duration) -> Self {
-        // A payment that was recorded since then is no longer in the queue alone.
-        let left = before.map(|before| before.reported().saturating_sub(account.recorded));
-        let unrecorded = unrecorded_messages(account, ready, left);
+        let unrecorded = ready;
         let found = account.recorded + unrecorded;
         let Some(before) = before else { return Self { payments: found, found, unrecorded, missing_for: None } };
         let short = before.payments.saturating_sub(found);
@@ -59,11 +55,6 @@ impl PaymentCount {
         let confirmed = if short > 0 { found } else { before.payments.max(found.min(before.found)) };
         Self { payments: confirmed, found, unrecorded, missing_for: None }
     }
-
-    /// Payments as reported: those missing for a moment still count, and new ones count at once.
-    fn reported(&self) -> u64 {
-        if self.missing_for.is_some() { self.payments } else { self.found }
-    }
 }
 
 /// Waiting payments of one provider.
@@ -73,7 +64,7 @@ pub struct Backlog {
     pub waiting: u64,
     /// A source is missing: `waiting` counts what the others know.
     pub is_lower_bound: bool,
-    /// Payments of `waiting` whose message is in the lane's queue. `None`: the queue did not answer.
+    /// Messages in the lane's queue. `None`: the queue did not answer.
     pub queued: Option<u64>,
     /// Payments of `queued` that no worker has recorded. `None`: ledger or queue did not answer.
     pub unrecorded: Option<u64>,
@@ -82,23 +73,14 @@ pub struct Backlog {
 /// `ready`: messages in the lane's queue; `unrecorded`: from [`PaymentCount`], where it is known.
 pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unrecorded: Option<u64>) -> Backlog {
     let both = account.zip(ready);
-    let unrecorded =
-        both.map(|(account, ready)| unrecorded.unwrap_or_else(|| unrecorded_messages(account, ready, None)));
+    let unrecorded = both.map(|(_, ready)| unrecorded.unwrap_or(ready));
     let recorded = account.map_or(0, ProviderReconciliation::waiting);
     Backlog {
         waiting: recorded + if account.is_some() { unrecorded.unwrap_or(0) } else { ready.unwrap_or(0) },
         is_lower_bound: both.is_none(),
-        queued: ready.map(|ready| account.zip(unrecorded).map_or(ready, |(account, new)| account.due + new)),
+        queued: ready.map(|ready| unrecorded.unwrap_or(ready)),
         unrecorded,
     }
-}
-
-/// Messages of payments that are not in the ledger. While messages return from delay queues, the ledger knows their
-/// number as a range. The remaining count of those known before is kept while it is within that range.
-fn unrecorded_messages(account: &ProviderReconciliation, ready: u64, left: Option<u64>) -> u64 {
-    let least = ready.saturating_sub(account.messages_max);
-    let most = ready.saturating_sub(account.messages_min);
-    left.unwrap_or(least).clamp(least, most.max(least))
 }
 
 /// Time over which `sent_10s` counts.
@@ -217,22 +199,12 @@ impl<'a> ProviderCounts<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::RangeInclusive;
-
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn account(delayed: u64, due: u64, messages: RangeInclusive<u64>) -> ProviderReconciliation {
-        let (messages_min, messages_max) = messages.into_inner();
-        ProviderReconciliation {
-            recorded: delayed + due,
-            delayed,
-            due,
-            messages_min,
-            messages_max,
-            ..ProviderReconciliation::default()
-        }
+    fn account(delayed: u64, due: u64) -> ProviderReconciliation {
+        ProviderReconciliation { recorded: delayed + due, delayed, due, ..ProviderReconciliation::default() }
     }
 
     fn leased(active: u64, account: ProviderReconciliation) -> ProviderReconciliation {
@@ -243,39 +215,33 @@ mod tests {
         ProviderReconciliation { backlog, recorded: account.recorded + backlog, ..account }
     }
 
-    /// Twenty payments are recorded and thirty are not. Wherever their messages are, fifty wait.
+    /// Twenty payments are recorded and thirty are not. Wherever they are, fifty wait.
     #[test]
-    fn waiting_count_ignores_where_messages_are() {
+    fn waiting_count_ignores_where_payments_wait() {
         let mut seen = None;
         for (what, ledger, ready, new) in [
-            ("all of them wait in delay queues", account(20, 0, 0..=0), 30, 30),
-            ("seven messages return at this moment, and three are back", account(20, 0, 0..=7), 33, 30),
-            ("seven are back before their jobs are due", account(20, 0, 7..=7), 37, 30),
-            ("twelve jobs are due", account(8, 12, 12..=12), 42, 30),
-            ("five of those are taken and leased", leased(5, account(8, 7, 7..=7)), 37, 30),
-            ("they are delayed again", account(13, 7, 7..=7), 37, 30),
-            ("two new ones are taken and not recorded yet", account(13, 7, 7..=7), 35, 30),
-            ("they are leased", leased(2, account(13, 7, 7..=7)), 35, 28),
-            ("all are due", account(0, 22, 22..=22), 50, 28),
-            ("two more are recorded, and their messages return at this moment", account(0, 24, 22..=24), 50, 26),
-            ("a sweeper has published copies", account(0, 24, 24..=48), 74, 26),
-            ("ten wait in the ledger alone, their messages are gone", in_backlog(10, account(14, 0, 0..=0)), 26, 26),
+            ("all recorded ones sleep", account(20, 0), 30, 30),
+            ("twelve of them are due", account(8, 12), 30, 30),
+            ("they have returned to the backlog", in_backlog(12, account(8, 0)), 30, 30),
+            ("five are claimed", leased(5, in_backlog(7, account(8, 0))), 30, 30),
+            ("two new ones are taken and not recorded yet", account(13, 7), 28, 30),
+            ("they are recorded", in_backlog(2, account(13, 7)), 28, 28),
         ] {
             let now = PaymentCount::updated(seen, &ledger, ready, SECOND * 2);
             let found = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));
             assert_eq!((found.waiting, found.is_lower_bound, found.unrecorded), (50, false, Some(new)), "{what}");
-            assert_eq!(found.queued, Some(ledger.due + new), "{what}");
+            assert_eq!(found.queued, Some(new), "{what}");
             seen = Some(now);
         }
-        let sending = ProviderReconciliation { in_flight: 2, ..leased(5, account(0, 17, 17..=17)) };
-        assert_eq!(backlog(Some(&sending), Some(45), None).waiting, 48, "two requests are in flight");
+        let sending = ProviderReconciliation { in_flight: 2, ..leased(5, account(0, 17)) };
+        assert_eq!(backlog(Some(&sending), Some(28), None).waiting, 48, "two requests are in flight");
     }
 
     /// Two messages are consumed and requeued between the count of the ledger and that of the queue. They are counted
     /// twice for one snapshot, and not for longer.
     #[test]
     fn double_count_lasts_one_snapshot() {
-        let ledger = account(20, 0, 0..=0);
+        let ledger = account(20, 0);
         let mut seen = None;
         let counts: Vec<u64> = [30, 32, 30, 30, 35, 35, 30]
             .map(|ready| {
@@ -288,24 +254,12 @@ mod tests {
         assert_eq!(counts, [30, 32, 30, 30, 35, 35, 35]);
     }
 
-    /// The first snapshot counts returning messages as those of recorded jobs; a later one corrects that for good.
-    #[test]
-    fn low_first_count_does_not_return() {
-        let mut seen = None;
-        let counts = [(0..=2, 30), (0..=0, 30), (0..=2, 30), (2..=4, 32)].map(|(messages, ready)| {
-            let now = PaymentCount::updated(seen, &account(20, 0, messages), ready, SECOND * 2);
-            seen = Some(now);
-            now.unrecorded
-        });
-        assert_eq!(counts, [28, 30, 30, 30]);
-    }
-
     #[test]
     fn unrecorded_count_follows_queue_changes() {
-        let ledger = account(10, 0, 0..=5);
-        let before = PaymentCount::updated(None, &ledger, 35, SECOND);
+        let ledger = account(10, 0);
+        let before = PaymentCount::updated(None, &ledger, 30, SECOND);
         assert_eq!(before.unrecorded, 30);
-        for (ready, unrecorded) in [(40, 35), (38, 33), (32, 30)] {
+        for (ready, unrecorded) in [(35, 35), (33, 33), (27, 30)] {
             assert_eq!(
                 PaymentCount::updated(Some(before), &ledger, ready, SECOND).unrecorded,
                 unrecorded,
@@ -325,9 +279,9 @@ mod tests {
 
     #[test]
     fn missing_source_gives_a_lower_bound() {
-        let ledger = account(3, 4, 4..=4);
+        let ledger = account(3, 4);
         for (account, ready, waiting, queued) in [
-            (Some(&ledger), Some(11), 14, Some(11)),
+            (Some(&ledger), Some(7), 14, Some(7)),
             (Some(&ledger), None, 7, None),
             (None, Some(11), 11, Some(11)),
             (None, None, 0, None),

@@ -197,7 +197,7 @@ fn throttled(evidence: &OverviewInput, provider: &Provider, state: ProviderState
 fn flow(status: &ProviderStatus) -> SendingState {
     match status.state {
         ProviderState::Disabled => SendingState::Disabled,
-        ProviderState::Paused => SendingState::Paused,
+        ProviderState::Paused | ProviderState::Held => SendingState::Paused,
         ProviderState::NoWorker | ProviderState::Draining => SendingState::Unknown(MissingInput::Worker),
         ProviderState::BackendUnavailable => SendingState::Unknown(MissingInput::Backend),
         ProviderState::Misconfigured => SendingState::Unknown(MissingInput::Configuration),

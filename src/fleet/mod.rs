@@ -84,12 +84,12 @@ pub struct OverviewInput {
     /// Time since which the oldest payment waits, in milliseconds since the Unix epoch; `None`: the ledger did not
     /// answer.
     pub oldest_ms: Option<BTreeMap<String, i64>>,
-    /// Whether the queue reports the age of its messages, so that `oldest_ms` covers them.
-    pub queue_reports_ages: bool,
     /// Requests that the providers refused with 429; `None`: the ledger did not answer.
     pub throttling: Option<ThrottlingByProvider>,
     /// Open rejected messages; `None`: the ledger did not answer.
     pub rejected: Option<Vec<RejectedCount>>,
+    /// Messages of a newer format that wait in the ledger, by lane; `None`: the ledger did not answer.
+    pub held: Option<BTreeMap<String, u64>>,
     /// For each paused provider: who paused it, when and why, as text.
     pub paused_by: BTreeMap<String, String>,
     /// The pause of all providers that is in force.
@@ -303,7 +303,7 @@ fn provider_overview(evidence: &OverviewInput, name: &str) -> ProviderOverview {
     let counted = ProviderCounts::new(evidence, name);
     let (account, backlog) = (counted.reconciliation.as_deref(), counted.backlog);
     let in_state = |state: &str| account.map(|account| account.in_state(state));
-    let hidden = backlog.unrecorded.is_none_or(|unrecorded| unrecorded > 0) && !evidence.queue_reports_ages;
+    let hidden = backlog.unrecorded.is_none_or(|unrecorded| unrecorded > 0);
     ProviderOverview {
         name: name.to_owned(),
         quota: quota.unwrap_or_else(|| name.to_owned()),
@@ -381,6 +381,11 @@ fn warnings(evidence: &OverviewInput) -> Vec<String> {
     versions.dedup();
     if versions.len() > 1 {
         warnings.push(format!("workers run different versions: {}", versions.join(", ")));
+    }
+    let held: Vec<String> =
+        evidence.held.iter().flatten().map(|(lane, messages)| format!("{lane} {messages}")).collect();
+    if !held.is_empty() {
+        warnings.push(format!("messages of a newer format wait for a newer worker: {}", held.join(", ")));
     }
     warnings
 }

@@ -58,8 +58,6 @@ fn account(delayed: u64, due: u64) -> ProviderReconciliation {
         states,
         delayed,
         due,
-        messages_min: due,
-        messages_max: due,
         ..ProviderReconciliation::default()
     }
 }
@@ -196,7 +194,11 @@ fn row_and_backends_override_lane_reports() {
             ProviderState::NoWorker,
             "workers are starting or stopping, or loading settings",
         ),
-        (|e| e.rows[0].paused = true, ProviderState::Paused, "an operator paused it: its queue keeps collecting"),
+        (
+            |e| e.rows[0].paused = true,
+            ProviderState::Paused,
+            "an operator paused it: its payments are recorded and wait",
+        ),
         (
             |e| {
                 e.rows[0].paused = true;
@@ -248,6 +250,15 @@ fn invalid_row_shows_the_row_in_force() {
         (ProviderState::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None)
     );
     assert_eq!(overview(&with).warnings, ["row of acme is invalid, nothing is sent: limit per-second: window_ms is 0"]);
+}
+
+#[test]
+fn held_messages_are_a_warning() {
+    let mut input = evidence(vec![row()], vec![worker("a", json!({}))]);
+    assert_eq!(overview(&input).warnings, [""; 0]);
+    input.held = Some([("acme".to_owned(), 12), ("bolt".to_owned(), 1)].into());
+    let expected = "messages of a newer format wait for a newer worker: acme 12, bolt 1";
+    assert_eq!(overview(&input).warnings, [expected]);
 }
 
 /// A row that the database accepts and no program can read.
@@ -310,8 +321,8 @@ fn overview_sums_workers_ledger_and_queue() {
     both.throttling = Some([("acme".to_owned(), Throttling { requests: 4, ..Throttling::default() })].into());
     let picture = overview(&both);
     let one = &picture.providers[0];
-    // 4 of the 11,000 are the due ones, and 7 are active and not in flight.
-    assert_eq!((one.waiting, one.queued, one.delayed), (11_010, Some(11_000), Some(3)));
+    // 11,000 are not recorded, 3 sleep, 4 are due, and 7 are active and not in flight.
+    assert_eq!((one.waiting, one.queued, one.delayed), (11_014, Some(11_000), Some(3)));
     assert_eq!((one.active, one.in_flight, one.refused_by_provider), (Some(9), Some(2), Some(4)));
     assert_eq!((one.rate_per_s, one.limit_per_s), (Some(10.0), Some(10.0)));
     assert_eq!((one.review, one.dead, one.succeeded), (Some(2), Some(1), Some(1_000)));
@@ -323,7 +334,7 @@ fn overview_sums_workers_ledger_and_queue() {
     assert!((1_080..=1_110).contains(&clears_in_s), "{clears_in_s} s");
     // Due jobs whose messages the queue does not show still wait.
     both.depths.insert("acme".to_owned(), 1);
-    assert_eq!(overview(&both).providers[0].waiting, 14);
+    assert_eq!(overview(&both).providers[0].waiting, 15);
     both.rows[0].paused = true;
     let paused = overview(&both).providers.remove(0);
     assert_eq!(paused.clears, ClearTimeOverview::NotWhilePaused);
@@ -424,7 +435,7 @@ fn pausing_operator_is_named() {
     let mut paused = evidence(vec![ProviderRow { paused: true, ..row() }], vec![worker("a", json!({}))]);
     let who = "alice@host paused it at 2027-01-15T08:00:00.000Z (they asked)".to_owned();
     paused.paused_by.insert("acme".to_owned(), who.clone());
-    assert_eq!(status_of(&paused), (ProviderState::Paused, format!("{who}: its queue keeps collecting"), None));
+    assert_eq!(status_of(&paused), (ProviderState::Paused, format!("{who}: its payments are recorded and wait"), None));
 }
 
 #[path = "estimates_tests.rs"]

@@ -34,6 +34,8 @@ pub enum ProviderState {
     NoWorker,
     /// All workers with its lane are draining.
     Draining,
+    /// The ledger may lack payments that were charged: no charge starts until an operator releases the lane.
+    Held,
     BackendUnavailable,
     Misconfigured,
     BreakerOpen,
@@ -165,7 +167,7 @@ fn held_by_row(evidence: &OverviewInput, row: &ProviderRow, unheld: bool) -> Opt
     }
     if !unheld && (row.paused || provider.is_some_and(|provider| provider.paused)) {
         let paused_by = evidence.paused_by.get(&row.name).map_or("an operator paused it", String::as_str);
-        let cause = format!("{paused_by}: its queue keeps collecting");
+        let cause = format!("{paused_by}: its payments are recorded and wait");
         return Some(ProviderStatus::with_cause(ProviderState::Paused, cause));
     }
     if let Some(problem) = &evidence.database_problem {
@@ -275,7 +277,9 @@ fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneRepor
         match aside().filter(|_| input.waiting) {
             Some(aside) => ProviderStatus { state, cause: Some(aside.words.clone()), ends_in_ms: aside.ends_in_ms },
             // The lane takes and sends payments, and publishes nothing.
-            None => ProviderStatus { cause: queue_problem(report), ..ProviderStatus::new(state) },
+            None => {
+                ProviderStatus { cause: queue_problem(report).or_else(|| full(lane)), ..ProviderStatus::new(state) }
+            }
         }
     })
 }
@@ -285,8 +289,15 @@ fn queue_problem(report: &ProcessReport) -> Option<String> {
     report.backends.get("queue").and_then(|queue| queue.problem.clone())
 }
 
+/// Why the lane takes no more messages.
+fn full(lane: &LaneReport) -> Option<String> {
+    let pause = lane.status.pause.as_ref().filter(|_| lane.status.does == LaneState::Full)?;
+    Some(pause.words.clone())
+}
+
 fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause) -> Option<ProviderStatus> {
     let state = match held.by {
+        PauseCause::Held => ProviderState::Held,
         PauseCause::Backend => ProviderState::BackendUnavailable,
         PauseCause::Setup => ProviderState::Misconfigured,
         PauseCause::Breaker => ProviderState::BreakerOpen,

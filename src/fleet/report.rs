@@ -152,12 +152,16 @@ pub struct LaneStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaneState {
-    /// Does not consume; active jobs continue.
+    /// Claims no jobs; active jobs continue, and new ones are recorded while the ledger accepts them.
     Resting,
-    /// Neither consumes nor sends. Without its queue, it still sends its active jobs.
+    /// Sends nothing, and records new jobs. Without its queue, it takes none and still sends its active jobs.
     Stopped,
     /// One job at a time tests whether the provider is up again.
     Probing,
+    /// Starts no charge until an operator releases it; records payments and sends look-ups.
+    Held,
+    /// Consumes no more, since it has as many open payments as it may have; sends them.
+    Full,
     #[default]
     #[serde(other)]
     Running,
@@ -202,6 +206,8 @@ pub enum PauseCause {
     Setup,
     /// A backend is unavailable, rejects requests or is slow.
     Backend,
+    /// The ledger may lack payments that were charged.
+    Held,
     /// A short pause, or a cause that this program does not know.
     #[default]
     #[serde(other)]

@@ -1,7 +1,7 @@
 //! The backlog of a lane: jobs that wait in the ledger alone, the run queue of their flows, and a job's neighbours.
 //!
-//! A flow is one account's jobs of one class on one lane. A job in the backlog is due and has no lease, and no queue
-//! has a message for it. `Database::claim_backlog` alone brings it back: classes strictly in their order, flows of a
+//! A flow is one account's jobs of one class on one lane. A job in the backlog is due and has no lease.
+//! `Database::claim_backlog` gives it to a worker: classes strictly in their order, flows of a
 //! class by start-time fair queueing, first in first out within a flow. A blocked flow is skipped, and its jobs are not
 //! read. See `docs/decisions/0040-flows-and-backlog.md`.
 //!
@@ -15,7 +15,7 @@ use super::operator::DatabaseTime;
 use crate::domain::disposition::Resend;
 use crate::domain::explain::{AccountHolder, Rejected};
 use crate::domain::fair_order::FairClaim;
-use crate::domain::job::{ContentHash, FlowClass, Identifier, InvalidMessage, Job};
+use crate::domain::job::{ContentHash, FlowClass, FlowKey, Identifier, InvalidMessage, Job};
 use crate::domain::names::named_enum;
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{Wait, WaitReason};
@@ -61,16 +61,21 @@ impl FlowBlock {
 /// Result of recording a job into the backlog.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BacklogRecord {
-    /// New. It waits in the backlog; or without a message until it is due, if its `not_before` lies ahead.
-    Recorded,
-    /// Recorded before, and in the backlog.
-    InBacklog,
-    /// Recorded before, and in a final state.
-    Finished,
-    /// Recorded before, open, and not in the backlog: a claim tells more.
-    Open,
+    /// New. It is in the backlog if its wait is zero. Otherwise it sleeps for as long.
+    Recorded { wait: Duration },
+    /// Recorded before.
+    Known,
     /// The same id with other content, or an idempotency key that another payment of this provider uses.
     Conflict(InvalidMessage),
+}
+
+/// Jobs that have returned to the backlog without a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReturnedJobs {
+    /// The flow of each.
+    pub flows: Vec<FlowKey>,
+    /// Jobs whose worker was lost. Another process may have returned some of them.
+    pub lost: u32,
 }
 
 /// How a job returns to the backlog.
@@ -218,9 +223,6 @@ pub struct LedgerQueuePosition {
     pub jobs_ahead: u64,
     /// The sum of their costs. For a job of the backlog, those of other flows count as in [`BacklogPosition`].
     pub cost_ahead: u64,
-    /// Jobs of the same provider that are due, have no lease and are not in the backlog: their messages are ready in the
-    /// lane's queue.
-    pub due: u64,
     /// Other active jobs of the quota without a request in flight.
     pub active: u64,
     /// Workers that have active jobs of the quota.
@@ -235,11 +237,13 @@ pub struct BacklogPosition {
     pub flow: FlowStatus,
     /// Jobs of its flow that are claimed before it.
     pub before_in_flow: u64,
-    /// Other jobs of its account that are expected to be sent before it: active ones of the quota without a request in
-    /// flight, and those of more urgent flows.
-    pub account_ahead: u64,
-    /// Cost of both: of those before it in its flow, and of the other ones. Jobs of other flows count with the mean cost of
-    /// the last requests or, without any, of its own flow.
+    /// Jobs of its flow that are claimed already and have no request in flight: they wait, too, and before it.
+    pub active_of_flow: u64,
+    /// Jobs of its account in other flows that are expected to be sent before it: active ones of the quota without a
+    /// request in flight, and those of more urgent flows.
+    pub others_of_account: u64,
+    /// Cost of all three. Jobs of other flows count with the mean cost of the last requests or, without any, of its own
+    /// flow.
     pub account_cost_ahead: u64,
     /// The payment that its account waits for, if the lane keeps the order of accounts.
     pub account_holder: Option<AccountHolder>,

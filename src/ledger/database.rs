@@ -1,4 +1,4 @@
-//! The database that `database.url` names: opening it, migrating it, and the lock for embedded parts.
+//! The database that `database.url` names: opening it, migrating it, and the lock for an embedded limiter.
 //!
 //! Only `sluicegate migrate` applies migrations; opening a database never does. A database is rejected if an applied
 //! migration differs from this program's (`migrations/README.md`).
@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use sqlx::migrate::Migrator;
 use sqlx::{Connection, PgConnection, Row as _, SqlitePool};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 
 use super::LedgerError;
 use super::committed_writes::CommittedWrites;
 use super::migrations::{POSTGRES, SQLITE, migrate_postgres, migrate_sqlite, schema_state};
+use super::record_notices::RecordNewsSender;
 use super::sql::batcher::Batchers;
 use super::sql::connections::Connections;
 use super::sql::engine::{Engine, run_to_completion};
@@ -28,6 +29,7 @@ use super::sql::sqlite::SqliteEngine;
 use crate::tls::Authorities;
 
 pub use super::sql::connect_options::is_postgres_parameter;
+pub use super::sql::hints::{ChangeHint, ChangeHints};
 pub use super::sql::sequences::SequenceState;
 pub use super::sql::sqlite::file_of as sqlite_file;
 
@@ -52,7 +54,7 @@ pub(super) const RUN_LOCK_KEY: i64 = 0x736c_7569_6365;
 /// A session that does not answer within this time has ended, even if no error arrived.
 const PING_MAX: Duration = Duration::from_secs(3);
 
-/// The right to run embedded parts on a PostgreSQL database. It ends with its session, for whatever reason.
+/// The right to run an embedded limiter beside a PostgreSQL database. It ends with its session, for whatever reason.
 pub struct AdvisoryRunLock {
     pool: Connections,
     session: Arc<Mutex<Option<PgConnection>>>,
@@ -84,6 +86,7 @@ pub struct Database {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) batchers: Arc<Batchers>,
     pub(super) writes: Arc<CommittedWrites>,
+    record_news: RecordNewsSender,
 }
 
 impl Database {
@@ -117,7 +120,13 @@ impl Database {
     }
 
     fn with_engine(pool: DatabasePool, engine: Arc<dyn Engine>) -> Self {
-        Self { pool, engine, batchers: Arc::default(), writes: Arc::default() }
+        Self {
+            pool,
+            engine,
+            batchers: Arc::default(),
+            writes: Arc::default(),
+            record_news: RecordNewsSender::default(),
+        }
     }
 
     /// The same database for reads of people: on connections of their own, so that they hold up no payment, and each ends
@@ -130,7 +139,7 @@ impl Database {
         }
     }
 
-    /// SQLite's pool of one connection, for the embedded queue in the same file.
+    /// SQLite's pool of one connection, for statements of tests.
     pub fn sqlite_pool(&self) -> Option<SqlitePool> {
         match &self.pool {
             DatabasePool::Sqlite(pool) => Some(pool.clone()),
@@ -138,9 +147,22 @@ impl Database {
         }
     }
 
+    /// How often a connection of this process led to another server than the one before; `None` for SQLite.
+    pub fn server_changes(&self) -> Option<watch::Receiver<u64>> {
+        match &self.pool {
+            DatabasePool::Postgres(pool) => Some(pool.server_changes()),
+            DatabasePool::Sqlite(_) => None,
+        }
+    }
+
     /// When this process last committed a write.
     pub fn committed_writes(&self) -> &CommittedWrites {
         &self.writes
+    }
+
+    /// News of payments that were recorded by another door than the lanes of this process.
+    pub fn record_news(&self) -> &RecordNewsSender {
+        &self.record_news
     }
 
     /// Checkpoints SQLite's write-ahead log. Returns its length in bytes if a reader keeps it too long; `None` for
@@ -208,7 +230,7 @@ impl Database {
         .await
     }
 
-    /// Takes the lock for embedded parts on a PostgreSQL database; `None` when another process has it. For SQLite,
+    /// Takes the lock for an embedded limiter beside a PostgreSQL database; `None` when another process has it. For SQLite,
     /// callers lock the file instead.
     pub async fn try_run_lock(&self) -> Result<Option<AdvisoryRunLock>, LedgerError> {
         let DatabasePool::Postgres(pool) = &self.pool else { return Ok(None) };

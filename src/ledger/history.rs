@@ -56,7 +56,7 @@ pub struct HistorySample {
     pub provider: String,
     /// End of the step.
     pub at_ms: i64,
-    /// Requests that started.
+    /// Requests that started, and that reached the network.
     pub started: u64,
     /// Payments that succeeded, were declined, expired or were cancelled.
     pub finished: u64,

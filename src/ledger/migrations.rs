@@ -43,7 +43,10 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0014_replaced_indexes",
         "0015_decision_batches",
         "0016_pauses_of_all",
+        "0017_events",
         "0018_temporary_limits",
+        "0019_lane_holds",
+        "0020_held_messages",
     ])
 });
 
@@ -54,14 +57,16 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0003_limiter",
         "0004_operators",
         "0005_workers",
-        "0006_queue",
         "0007_cutoff",
         "0008_history",
         "0009_jobs_by_time",
         "0010_rejected_messages",
         "0015_decision_batches",
         "0016_pauses_of_all",
+        "0017_events",
         "0018_temporary_limits",
+        "0019_lane_holds",
+        "0020_held_messages",
     ])
 });
 

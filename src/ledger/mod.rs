@@ -8,27 +8,28 @@ use std::time::Duration;
 
 use crate::domain::backend_fault::BackendFault;
 use crate::domain::disposition::Resend;
-use crate::domain::format::{count, is_or_are};
-use crate::domain::job::{ContentHash, InvalidMessage, Job, JobId};
+use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::outcome::{FinalState, PartialCharge};
 use crate::domain::permit_protocol::CostByKind;
-use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::Wait;
 use crate::provider::FrozenRequest;
 
 pub mod backlog;
 pub mod committed_writes;
-pub mod copies;
 pub mod database;
 pub mod decision_batches;
 pub mod decision_input;
+pub mod events;
 pub mod fleet;
+pub mod held;
 pub mod history;
 pub mod job_filter_input;
+pub mod lane_holds;
 mod migrations;
 pub mod operator;
 pub mod pause_of_all;
 pub mod provider_row;
+pub mod record_notices;
 pub mod rejected;
 pub mod settings;
 mod sql;
@@ -94,8 +95,6 @@ pub struct Claimed {
     pub lost_holders: u32,
     /// An earlier attempt may have charged (state was `sending` or `unknown`).
     pub maybe_charged: bool,
-    /// Time until the job is due (rest of a wait, or `not_before`); zero when it is due.
-    pub wait: Duration,
     /// Time since the job could first be processed: since it was recorded, its `not_before`, or its last replay.
     pub age: Duration,
     /// Time until `expires_at`, by the database's clock; zero when it has passed.
@@ -110,8 +109,6 @@ pub struct Claimed {
     /// The frozen request of the first attempt, and the time since the first request began that may have been sent.
     /// That time is zero when every request so far certainly stayed unsent.
     pub frozen_request: Option<(FrozenRequest, Duration)>,
-    /// Number of the newest copy of the job's message.
-    pub copy: i64,
 }
 
 impl Claimed {
@@ -122,7 +119,6 @@ impl Claimed {
             attempts: 0,
             lost_holders: 0,
             maybe_charged: false,
-            wait: Duration::ZERO,
             age: Duration::ZERO,
             expires_in: None,
             last_attempt: 0,
@@ -130,26 +126,8 @@ impl Claimed {
             resend: Resend::Never,
             unknown_age: None,
             frozen_request: None,
-            copy: 0,
         }
     }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Claim {
-    Claimed(Box<Claimed>),
-    /// Already final: acknowledge, and do nothing else.
-    Finished,
-    /// A newer copy of the message was published: acknowledge, and do nothing else.
-    Superseded,
-    /// Another worker holds the lease, for at most this long unless it renews.
-    LeasedElsewhere {
-        lease_left: Duration,
-    },
-    /// The same id with other content, or an idempotency key that another payment of this provider uses.
-    Conflict(InvalidMessage),
-    /// The row holds an invalid value, which an operator must repair. Names the column and the fault.
-    Unreadable(String),
 }
 
 /// Options of a write that takes a lease and may be committed in a batch.
@@ -243,22 +221,6 @@ impl JobState {
     }
 }
 
-/// An event of the outbox, to be published at least once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutcomeEvent {
-    pub sequence: i64,
-    pub id: String,
-    pub provider: ProviderName,
-    pub state: FinalState,
-    pub provider_reference: Option<String>,
-    /// ISO 4217 minor units, where another sum than the payment's was charged.
-    pub charged_amount: Option<i64>,
-    pub reason: Option<String>,
-    pub attempts: u32,
-    /// Milliseconds since the Unix epoch, the database's clock.
-    pub at_ms: i64,
-}
-
 /// Number of jobs of one provider in one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateCount {
@@ -276,67 +238,4 @@ pub struct RecentUses {
     /// Cost of requests that may be in flight now: no end is recorded, or no response arrived and the provider may
     /// count late.
     pub open: CostByKind,
-}
-
-/// Selection of events to lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventSelection {
-    NeverRejected,
-    /// Rejected by a queue that is bound to their exchange, and due for the next try.
-    RejectedBefore,
-}
-
-/// Counts of unpublished events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnpublishedEvents {
-    pub events: u64,
-    /// Those that a queue has rejected.
-    pub rejected: u64,
-    /// Time since the oldest was written; `None` when there is none.
-    pub oldest: Option<Duration>,
-}
-
-/// Events that wait for longer cause a warning.
-const LATE_AFTER: Duration = Duration::from_secs(60);
-
-impl UnpublishedEvents {
-    /// The warning for the operator, if there is one.
-    pub fn warning(&self) -> Option<String> {
-        let Self { events, rejected, oldest } = *self;
-        let oldest_s = oldest.unwrap_or_default().as_secs();
-        if rejected > 0 {
-            return Some(format!(
-                "{} {} rejected by a queue that is bound to the exchange of outcomes (full, with x-overflow = reject-publish?); \
-                 its other queues get each of them again with every try. The oldest of {} has waited for {oldest_s} s",
-                count(rejected, "outcome event"),
-                is_or_are(rejected),
-                count(events, "unpublished event")
-            ));
-        }
-        let late = oldest.is_some_and(|oldest| oldest >= LATE_AFTER);
-        late.then(|| {
-            let (events, are) = (count(events, "outcome event"), is_or_are(events));
-            format!("{events} {are} not published; the oldest has waited for {oldest_s} s")
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn late_or_rejected_events_cause_a_warning() {
-        let warning = |rejected, oldest_s| {
-            UnpublishedEvents { events: 9, rejected, oldest: Some(Duration::from_secs(oldest_s)) }.warning()
-        };
-        assert_eq!(UnpublishedEvents::default().warning(), None);
-        assert_eq!(warning(0, 59), None);
-        assert_eq!(warning(0, 61).unwrap(), "9 outcome events are not published; the oldest has waited for 61 s");
-        let one = warning(1, 5).unwrap();
-        assert!(one.starts_with("1 outcome event is rejected by a queue"), "{one}");
-        let rejected = warning(3, 5).unwrap();
-        assert!(rejected.starts_with("3 outcome events are rejected by a queue"), "{rejected}");
-        assert!(rejected.ends_with("The oldest of 9 unpublished events has waited for 5 s"), "{rejected}");
-    }
 }

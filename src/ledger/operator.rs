@@ -282,6 +282,17 @@ pub struct JobDetails {
     pub audit: Vec<AuditEntry>,
 }
 
+impl JobDetails {
+    /// As a deployment shows it that has a broker, or has none: then no event is published.
+    #[must_use]
+    pub fn seen_with(mut self, has_broker: bool) -> Self {
+        if !has_broker {
+            self.events.iter_mut().for_each(|event| event.published = None);
+        }
+        self
+    }
+}
+
 /// A delay: why and until when a payment waited without a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct WaitDetails {
@@ -320,7 +331,9 @@ pub struct AttemptSummary {
 pub struct EventSummary {
     pub state: String,
     pub at: DatabaseTime,
-    pub published_at: Option<DatabaseTime>,
+    /// Whether the broker has confirmed it; absent if there is no broker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub published: Option<bool>,
 }
 
 /// One change that no worker made.
@@ -397,8 +410,6 @@ pub struct ReloadedJob {
     pub hash: ContentHash,
     /// For `Database::resolve_job`: the decision applies to the job as it was read.
     pub fence: i64,
-    /// Number of the newest copy of the job's message.
-    pub copy: i64,
 }
 
 /// A past job's arrival, for rehearsals.

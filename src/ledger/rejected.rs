@@ -10,6 +10,30 @@ use super::operator::{DatabaseTime, UnreadableRow};
 use crate::domain::job::{ContentHash, JobId};
 use crate::domain::provider::ProviderName;
 
+/// A message that never became a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedMessage {
+    pub lane: ProviderName,
+    pub job_id: Option<String>,
+    pub reason: &'static str,
+    pub detail: String,
+    pub body_sha256: [u8; 32],
+    pub body_bytes: usize,
+    /// How the body begins, without sensitive text.
+    pub head: String,
+    pub stored: StoredMessage,
+}
+
+/// A rejected message as the ledger keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredMessage {
+    pub body: Vec<u8>,
+    /// As a JSON object.
+    pub properties: String,
+    /// It is not what came: it held sensitive text, or was longer. It can only be discarded.
+    pub is_masked: bool,
+}
+
 /// Open messages that are counted; a count that is reached means "at least".
 pub const COUNTED_MAX: u64 = 10_000;
 
@@ -88,11 +112,22 @@ pub struct ContentOfId {
     pub hash: ContentHash,
 }
 
-/// What the open messages take.
+/// Room that stored messages take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpenRejected {
+pub struct StoredSize {
     pub messages: u64,
     pub bytes: u64,
+}
+
+/// What the ledger has under a message's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordedContent {
+    /// No job.
+    Nothing,
+    /// The message's job, in any state.
+    Same,
+    /// A payment of another provider, or with other content.
+    Other,
 }
 
 /// A rejected message as its producer learns of it: without content.

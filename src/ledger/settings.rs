@@ -22,7 +22,6 @@ use crate::domain::provider::{Provider, ProviderName};
 pub use super::sql::account_rules::RuleWrite;
 pub use super::sql::apply_file::{AppliedFile, ApplyMode, FileApplyError, HandChangeBy};
 pub use super::sql::limit_returns::{LimitWrite, PlannedReturn, ReturningRow};
-pub use super::sql::session::SettingsHints;
 
 /// A provider whose rows are invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,6 +222,7 @@ fn describe_change(
         ("account_overrides", Some(account), Some("*") | None) => format!("account {account}"),
         ("account_overrides", Some(account), Some(limit)) => format!("account {account}, limit {limit}"),
         ("settings_version", ..) => "settings version, after a backup".to_owned(),
+        ("lane_holds", ..) => "hold".to_owned(),
         _ => String::new(),
     };
     let with_row = |text: &str| if row.is_empty() { text.to_owned() } else { format!("{row} {text}") };

@@ -1,8 +1,7 @@
-//! The ledger for the sweeper: overdue jobs, expiry, scrubbing, and the reconciliation of all jobs.
+//! The ledger for the sweeper: early ends of waits, scrubbing, and the reconciliation of all jobs.
 //!
 //! Every bound is an argument. Each statement is safe when several sweepers run: they never get the same job. Work is
-//! bounded by `at_most` and found by an index, however many jobs there are. See
-//! `docs/decisions/0002-republish-lost-messages.md`.
+//! bounded by `at_most` and found by an index, however many jobs there are.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,18 +11,6 @@ use serde::{Deserialize, Serialize};
 use super::operator::STATES;
 use crate::domain::format::count;
 use crate::domain::job::{ContentHash, Job};
-
-/// Which open jobs of a lane are overdue, and when each may be published once more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverduePolicy {
-    /// Due, and without a lease, for at least this long.
-    pub grace: Duration,
-    /// Not again before this, nor before the job has been overdue for twice as long as now.
-    pub republish_after: Duration,
-    /// The longest interval between two copies.
-    pub republish_interval_max: Duration,
-    pub at_most: u32,
-}
 
 /// A cause of delays that an operator can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,16 +33,12 @@ pub struct WakeFilter {
     pub at_most: u32,
 }
 
-/// A job whose message is to be published again, as the ledger has it.
+/// A job as it was recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobToRepublish {
+pub struct RecordedJob {
     pub job: Job,
-    /// Content hash from when the job was recorded. The new message must have the same.
+    /// Of its message.
     pub hash: ContentHash,
-    /// Copies published by a sweeper so far, this one included.
-    pub sweeps: u32,
-    /// The number of the copy to publish.
-    pub copy: i64,
 }
 
 /// Which jobs are scrubbed.
@@ -63,19 +46,6 @@ pub struct JobToRepublish {
 pub enum ScrubScope {
     Finished,
     InReview,
-}
-
-/// A message's state in the ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageState {
-    /// It never became a job.
-    NotRecorded,
-    Open,
-    /// The job is open, and a newer copy of its message was published.
-    Superseded,
-    Finished,
-    /// The id belongs to a payment with other content.
-    Conflict,
 }
 
 /// Which finished jobs a reconciliation compares with their events and attempts.
@@ -101,14 +71,14 @@ pub struct ProviderReconciliation {
     pub active: u64,
     /// Active jobs whose request is in flight, or about to be.
     pub in_flight: u64,
-    /// Open, without a lease, not yet due.
+    /// Asleep: open, without a lease, not yet due.
     pub delayed: u64,
     /// Time until the last of the delayed jobs is due.
     #[serde(skip)]
     pub delayed_for: Option<Duration>,
-    /// Open, without a lease, due: its message is in a queue, or the sweeper will publish it.
+    /// Open, without a lease, due, and not in the backlog yet: it enters the backlog within about a second.
     pub due: u64,
-    /// Open and due, without a lease or a message: only a dispatcher brings it back.
+    /// In the backlog: a dispatcher may claim it.
     #[serde(default)]
     pub backlog: u64,
     /// Cost of the permits that open jobs without a request in flight wait for: those of [`Self::waiting`].
@@ -117,14 +87,8 @@ pub struct ProviderReconciliation {
     /// Those of them whose account a rule blocks.
     #[serde(skip)]
     pub account_blocked: u64,
-    /// Due jobs that have been so for longer than any queue and the sweeper should need.
+    /// Due jobs that have been out of the backlog and without a lease for longer than their return should take.
     pub overdue: u64,
-    /// Lower and upper bound of the messages of recorded open jobs that are ready in the lane's queue. The two differ
-    /// by messages that return from a delay queue at this moment, and by copies that sweepers have published.
-    #[serde(skip)]
-    pub messages_min: u64,
-    #[serde(skip)]
-    pub messages_max: u64,
     /// Open, though their `expires_at` has passed.
     #[serde(skip)]
     pub past_deadline: u64,

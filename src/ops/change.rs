@@ -12,6 +12,7 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::decision_input::{self, ChargeError};
+use crate::ledger::lane_holds::LaneHold;
 use crate::ledger::operator::{Actor, Charge, JobResolution};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{InvalidRow, RawRate};
@@ -65,7 +66,7 @@ impl JobDecision<'_> {
     pub async fn preview(&self, id: &JobId) -> Result<ProviderName, ResendError> {
         let reloaded = match self {
             Self::Record { ledger, resolution, .. } => ledger.reload_job(id, resolution).await?,
-            Self::Resend(resender) => resender.prepare(id).await?.0,
+            Self::Resend(resender) => resender.prepare(id).await?,
         };
         Ok(reloaded.job.provider)
     }
@@ -73,7 +74,7 @@ impl JobDecision<'_> {
     /// Applies the decision to one payment.
     ///
     /// # Errors
-    /// Why it was refused; only [`ResendError::Unpublished`] leaves the payment changed.
+    /// Why it was refused.
     pub async fn apply(&self, id: &JobId) -> Result<(), ResendError> {
         match self {
             Self::Record { ledger, resolution, actor } => Ok(ledger.resolve_job(id, resolution, None, actor).await?),
@@ -99,6 +100,10 @@ pub enum SettingsChangeError {
     NothingToReturn { limit: String, rate: RawRate },
     #[error("account `{account}` would go back to the same rule, {rule}: leave the end out")]
     SameRuleAfterwards { account: String, rule: String },
+    #[error("the lane of provider `{0}` is not held")]
+    NotHeld(String),
+    #[error("a release needs a reason, because payments may be charged twice: say what you compared")]
+    NoReasonForRelease,
     #[error("{subject} has no rule at provider `{provider}`: `sluicegate accounts list {provider}` shows all rules")]
     NoRule { provider: String, subject: String },
     #[error(transparent)]
@@ -163,6 +168,34 @@ pub async fn set_paused(
         true => Ok(true),
         false => Err(SettingsChangeError::NoProvider(provider.to_string())),
     }
+}
+
+/// Resumes a provider, and releases the hold of its lane if that is asked for. Returns the hold that stays.
+pub async fn resume(
+    ledger: &Database,
+    provider: &ProviderName,
+    release_hold: bool,
+    by: &Actor,
+) -> Result<Option<LaneHold>, SettingsChangeError> {
+    if release_hold {
+        if by.reason.is_none() {
+            return Err(SettingsChangeError::NoReasonForRelease);
+        }
+        if !ledger.release_lane(provider, by).await? {
+            return Err(SettingsChangeError::NotHeld(provider.to_string()));
+        }
+    }
+    set_paused(ledger, provider, false, Some(by)).await?;
+    Ok(ledger.lane_hold(provider).await?)
+}
+
+/// What a hold that stays after a resume means, and how it ends.
+pub fn still_held_text(hold: &LaneHold) -> String {
+    let name = &hold.provider;
+    format!(
+        "the lane of {name} is held, so no charge starts ({hold}). Compare its payments with the provider's records, then \
+         release it: sluicegate provider resume {name} --release-hold --because TEXT"
+    )
 }
 
 pub(super) fn no_limit_error(row: &ProviderRow, limit: &str) -> SettingsChangeError {

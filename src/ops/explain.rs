@@ -1,8 +1,8 @@
 //! The handler of `GET /api/v1/jobs/{id}/explain`: why a job is in its state, from live data.
 //!
 //! The command line uses the same code without a running process. `facts` gathers the data, and `domain::explain` draws
-//! the conclusions. A payment that is not in the ledger yet is searched in the lanes' queues, and among the active jobs
-//! of this process. If the broker does not allow a search, the result lists the queues that may hold the payment.
+//! the conclusions. A payment that is not in the ledger yet is searched among the active jobs of this process. A broker
+//! does not allow a search, so the result lists the queues that may hold the payment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,15 +20,14 @@ use crate::domain::clear_time::{ClearTime, MissingInput};
 use crate::domain::explain::{
     BacklogPlace, ClaimState, Explanation, Facts, JobFacts, LaneQueue, MessageSearch, explain,
 };
-use crate::domain::job::{Job, JobId};
+use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::{EpochMs, millis_down, millis_up};
 use crate::domain::wait_reason::WaitReason;
 use crate::fleet::estimate::clear_time;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
-use crate::queue::message::decode_recorded;
-use crate::queue::{FoundMessage, SearchResult};
+use crate::queue::Queue;
 
 mod cutoff;
 mod facts;
@@ -118,7 +117,7 @@ pub async fn show(
     let sources = FactSources {
         ledger: &state.reads,
         settings: &progress.settings,
-        queue: Some(state.operator_context.queue.as_ref()),
+        queue: state.operator_context.queue.as_deref(),
         limiter_facts: Some(state.limiter.as_ref()),
         process: Some(&progress),
         collector: Some(state.collector.as_ref()),
@@ -198,60 +197,31 @@ const ASKED_WORKER: &str = "that was asked";
 /// Most lanes whose queues are listed.
 const LANES_MAX: usize = 20;
 
-/// The result of the search.
+/// What is known of a payment that the ledger does not have.
 #[derive(Default)]
 struct UnrecordedJob {
     lane: Option<ProviderName>,
     job: Option<JobFacts>,
     claim: Option<ClaimState>,
-    /// Messages ahead of it in its lane's queue.
-    messages_ahead: Option<u64>,
-    ready_in: Duration,
     message_search: MessageSearch,
 }
 
-/// Searches the active jobs of the process, then the lanes' queues.
+/// Searches the active jobs of the process; otherwise lists the lanes whose queues may hold the message.
 async fn find_unrecorded(sources: &FactSources<'_>, id: &JobId) -> UnrecordedJob {
-    let here = find_active(sources, id).await;
-    let search = match sources.queue {
-        Some(queue) => timeout(QUERY_TIMEOUT, queue.find(id)).await.ok().and_then(Result::ok),
-        None => None,
-    };
-    let found = match search {
-        Some(SearchResult::Found(found)) => Some(found),
-        _ if here.is_some() => None,
-        Some(SearchResult::NotFound) => {
-            return UnrecordedJob { message_search: MessageSearch::Searched, ..UnrecordedJob::default() };
-        }
-        Some(SearchResult::Unsupported) => {
-            let lanes = timeout(QUERY_TIMEOUT, lanes(sources)).await.ok().flatten();
-            return UnrecordedJob {
-                message_search: lanes.map_or(MessageSearch::NotAsked, MessageSearch::MayHold),
-                ..UnrecordedJob::default()
-            };
-        }
-        None => return UnrecordedJob::default(),
-    };
-    let Some(lane) = here.as_ref().map(|(lane, _)| lane).or(found.as_ref().map(|found| &found.lane)).cloned() else {
-        return UnrecordedJob::default();
-    };
-    let claim = here.map(|(_, claim)| claim).or_else(|| found.as_ref().map(queued_claim));
-    UnrecordedJob {
-        job: Some(facts_from_message(found.as_ref(), &lane)),
-        claim,
-        messages_ahead: found.as_ref().map(|found| found.messages_ahead),
-        ready_in: found.map(|found| found.ready_in).unwrap_or_default(),
-        lane: Some(lane),
-        message_search: MessageSearch::NotAsked,
+    if let Some((lane, claim)) = find_active(sources, id).await {
+        let provider = lane.as_str().to_owned();
+        let job = JobFacts { provider, state: "waiting".to_owned(), cost: 1, ..JobFacts::default() };
+        let message_search = MessageSearch::NotAsked;
+        return UnrecordedJob { lane: Some(lane), job: Some(job), claim: Some(claim), message_search };
     }
-}
-
-fn queued_claim(found: &FoundMessage) -> ClaimState {
-    if found.is_delivered {
-        ClaimState::AskedWorker { worker: ASKED_WORKER.to_owned(), position: None }
-    } else {
-        ClaimState::Unclaimed
-    }
+    let message_search = match sources.queue {
+        Some(queue) => {
+            let lanes = timeout(QUERY_TIMEOUT, lanes(sources, queue)).await.ok().flatten();
+            lanes.map_or(MessageSearch::NotAsked, MessageSearch::MayHold)
+        }
+        None => MessageSearch::NoQueue,
+    };
+    UnrecordedJob { message_search, ..UnrecordedJob::default() }
 }
 
 async fn find_active(sources: &FactSources<'_>, id: &JobId) -> Option<(ProviderName, ClaimState)> {
@@ -264,34 +234,11 @@ async fn find_active(sources: &FactSources<'_>, id: &JobId) -> Option<(ProviderN
     None
 }
 
-/// The facts in its message; only the lane if the message is unreadable.
-fn facts_from_message(found: Option<&FoundMessage>, lane: &ProviderName) -> JobFacts {
-    let plain =
-        JobFacts { provider: lane.as_str().to_owned(), state: "waiting".to_owned(), cost: 1, ..JobFacts::default() };
-    let Some(Ok(decoded)) = found.map(|found| decode_recorded(&found.body, lane)) else { return plain };
-    let Job { account, amount, currency, cost, not_before, expires_at, .. } = decoded.job;
-    JobFacts {
-        account: account.map(|account| account.as_str().to_owned()),
-        amount,
-        currency: Some(currency),
-        cost: u32::from(cost),
-        not_before,
-        expires_at,
-        ..plain
-    }
-}
-
-/// Sets the times of the job by the ledger's clock.
-fn with_current_times(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts {
-    let wake_at = now.plus(ready_in).max(job.not_before.unwrap_or_default());
-    JobFacts { created_at: now, updated_at: now, wake_at, ..job }
-}
-
 /// The lanes whose queues have messages; `None` if the broker does not report all of them.
-async fn lanes(sources: &FactSources<'_>) -> Option<Vec<LaneQueue>> {
+async fn lanes(sources: &FactSources<'_>, queue: &dyn Queue) -> Option<Vec<LaneQueue>> {
     let mut held = Vec::new();
     for row in sources.settings.providers.values().take(LANES_MAX) {
-        let ready = sources.queue?.depth(&row.name).await.ok()?.unwrap_or(0);
+        let ready = queue.depth(&row.name).await.ok()?.unwrap_or(0);
         held.extend((ready > 0).then_some((row, ready)));
     }
     let input = match sources.collector {

@@ -246,7 +246,9 @@ mod tests {
             assert!(answered == status && body["error"].as_str().unwrap().contains(words), "{query}: {body}");
         }
         let (status, history) = test.get("provider=acme").await;
-        assert_eq!((status, &history["recorded_until"]), (200, &Value::Null));
+        // The recorder's first tick may have come already.
+        let recorded_until = &history["recorded_until"];
+        assert!(status == 200 && (recorded_until.is_null() || recorded_until.is_string()), "{history}");
         assert!((360..=361).contains(&history["points"].as_array().unwrap().len()));
         test.stop.cancel();
     }

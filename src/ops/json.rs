@@ -124,8 +124,7 @@ impl From<ResendError> for ApiError {
         match error {
             ResendError::Refused(refusal) => refusal.into(),
             ResendError::Ledger(error) => error.into(),
-            ResendError::Unpublished(_) => Self::unavailable(error),
-            ResendError::NoProvider(_) | ResendError::Unreadable(_) => Self::conflict(error.to_string()),
+            ResendError::NoProvider(_) | ResendError::Unreadable => Self::conflict(error.to_string()),
         }
     }
 }
@@ -136,6 +135,7 @@ impl From<RejectedError> for ApiError {
             RejectedError::Refused(RejectedRefusal::NoSuchMessage(_)) => Self::not_found(error.to_string()),
             RejectedError::Refused(_)
             | RejectedError::NoProvider(_)
+            | RejectedError::NoBroker
             | RejectedError::NotKept
             | RejectedError::Masked
             | RejectedError::PublishedThough(_) => Self::conflict(error.to_string()),
@@ -151,7 +151,9 @@ impl From<SettingsChangeError> for ApiError {
             SettingsChangeError::NoProvider(_)
             | SettingsChangeError::NoLimit { .. }
             | SettingsChangeError::NoRule { .. } => Self::not_found(error.to_string()),
-            SettingsChangeError::InvalidRow(_)
+            SettingsChangeError::NoReasonForRelease => Self::bad_field("because", error),
+            SettingsChangeError::NotHeld(_)
+            | SettingsChangeError::InvalidRow(_)
             | SettingsChangeError::Unusable(_)
             | SettingsChangeError::SameRuleAfterwards { .. }
             | SettingsChangeError::NothingToReturn { .. } => Self::conflict(error.to_string()),

@@ -167,7 +167,6 @@ mod tests {
     use crate::config::people::PeopleConfig;
     use crate::ledger::database::Database;
     use crate::limiter::embedded::EmbeddedLimiter;
-    use crate::queue::embedded::EmbeddedQueue;
     use crate::queue::message::CardNumbers;
 
     /// The state of a server with an in-memory database.
@@ -176,10 +175,9 @@ mod tests {
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
         let limiter = Arc::new(EmbeddedLimiter::new());
-        let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
         let collector = overview::tests::test_collector(&database, progress.clone(), limiter.clone());
         let operator_context =
-            api::OperatorContext { ledger: database.clone(), queue, card_numbers: CardNumbers::Refuse };
+            api::OperatorContext { ledger: database.clone(), queue: None, card_numbers: CardNumbers::Refuse };
         let id = database.deployment().await.unwrap();
         let ops = OpsConfig { listen: None, token: token.map(SecretString::from), people: PeopleConfig::default() };
         let state = OpsState {

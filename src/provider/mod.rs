@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 use crate::domain::expansion::{REQUEST_BODY_BYTES_MAX, RequestBuildError, TooLarge, URL_BYTES_MAX};
@@ -27,20 +28,21 @@ pub mod simulated;
 
 /// Request that the first attempt fixes for ever. Every later attempt sends these bytes to this address under this key.
 ///
-/// It holds no secret. Header values are resolved when a request is sent; only their fingerprint is kept.
+/// It holds no secret. Header values are resolved when a request is sent; only their fingerprint is kept. Its clones share
+/// its texts and its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrozenRequest {
-    pub method: String,
-    pub url: String,
-    pub idempotency_key: String,
-    pub content_type: String,
-    pub body: Vec<u8>,
+    pub method: Arc<str>,
+    pub url: Arc<str>,
+    pub idempotency_key: Arc<str>,
+    pub content_type: Arc<str>,
+    pub body: Bytes,
     /// For `${job:account}` in header values.
-    pub account: Option<String>,
+    pub account: Option<Arc<str>>,
     /// The sum that the body has.
     pub sum: SentSum,
     /// First 16 hex digits of SHA-256 over the resolved header values; differs when a credential changed.
-    pub credential_fingerprint: String,
+    pub credential_fingerprint: Arc<str>,
 }
 
 impl FrozenRequest {
@@ -56,7 +58,7 @@ pub struct LookupRequest {
     pub method: &'static str,
     pub url: String,
     /// For `${job:account}` in header values.
-    pub account: Option<String>,
+    pub account: Option<Arc<str>>,
     pub payment: PaymentIdentity,
 }
 

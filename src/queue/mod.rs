@@ -4,7 +4,6 @@
 //! confirmed it. An acknowledgement consumes its receipt, so a second one cannot be written.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,14 +13,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::domain::backend_fault::BackendFault;
-use crate::domain::job::{InvalidReason, JobId};
+use crate::domain::job::InvalidReason;
 use crate::domain::provider::{ProviderName, RESERVED_NAMES};
 
-pub mod embedded;
 pub mod message;
 pub mod rabbitmq;
-
-pub use crate::domain::time::{DELAY_STEPS, copy_step, delay_step};
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum QueueError {
@@ -46,11 +42,6 @@ pub enum QueueError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
     Lane(ProviderName),
-    /// Back to the lane after `step`, one of [`DELAY_STEPS`].
-    Delay {
-        provider: ProviderName,
-        step: Duration,
-    },
     Invalid {
         lane: ProviderName,
         reason: InvalidReason,
@@ -63,8 +54,8 @@ pub enum Destination {
     },
 }
 
-/// The parts of a message's properties that we keep when we pass it on. The embedded queue stores them as JSON; rows may
-/// be older than a field.
+/// The parts of a message's properties that we keep when we pass it on. Rows of rejected and held messages have them as
+/// JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Properties {
@@ -118,13 +109,17 @@ pub enum TopologyProblem {
     Refused(String),
 }
 
+/// Deliveries of a lane's message before it is given up. The limit is high, because each lost worker costs every message
+/// in its hands one delivery. It is finite, because a message that crashes workers must end somewhere.
+pub const LANE_DELIVERY_LIMIT: u16 = 1_000;
+
 /// Why a message is in no lane any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeathCause {
-    /// It was delivered too often and never finished.
+    /// It was delivered [`LANE_DELIVERY_LIMIT`] times, and no worker acknowledged it.
     DeliveryLimit,
-    /// It came out of a delay queue, and its lane has no queue.
-    NoQueue,
+    /// Its producer's `expiration` passed while it was in its lane.
+    Expired,
 }
 
 /// A message that is in no lane any more.
@@ -144,29 +139,6 @@ pub struct InvalidLetter {
     pub properties: Properties,
     /// Acknowledged, the message is gone. Dropped, it stays.
     pub receipt: Box<dyn Receipt>,
-}
-
-/// What looking through the lanes for one job's message comes to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SearchResult {
-    Found(FoundMessage),
-    /// No lane has it.
-    NotFound,
-    /// The broker refuses the inspection.
-    Unsupported,
-}
-
-/// A message in a lane.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundMessage {
-    pub lane: ProviderName,
-    pub body: Bytes,
-    /// Some worker has taken it.
-    pub is_delivered: bool,
-    /// Messages of the lane that are given out before it.
-    pub messages_ahead: u64,
-    /// Until it can be taken.
-    pub ready_in: Duration,
 }
 
 /// The right to finish one delivery, once.
@@ -221,8 +193,7 @@ pub trait Queue: Send + Sync {
         publishing.collect::<FuturesUnordered<_>>().boxed()
     }
 
-    /// Takes one message that was given up, oldest first; `None` when there is none. Published again, it begins with a
-    /// fresh count of deliveries.
+    /// Takes one message that was given up, oldest first; `None` when there is none.
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError>;
 
     /// Takes the oldest of the messages that could not be a job, and for which the ledger had no room; `None` when there
@@ -237,22 +208,6 @@ pub trait Queue: Send + Sync {
     /// What these providers' messages pass that is missing, or is not as [`Queue::declare`] makes it. Creates nothing.
     async fn topology_problems(&self, _providers: &[ProviderName]) -> Result<Vec<TopologyProblem>, QueueError> {
         Ok(Vec::new())
-    }
-
-    /// Looks for a job's message in all lanes, where that can be done; for people to ask, since it reads whole lanes.
-    async fn find(&self, _job: &JobId) -> Result<SearchResult, QueueError> {
-        Ok(SearchResult::Unsupported)
-    }
-
-    /// For how long a lane's message that has been ready longest has been so; `None` when none is ready, or when the queue
-    /// does not say: a broker keeps the times of its messages to itself.
-    async fn oldest_ready(&self, _provider: &ProviderName) -> Result<Option<Duration>, QueueError> {
-        Ok(None)
-    }
-
-    /// Whether [`Queue::oldest_ready`] says so wherever a message is ready.
-    fn reports_ages(&self) -> bool {
-        false
     }
 
     /// Why the broker takes no publishes from this process, where it says so. Deliveries go on meanwhile.
@@ -306,7 +261,7 @@ fn lane_queue(prefix: &str, provider: &ProviderName) -> Result<String, QueueErro
 /// Headers that Sluicegate adds to messages, the same in every implementation. Headers of a producer pass through
 /// unchanged.
 pub mod headers {
-    use std::time::Duration;
+    use std::borrow::Cow;
 
     use crate::queue::{Destination, OutgoingMessage, Properties};
 
@@ -321,62 +276,22 @@ pub mod headers {
     /// On an invalid message: its body is not what came, and can only be discarded.
     pub const MASKED: &str = "x-sluicegate-masked";
 
-    /// On a copy that we publish of a job's message: its number, from 1. A producer's message has none, and counts as 0.
-    pub const COPY: &str = "x-sluicegate-copy";
-
-    /// On a message that was given up and published again: how often that happened.
-    pub const DEAD_ROUNDS: &str = "x-sluicegate-dead-rounds";
-
-    /// On a message of a newer format that waits: since when, in seconds since the Unix epoch.
-    pub const WAITS_SINCE: &str = "x-sluicegate-waits-since";
-
-    /// Since when this message waits for a newer worker.
-    pub fn waits_since(properties: &Properties) -> Option<Duration> {
-        let seconds = properties.headers.get(WAITS_SINCE).and_then(|text| text.parse().ok());
-        seconds.map(Duration::from_secs)
-    }
-
-    /// The same properties for a message that waits since then.
-    pub fn with_waits_since(mut properties: Properties, since: Duration) -> Properties {
-        properties.headers.insert(WAITS_SINCE.to_owned(), since.as_secs().to_string());
-        properties
-    }
-
-    /// The same properties for a message whose wait has ended: publishing it again begins another.
-    pub fn without_waits_since(mut properties: Properties) -> Properties {
-        properties.headers.remove(WAITS_SINCE);
-        properties
-    }
-
     /// The properties with which a message that could not be a job is published to its lane again: those that it came with.
     pub fn without_rejection(mut properties: Properties) -> Properties {
-        for header in [REASON, DETAIL, LANE, MASKED, DEAD_ROUNDS, WAITS_SINCE] {
+        for header in [REASON, DETAIL, LANE, MASKED] {
             properties.headers.remove(header);
         }
         properties
     }
 
-    /// The number of this copy of its job's message. A header that cannot be read was not written by us.
-    pub fn copy_number(properties: &Properties) -> i64 {
-        let number = properties.headers.get(COPY).and_then(|text| text.parse().ok());
-        number.filter(|number| *number > 0).unwrap_or(0)
-    }
-
-    /// The same properties for a copy with this number.
-    pub fn with_copy_number(mut properties: Properties, number: i64) -> Properties {
-        if number > 0 {
-            properties.headers.insert(COPY.to_owned(), number.to_string());
-        }
-        properties
-    }
-
     /// The message's properties, with the headers that its destination adds.
-    pub(super) fn with_destination_headers(message: &OutgoingMessage) -> Properties {
-        let mut properties = message.properties.clone();
+    pub(super) fn with_destination_headers(message: &OutgoingMessage) -> Cow<'_, Properties> {
+        let mut properties = Cow::Borrowed(&message.properties);
         if let Destination::Invalid { lane, reason, detail } = &message.destination {
-            properties.headers.insert(LANE.to_owned(), lane.as_str().to_owned());
-            properties.headers.insert(REASON.to_owned(), reason.code().to_owned());
-            properties.headers.insert(DETAIL.to_owned(), detail.clone());
+            let headers = &mut properties.to_mut().headers;
+            headers.insert(LANE.to_owned(), lane.as_str().to_owned());
+            headers.insert(REASON.to_owned(), reason.code().to_owned());
+            headers.insert(DETAIL.to_owned(), detail.clone());
         }
         properties
     }

@@ -240,8 +240,8 @@ pub struct SimulatedProcess {
     order: JobOrder,
     /// Takes no jobs before this instant.
     paused_until_us: u64,
-    /// A limit pauses the lane until then.
-    limited_until_us: u64,
+    /// Claims no jobs before this instant, and records new ones.
+    claims_paused_until_us: u64,
     cost_waits: CostWaits,
     /// Instant of the dispatcher's next scheduled step.
     next_step_us: Option<u64>,
@@ -261,7 +261,7 @@ impl SimulatedProcess {
             startable_soon: startable_soon(provider),
             order: provider.order,
             paused_until_us: 0,
-            limited_until_us: 0,
+            claims_paused_until_us: 0,
             cost_waits: CostWaits::default(),
             next_step_us: None,
         }
@@ -283,12 +283,12 @@ impl SimulatedProcess {
         self.intake.record_end();
     }
 
-    /// Whether new jobs of this cost wait in the backlog, in blocking mode.
+    /// Whether new jobs of this cost wait in the backlog.
     pub fn is_limited(&self, now_us: u64, cost: u32) -> bool {
         let now = self.clock.instant(now_us);
-        self.limited_until_us > now_us
+        self.claims_paused_until_us > now_us
             || self.cost_waits.of(cost, now).is_some()
-            || self.dispatcher.is_limited(now, || self.startable_soon, &self.gate.view())
+            || self.dispatcher.is_limited(now, || self.startable_soon, &self.gate.view(), || true)
     }
 
     /// A limit has too few free slots for jobs of this cost.
@@ -298,19 +298,20 @@ impl SimulatedProcess {
         self.cost_waits.record(CostWait { cost, limit, until: now + cost_wait(refusal) }, now);
     }
 
-    /// A limit pauses the lane.
-    pub fn pause_for_limit(&mut self, until_us: u64) {
-        self.limited_until_us = self.limited_until_us.max(until_us);
+    /// Claims no jobs before this instant.
+    pub fn pause_claims(&mut self, until_us: u64) {
+        self.claims_paused_until_us = self.claims_paused_until_us.max(until_us);
     }
 
     pub fn next_dispatch_step(&mut self, now_us: u64) -> DispatchStep<u32> {
-        let limited_until_us = self.limited_until_us.saturating_sub(micros_up(RESUME_AHEAD));
-        let paused_until_us = limited_until_us.max(self.paused_until_us);
+        let claims_paused_until_us = self.claims_paused_until_us.saturating_sub(micros_up(RESUME_AHEAD));
+        let paused_until_us = claims_paused_until_us.max(self.paused_until_us);
         let paused_until = (paused_until_us > now_us).then(|| self.clock.instant(paused_until_us));
         let release_waiters = self.gate.egress().release_waiters();
         let facts = || LaneFacts {
             bounds: AheadBounds::of(&self.provider, self.prefetch, release_waiters),
             paused_until,
+            sends_lookups: false,
             can_start: self.gate.egress().can_start(self.clock.instant(now_us)),
             order: self.order,
             cost_bound: self.cost_waits.bound(self.clock.instant(now_us)),

@@ -54,7 +54,7 @@ pub struct SimulationResult {
     /// for slots held until the response, L / (W + jitter) for slots freed by the start, else L / W.
     pub utilisation: Option<f64>,
     pub limiter_calls: u64,
-    /// Number of times that a job went to a delay queue.
+    /// Number of times that a job went to sleep.
     pub delayed: u64,
     pub timeouts: u64,
     pub faults: u64,

@@ -192,34 +192,28 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::{Arc, Mutex};
-
     use tracing::Level;
 
     use super::*;
+    use crate::captured_log::{capture_log, capture_with};
     use crate::domain::printable::is_hidden;
 
-    #[derive(Clone, Default)]
-    struct LogSink(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for LogSink {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
+    fn captured_log(log: LogConfig, coloured: bool, events: impl FnOnce()) -> String {
+        let (log, _guard) = capture_with(|text| subscriber(log, coloured, move || text.clone(), None));
+        events();
+        log.text()
     }
 
-    fn captured_log(log: LogConfig, coloured: bool, events: impl FnOnce()) -> String {
-        let page = LogSink::default();
-        let writer = page.clone();
-        tracing::subscriber::with_default(subscriber(log, coloured, move || writer.clone(), None), events);
-        let bytes = page.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
+    /// What the tests of log lines rely on, beside tests that capture none.
+    #[test]
+    fn line_that_another_thread_logs_first_is_captured() {
+        fn log_once_more() {
+            tracing::warn!("logged by two threads");
+        }
+        let (log, _guard) = capture_log();
+        std::thread::spawn(log_once_more).join().unwrap();
+        log_once_more();
+        assert_eq!(log.lines_with("logged by two threads").len(), 1);
     }
 
     #[test]

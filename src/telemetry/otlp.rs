@@ -151,8 +151,8 @@ pub fn store_context(id: &str, span: &Span) {
     }
 }
 
-/// Headers with the job's trace context for its outcome event: `traceparent` and `tracestate`. Empty if another process
-/// handled the job, or if that was long ago.
+/// Headers with the job's trace context for its next run and its outcome event: `traceparent` and `tracestate`. Empty if
+/// another process handled the job, or if that was long ago.
 pub fn trace_headers(id: &str) -> BTreeMap<String, String> {
     let kept = CONTEXTS.lock();
     kept.as_ref().and_then(|kept| kept.contexts.get(id).cloned()).unwrap_or_default()

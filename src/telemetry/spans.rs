@@ -36,7 +36,7 @@ pub use no_exporter::trace_headers;
 #[cfg(not(feature = "otlp"))]
 use no_exporter::{set_parent, store_context};
 
-/// The span of an active job, a child of its message's `traceparent`.
+/// The span of an active job, a child of its message's `traceparent`, or of its last run in this process.
 /// <https://www.w3.org/TR/trace-context/#traceparent-header>
 pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
     let span = info_span!(

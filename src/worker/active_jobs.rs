@@ -20,6 +20,8 @@ use crate::ledger::database::Database;
 /// one keeps the jobs of a dead worker waiting.
 pub const LEASE: Duration = Duration::from_secs(30);
 const RENEW_INTERVAL: Duration = Duration::from_secs(8);
+/// After an outage of the database, leases are renewed before other processes take the jobs away.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Leases and requests of this process.
 #[derive(Debug, Default)]
@@ -93,7 +95,10 @@ impl ActiveJobs {
                 Ok(lost) => {
                     tracing::debug!(jobs = lost.len(), "leases not renewed: the jobs finished or were taken over");
                 }
-                Err(error) => tracing::warn!(%error, jobs = leases.len(), "failed to renew all leases, retrying"),
+                Err(error) => {
+                    tracing::warn!(%error, jobs = leases.len(), "failed to renew all leases, retrying");
+                    tick.reset_after(RETRY_INTERVAL);
+                }
             }
         }
     }

@@ -1,8 +1,7 @@
 //! The application of decision batches: a worker leases a batch and decides about its payments, one after the other.
 //!
 //! Each outcome is written in the transaction of the payment's own change, so a crash at any point neither skips a
-//! payment nor decides twice. A payment that is sent again is `waiting` in the ledger before its message is published. If
-//! the worker is lost in between, the sweeper publishes the message. Rate and lease are rows of the database, so a batch
+//! payment nor decides twice. Rate and lease are rows of the database, so a batch
 //! goes on at its rate after any restart.
 
 use std::collections::HashSet;
@@ -16,7 +15,6 @@ use super::resend::{ResendError, Resender, provider_names};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::decision_batches::{LeasedBatch, TurnAt, TurnResult};
-use crate::queue::QueueError;
 
 /// Time between two looks for batches.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,15 +25,6 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Code of a refusal by the rules of the database.
 const LEDGER_REFUSED: &str = "ledger_refused";
-
-/// Why a turn is tried again later. Nothing is lost, and nothing is done twice.
-#[derive(Debug, thiserror::Error)]
-enum TurnError {
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-}
 
 /// Applies batches until the worker stops. Then their leases end, and another worker goes on.
 pub async fn run(worker: WorkerContext) {
@@ -110,27 +99,20 @@ async fn apply(worker: &WorkerContext, batch: &LeasedBatch) {
 }
 
 /// Decides about the next payments; true: the batch is over for this worker.
-async fn apply_next(worker: &WorkerContext, batch: &LeasedBatch, pace: &mut Interval) -> Result<bool, TurnError> {
+async fn apply_next(worker: &WorkerContext, batch: &LeasedBatch, pace: &mut Interval) -> Result<bool, LedgerError> {
     let ledger = &worker.backends.ledger;
     let turns = ledger.next_turns(&batch.id, TURNS_AT_ONCE).await?;
     if turns.is_empty() {
         return Ok(true);
     }
     let providers = provider_names(ledger).await?;
-    let mut broker_answers = false;
     for turn in &turns {
         tokio::select! {
             _ = pace.tick() => {}
             () = worker.stop.cancelled() => return Ok(true),
         }
-        if batch.decision.resolution().needs_resend() && !broker_answers {
-            worker.backends.queue.ping().await?;
-            broker_answers = true;
-        }
         let at = TurnAt { batch, turn, worker: &worker.options.owner };
-        let (result, is_published) = decide(worker, &at, &providers).await?;
-        broker_answers &= is_published;
-        if result == TurnResult::Lost {
+        if decide(worker, &at, &providers).await? == TurnResult::Lost {
             tracing::info!(batch = batch.id, "a decision batch was stopped, or another worker has it");
             return Ok(true);
         }
@@ -138,52 +120,44 @@ async fn apply_next(worker: &WorkerContext, batch: &LeasedBatch, pace: &mut Inte
     Ok(false)
 }
 
-/// The turn's result, and whether the broker has all messages.
-type Decided = (TurnResult, bool);
-
-async fn decide(worker: &WorkerContext, at: &TurnAt<'_>, providers: &[ProviderName]) -> Result<Decided, LedgerError> {
+async fn decide(
+    worker: &WorkerContext,
+    at: &TurnAt<'_>,
+    providers: &[ProviderName],
+) -> Result<TurnResult, LedgerError> {
     let ledger = &worker.backends.ledger;
     let decided = if at.batch.decision.resolution().needs_resend() {
         resend(worker, at, providers).await
     } else {
-        ledger.apply_turn(at, at.turn.member.seen_fence).await.map(|result| (result, true))
+        ledger.apply_turn(at, at.turn.member.seen_fence).await
     };
     match decided {
         // A rule of the database refuses this payment, or its row cannot be read: the others may be fine.
         Err(error @ (LedgerError::StatementFailed(_) | LedgerError::Corrupt(_))) => {
-            Ok((ledger.refuse_turn_as(at, LEDGER_REFUSED, &error.to_string()).await?, true))
+            ledger.refuse_turn_as(at, LEDGER_REFUSED, &error.to_string()).await
         }
-        Ok((TurnResult::Applied, is_published)) => {
-            worker.outbox.notify_unleased();
-            Ok((TurnResult::Applied, is_published))
+        Ok(TurnResult::Applied) => {
+            worker.new_events.notify_one();
+            Ok(TurnResult::Applied)
         }
         decided => decided,
     }
 }
 
-/// The ledger first, then the broker. A message that cannot be published is published by the sweeper.
-async fn resend(worker: &WorkerContext, at: &TurnAt<'_>, providers: &[ProviderName]) -> Result<Decided, LedgerError> {
-    let (ledger, queue) = (&worker.backends.ledger, worker.backends.queue.as_ref());
+async fn resend(
+    worker: &WorkerContext,
+    at: &TurnAt<'_>,
+    providers: &[ProviderName],
+) -> Result<TurnResult, LedgerError> {
+    let ledger = &worker.backends.ledger;
     let (resolution, actor) = (at.batch.decision.resolution(), at.batch.actor());
-    let card_numbers = worker.options.card_numbers;
-    let resender = Resender { ledger, queue, providers, card_numbers, resolution, actor };
-    let (reloaded, message) = match resender.prepare(&at.turn.member.id).await {
-        Ok(prepared) => prepared,
+    let resender = Resender { ledger, providers, resolution, actor };
+    let reloaded = match resender.prepare(&at.turn.member.id).await {
+        Ok(reloaded) => reloaded,
         Err(ResendError::Ledger(error)) => return Err(error),
-        Err(refused) => return Ok((ledger.refuse_turn_as(at, refused.code(), &refused.to_string()).await?, true)),
+        Err(refused) => return ledger.refuse_turn_as(at, refused.code(), &refused.to_string()).await,
     };
-    if at.turn.member.seen_fence.is_some_and(|seen| seen != reloaded.fence) {
-        // The check that follows names the reason.
-        return Ok((ledger.apply_turn(at, at.turn.member.seen_fence).await?, true));
-    }
-    let result = ledger.apply_turn(at, Some(reloaded.fence)).await?;
-    if result != TurnResult::Applied {
-        return Ok((result, true));
-    }
-    let published = queue.publish(message).await;
-    if let Err(error) = &published {
-        let job = at.turn.member.id.as_str();
-        tracing::warn!(batch = at.batch.id, job, %error, "its message was not published; the sweeper will publish it");
-    }
-    Ok((result, published.is_ok()))
+    // If the payment has changed since it was selected, the turn names the reason.
+    let seen = at.turn.member.seen_fence.unwrap_or(reloaded.fence);
+    ledger.apply_turn(at, Some(seen)).await
 }

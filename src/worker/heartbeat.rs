@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -26,6 +27,7 @@ use crate::fleet::report::{
 use crate::fleet::workers::ROW_RETENTION;
 use crate::ledger::fleet::WorkerReport;
 use crate::limiter::gate::{BlockReason, GateView};
+use crate::queue::Queue;
 use crate::worker::meter::unix_ms;
 
 /// Time between two reports.
@@ -178,18 +180,13 @@ impl HeartbeatReporter {
     async fn ping_backends(&self) -> BTreeMap<String, BackendStatus> {
         let Backends { ledger, queue, limiter, .. } = &self.backends;
         let kinds = self.identity.kinds;
-        let (database, mut queue_status, limiter, publishes) = tokio::join!(
+        let (database, queue, limiter) = tokio::join!(
             ping(kinds.database, async { ledger.ping().await.map(Some).map_err(|error| error.to_string()) }),
-            ping(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
+            OptionFuture::from(queue.as_deref().map(|queue| ping_queue(kinds.queue, queue))),
             ping(kinds.limiter, async { limiter.ping().await.map_err(|error| error.to_string()) }),
-            timeout(PING_TIMEOUT, queue.publish_fault()),
         );
-        // Deliveries go on, so the queue is not unavailable.
-        let blocked = publishes.ok().flatten().filter(|_| queue_status.ok);
-        queue_status.problem = queue_status.problem.or_else(|| blocked.map(|fault| fault.to_string()));
-        [(DATABASE, database), ("queue", queue_status), ("limiter", limiter)]
-            .map(|(name, status)| (name.to_owned(), status))
-            .into()
+        let statuses = [(DATABASE, Some(database)), ("queue", queue), ("limiter", Some(limiter))];
+        statuses.into_iter().filter_map(|(name, status)| Some((name.to_owned(), status?))).collect()
     }
 
     fn report(&self, backends: BTreeMap<String, BackendStatus>, sent: &mut RecentRequests) -> ProcessReport {
@@ -221,6 +218,17 @@ fn changes_soon(report: &ProcessReport) -> bool {
     let mut other = pauses.filter(|pause| pause.by != PauseCause::Limit);
     !report.ready
         || other.any(|pause| pause.ends_in_ms.is_some_and(|ms| u128::from(ms) < HEARTBEAT_INTERVAL.as_millis()))
+}
+
+async fn ping_queue(kind: &str, queue: &dyn Queue) -> BackendStatus {
+    let (mut status, publishes) = tokio::join!(
+        ping(kind, async { queue.ping().await.map_err(|error| error.to_string()) }),
+        timeout(PING_TIMEOUT, queue.publish_fault()),
+    );
+    // Deliveries go on, so the queue is not unavailable.
+    let blocked = publishes.ok().flatten().filter(|_| status.ok);
+    status.problem = status.problem.or_else(|| blocked.map(|fault| fault.to_string()));
+    status
 }
 
 async fn ping(kind: &str, question: impl Future<Output = Result<Option<String>, String>>) -> BackendStatus {
@@ -378,7 +386,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lane_report_has_pause_and_queue_block() {
         let pauses = LaneControl::default();
-        pauses.pause_intake(Duration::from_secs(9), PauseCause::Limit, Wait::for_limit("per-minute"));
+        pauses.pause_claims(Duration::from_secs(9), PauseCause::Limit, Wait::for_limit("per-minute"));
         let until = Instant::now() + Duration::from_secs(12);
         let block = Some((BlockReason::StoreUnavailable("gone".to_owned()), until));
         let gate = GateView { waiting: 3, block, ..GateView::default() };

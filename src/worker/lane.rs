@@ -1,8 +1,9 @@
-//! A lane: consumes the jobs of one provider up to its prefetch, and pauses while its provider cannot take jobs.
+//! A lane: takes the payments of one provider up to its prefetch, and sends them while the provider takes them.
 //!
-//! Each lane has its own channel, prefetch, egress and pauses. So a lane that is limited, slow or broken does not
-//! hold up the others. While the provider cannot take jobs, the backlog stays in the queue; only a limit lets intake go
-//! on, and new jobs wait in the ledger. See `docs/decisions/0021-prefetch-and-acknowledgements.md`.
+//! Each lane has its own channel, prefetch, egress and pauses. So a lane that is limited, slow or broken does not hold up
+//! the others. While the provider cannot take jobs, intake goes on, and new jobs wait in the ledger. Intake pauses when
+//! the ledger cannot take jobs, or when the lane has as many open jobs as it may have. See
+//! `docs/decisions/0056-paused-lane-goes-on-recording.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +16,17 @@ use tokio_util::task::TaskTracker;
 
 use super::backlog::LaneBacklog;
 use super::intake_bound::IntakeBound;
+use super::intake_room::IntakeRoom;
 use super::job::Duplicates;
-use super::lane_control::{LaneControl, LanePause};
+use super::lane_control::LaneControl;
 use super::meter::LaneMeter;
-use super::{WorkerContext, backlog, intake, lookups};
+use super::sleepers::Sleepers;
+use super::{WorkerContext, backlog, intake, intake_room, sleepers};
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::limiter::gate::{Gate, LaneEgress};
 use crate::provider::PaymentProvider;
-use crate::queue::{self, QueueError};
+use crate::queue::{self, Queue, QueueError};
 
 /// Prefetch of a lane at least, unless fewer jobs start within [`PREFETCH_MIN_SPAN`]: the next job is ready when its
 /// permit starts.
@@ -61,7 +64,9 @@ pub struct LaneContext {
     pub control: Arc<LaneControl>,
     pub duplicates: Duplicates,
     pub backlog: Arc<LaneBacklog>,
+    pub sleepers: Sleepers,
     pub intake_bound: Mutex<IntakeBound>,
+    pub room: IntakeRoom,
     /// Stops this lane alone.
     pub stop: CancellationToken,
 }
@@ -92,9 +97,14 @@ pub fn max_local_wait(provider: &Provider) -> Duration {
     provider.max_wait.max((drain_time * LOCAL_WAIT_FACTOR).min(LOCAL_WAIT_MAX))
 }
 
-/// Most messages that the lane holds: 1 while the circuit breaker probes the provider.
-pub(super) fn current_prefetch(context: &LaneContext) -> u16 {
+/// Most jobs that the lane claims ahead: 1 while the circuit breaker probes the provider.
+pub(super) fn claims_ahead_max(context: &LaneContext) -> u16 {
     if context.control.is_probing() { 1 } else { prefetch(&context.settings.borrow().provider) }
+}
+
+/// Messages that the lane ever holds at most.
+fn prefetch_of(context: &LaneContext) -> u16 {
+    prefetch(&context.settings.borrow().provider)
 }
 
 /// Messages that the lane holds at most now, out of the most that it ever holds.
@@ -105,13 +115,19 @@ fn places(context: &LaneContext, most: u16) -> u16 {
 
 /// Runs one lane until it is stopped, and reopens its consumer after each failure.
 pub async fn run(context: Arc<LaneContext>) {
-    context.worker.jobs.spawn(lookups::run(Arc::clone(&context)));
+    context.worker.jobs.spawn(sleepers::run(Arc::clone(&context)));
     context.worker.jobs.spawn(backlog::dispatcher::run(Arc::clone(&context)));
+    // Without a broker the dispatcher alone has payments for the lane: those that are recorded.
+    let Some(queue) = context.worker.backends.queue.clone() else {
+        tracing::info!(provider = %context.name, "lane open, without a queue");
+        return;
+    };
+    context.worker.jobs.spawn(intake_room::run(Arc::clone(&context)));
     let mut failed = 0;
     while !context.stop.is_cancelled() {
-        let most = current_prefetch(&context);
+        let most = prefetch_of(&context);
         let prefetch = places(&context, most);
-        let error = match open(&context, prefetch).await {
+        let error = match open(&context, queue.as_ref(), prefetch).await {
             Ok(lane) => {
                 failed = 0;
                 context.control.record_queue_open();
@@ -143,8 +159,11 @@ pub async fn run(context: Arc<LaneContext>) {
 }
 
 /// Opens the lane's consumer after declaring its topology again: it may have been deleted since the last time.
-async fn open(context: &LaneContext, prefetch: u16) -> Result<Box<dyn queue::LaneConsumer>, QueueError> {
-    let queue = &context.worker.backends.queue;
+async fn open(
+    context: &LaneContext,
+    queue: &dyn Queue,
+    prefetch: u16,
+) -> Result<Box<dyn queue::LaneConsumer>, QueueError> {
     queue.declare(std::slice::from_ref(&context.name)).await?;
     queue.open_lane(&context.name, prefetch).await
 }
@@ -173,22 +192,20 @@ impl OpenLane {
 async fn consume(context: &Arc<LaneContext>, open: &mut OpenLane, jobs: &TaskTracker) -> Result<(), QueueError> {
     let free = Arc::new(Semaphore::new(usize::from(open.most)));
     let mut settings = context.settings.clone();
-    let (mut intake, mut charges) = (context.control.watch_intake(), context.control.watch_charges());
+    let mut intake = context.control.watch_intake();
     let mut outcomes = context.control.outcomes.watch_pause();
-    let mut probing = context.control.watch_probing();
+    let mut full = context.control.watch_full();
     let mut consuming = true;
     let mut arrived = true;
     loop {
-        let provider = Arc::clone(&settings.borrow_and_update().provider);
-        let pauses = [&mut intake, &mut charges, &mut outcomes].map(|pause| {
-            let stops = |pause: &&LanePause| !backlog::is_recorded_during(pause, &provider);
-            pause.borrow_and_update().as_ref().filter(stops).map(|pause| pause.until)
-        });
-        let paused_until = intake_paused_until(&provider, pauses.into_iter().flatten().max());
-        if consuming && paused_until.is_some() {
+        let pauses =
+            [&mut intake, &mut outcomes].map(|pause| pause.borrow_and_update().as_ref().map(|pause| pause.until));
+        let paused_until = intake_paused_until(pauses.into_iter().flatten().max());
+        let may_consume = paused_until.is_none() && full.borrow_and_update().is_none();
+        if consuming && !may_consume {
             open.consumer.stop().await?;
             consuming = false;
-        } else if !consuming && paused_until.is_none() {
+        } else if !consuming && may_consume {
             open.consumer.resume().await?;
             (consuming, arrived) = (true, true);
         }
@@ -197,26 +214,20 @@ async fn consume(context: &Arc<LaneContext>, open: &mut OpenLane, jobs: &TaskTra
             () = context.stop.cancelled() => break,
             changed = settings.changed() => {
                 // Without its sender the lane is about to be stopped.
-                if changed.is_err() || current_prefetch(context) != open.most {
+                if changed.is_err() || prefetch_of(context) != open.most {
                     break;
                 }
             }
-            _ = probing.changed() => if current_prefetch(context) != open.most { break },
             _ = intake.changed() => {}
-            _ = charges.changed() => {}
             _ = outcomes.changed() => {}
+            _ = full.changed() => {}
             () = sleep_until(paused_until.unwrap_or_else(Instant::now)), if paused_until.is_some() => {}
             delivered = next_delivery(open.consumer.as_mut(), &free), if arrived => match delivered? {
                 Some((delivery, share)) => {
                     let lane = Arc::clone(context);
                     // Boxed because a future of thousands of bytes is moved several times on its way into a task.
-                    let work = Box::pin(intake::handle_delivery(Arc::clone(&lane), delivery));
-                    let job = jobs.track_future(async move {
-                        work.await;
-                        lane.intake_bound.lock().record_end();
-                        drop(share);
-                    });
-                    context.worker.jobs.spawn(job);
+                    let work = Box::pin(intake::handle_delivery(lane, delivery, share));
+                    context.worker.jobs.spawn(jobs.track_future(work));
                     open.resize(context).await?;
                 }
                 None => arrived = false,
@@ -255,13 +266,8 @@ async fn next_delivery(
 }
 
 /// Instant until which the lane does not consume; `None` when it may.
-fn intake_paused_until(provider: &Provider, paused_until: Option<Instant>) -> Option<Instant> {
-    let now = Instant::now();
-    if provider.paused {
-        // Ends with the row's next change, not by time.
-        return Some(now + Duration::from_secs(3_600));
-    }
+fn intake_paused_until(paused_until: Option<Instant>) -> Option<Instant> {
     let until = paused_until?;
     let until = until.checked_sub(RESUME_AHEAD).unwrap_or(until);
-    (until > now).then_some(until)
+    (until > Instant::now()).then_some(until)
 }

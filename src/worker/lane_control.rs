@@ -19,36 +19,18 @@ use crate::domain::outcome::Outcome;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::persist_window::{DEADLINE_MISS_PAUSE, MissStreak};
 use crate::domain::provider::ProviderName;
-use crate::domain::time::millis_down;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::{LaneState, LaneStatus, PauseCause, ReportedPause};
 use crate::worker::backlog::cost_waits::CostWaits;
 use crate::worker::outcome_writes::{OutcomePermission, OutcomeWrites};
 
+mod hold;
+mod pause;
 mod waits_aside;
 
+pub use self::pause::LanePause;
+use self::pause::{active_pause, end_pause_by, extend};
 use self::waits_aside::RefusedPayment;
-
-/// A pause of a lane: its end and its cause.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LanePause {
-    pub until: Instant,
-    pub cause: PauseCause,
-    pub reason: Wait,
-}
-
-impl From<LanePause> for ReportedPause {
-    fn from(LanePause { until, cause: by, reason }: LanePause) -> Self {
-        let left = until.saturating_duration_since(Instant::now());
-        Self {
-            by,
-            limit: reason.reason.limit().filter(|_| by == PauseCause::Limit).map(str::to_owned),
-            words: reason.to_string(),
-            ends_in_ms: Some(millis_down(left)),
-            wait: Some(reason),
-        }
-    }
-}
 
 /// A pause of one account: its end, and what the provider refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,15 +39,22 @@ pub struct AccountPause {
     pub sign: SetupSign,
 }
 
-/// The pauses of a lane: no charges, no consuming, or no sending either.
+/// The pauses of a lane: no messages are consumed, no jobs are claimed, no charges are sent, or nothing is sent.
 #[derive(Debug)]
 pub struct LaneControl {
     /// The lane's provider, for the log.
     provider: String,
+    /// Pauses consuming and claims: the ledger cannot record.
     intake: watch::Sender<Option<LanePause>>,
-    /// Pauses charges alone; look-ups may be consumed.
+    /// Why the lane consumes no more messages: it has as many open jobs as it may have.
+    full: watch::Sender<Option<String>>,
+    /// Pauses claims; new jobs are recorded.
+    claims: watch::Sender<Option<LanePause>>,
+    /// Pauses charges alone; look-ups are claimed.
     charges: watch::Sender<Option<LanePause>>,
     sending: watch::Sender<Option<LanePause>>,
+    /// Why the lane starts no charge until an operator releases it. It goes on recording and looking up.
+    hold: Mutex<Option<Wait>>,
     /// Costs for which a limit has too few free slots. Cheaper jobs go on, so this is no pause.
     cost_waits: Mutex<CostWaits>,
     /// Why the broker refuses the lane its queue, until it grants it.
@@ -107,8 +96,11 @@ impl Default for LaneControl {
         Self {
             provider: String::new(),
             intake: watch::Sender::new(None),
+            full: watch::Sender::new(None),
+            claims: watch::Sender::new(None),
             charges: watch::Sender::new(None),
             sending: watch::Sender::new(None),
+            hold: Mutex::default(),
             cost_waits: Mutex::default(),
             queue_refusal: Mutex::default(),
             account_faults: Mutex::default(),
@@ -131,9 +123,19 @@ impl LaneControl {
         Self { provider: provider.to_string(), ..Self::default() }
     }
 
-    /// Pauses consuming for this long; active jobs continue.
+    /// Consumes and claims nothing for this long; active jobs continue.
     pub fn pause_intake(&self, wait: Duration, by: PauseCause, cause: Wait) {
         extend(&self.intake, wait, by, cause);
+    }
+
+    /// Says why the lane consumes no more messages; `None`: it has room for more open jobs.
+    pub fn set_full(&self, why: Option<String>) {
+        self.full.send_if_modified(|full| std::mem::replace(full, why) != *full);
+    }
+
+    /// Claims nothing for this long; active jobs continue, and new ones are recorded.
+    pub fn pause_claims(&self, wait: Duration, by: PauseCause, cause: Wait) {
+        extend(&self.claims, wait, by, cause);
     }
 
     /// Pauses charges for this long: a limit on charges alone is used up.
@@ -141,30 +143,34 @@ impl LaneControl {
         extend(&self.charges, wait, by, cause);
     }
 
-    /// Whether charges are paused because of a limit on charges alone.
+    /// Whether charges alone are paused: by a limit on them, or by a hold.
     pub fn are_charges_paused(&self) -> bool {
-        active_pause(&self.charges).is_some()
-    }
-
-    /// Whether a limit that counts all jobs, or all charges, pauses the lane.
-    pub fn is_at_limit(&self) -> bool {
-        let pauses = [&self.intake, &self.charges].map(active_pause);
-        pauses.into_iter().flatten().any(|pause| pause.cause == PauseCause::Limit)
+        active_pause(&self.charges).is_some() || self.hold.lock().is_some()
     }
 
     /// Whether look-ups may be sent, even if charges are paused.
     pub fn accepts_lookups(&self) -> bool {
-        active_pause(&self.intake).is_none() && self.sending_pause().is_none()
+        self.claims_pause().is_none() && self.sending_pause().is_none()
     }
 
-    /// Pauses consuming and sending for this long; active jobs are delayed.
+    fn claims_pause(&self) -> Option<LanePause> {
+        let pauses = [&self.intake, &self.claims].map(active_pause);
+        pauses.into_iter().flatten().max_by_key(|pause| pause.until)
+    }
+
+    /// The end of the pauses during which no charge is claimed.
+    pub fn charges_paused_until(&self) -> Option<Instant> {
+        let pauses = [self.claims_pause(), active_pause(&self.charges), self.sending_pause()];
+        pauses.into_iter().flatten().map(|pause| pause.until).max()
+    }
+
+    /// Claims and sends nothing for this long; active jobs are delayed.
     pub fn pause_sending(&self, wait: Duration, by: PauseCause, cause: Wait) {
         if matches!(by, PauseCause::Breaker | PauseCause::Setup) {
             let mut unhealthy_until = self.unhealthy_until.lock();
             *unhealthy_until = (*unhealthy_until).max(Some(Instant::now() + wait));
         }
-        extend(&self.sending, wait, by, cause.clone());
-        extend(&self.intake, wait, by, cause);
+        extend(&self.sending, wait, by, cause);
     }
 
     /// Records that a request was recorded in time for its permit.
@@ -213,8 +219,8 @@ impl LaneControl {
         self.intake.subscribe()
     }
 
-    pub fn watch_charges(&self) -> watch::Receiver<Option<LanePause>> {
-        self.charges.subscribe()
+    pub fn watch_full(&self) -> watch::Receiver<Option<String>> {
+        self.full.subscribe()
     }
 
     /// Whether the provider was down and is not known to be up: one job at a time is sent, and its failure counts no
@@ -245,13 +251,17 @@ impl LaneControl {
     /// What the lane does now, and why.
     pub fn status(&self) -> LaneStatus {
         let refused = self.queue_refusal.lock().clone();
-        let rests = || [active_pause(&self.intake), active_pause(&self.charges)].into_iter().flatten();
-        let (does, pause) = if let Some(pause) = refused.or_else(|| self.sending_pause()) {
+        let rests = || [self.claims_pause(), active_pause(&self.charges)].into_iter().flatten();
+        let (does, pause) = if let Some(hold) = self.reported_hold() {
+            (LaneState::Held, Some(hold))
+        } else if let Some(pause) = refused.or_else(|| self.sending_pause()) {
             (LaneState::Stopped, Some(pause.into()))
         } else if let Some(pause) = rests().max_by_key(|pause| pause.until) {
             (LaneState::Resting, Some(pause.into()))
         } else if let Some(words) = self.probing.borrow().clone() {
             (LaneState::Probing, Some(ReportedPause { by: PauseCause::Breaker, words, ..ReportedPause::default() }))
+        } else if let Some(words) = self.full.borrow().clone() {
+            (LaneState::Full, Some(ReportedPause { words, ..ReportedPause::default() }))
         } else {
             (LaneState::Running, None)
         };
@@ -366,7 +376,7 @@ impl LaneControl {
         *self.refused_payment.lock() = None;
         self.cost_waits.lock().clear();
         self.throttle_streaks.iter().for_each(|streak| *streak.lock() = ThrottleStreak::default());
-        for paused in [&self.intake, &self.charges, &self.sending] {
+        for paused in [&self.intake, &self.claims, &self.charges, &self.sending] {
             paused.send_replace(None);
         }
     }
@@ -374,24 +384,17 @@ impl LaneControl {
     /// Ends the pauses that the provider asked of this or another lane of its quota: an operator lifted them.
     pub fn clear_provider_pause(&self) {
         self.throttle_streaks.iter().for_each(|streak| *streak.lock() = ThrottleStreak::default());
-        for paused in [&self.intake, &self.sending] {
-            paused.send_if_modified(|pause| pause.take_if(|pause| pause.cause == PauseCause::Provider).is_some());
+        for paused in [&self.claims, &self.sending] {
+            end_pause_by(paused, PauseCause::Provider);
         }
     }
 
-    /// Ends the pauses of a limit, because a row of the quota may allow more now. While sending is paused for another
-    /// reason, consuming stays paused too.
+    /// Ends the pauses of a limit, because a row of the quota may allow more now.
     pub fn clear_limit_pause(&self) {
         self.cost_waits.lock().clear();
-        let sending = active_pause(&self.sending);
-        self.intake.send_if_modified(|pause| {
-            let ends = pause.as_ref().is_some_and(|pause| pause.cause == PauseCause::Limit);
-            if ends {
-                *pause = sending;
-            }
-            ends
-        });
-        self.charges.send_if_modified(|pause| pause.take_if(|pause| pause.cause == PauseCause::Limit).is_some());
+        for paused in [&self.claims, &self.charges] {
+            end_pause_by(paused, PauseCause::Limit);
+        }
     }
 
     fn since_origin(&self, instant: Instant) -> Duration {
@@ -410,30 +413,6 @@ fn failure_text(outcome: &Outcome) -> String {
         Outcome::Unknown { cause, .. } => cause.describe(),
         _ => "no answer".to_owned(),
     }
-}
-
-fn active_pause(pause: &watch::Sender<Option<LanePause>>) -> Option<LanePause> {
-    pause.borrow().clone().filter(|pause| pause.until > Instant::now())
-}
-
-/// The later end counts. But intake may go on at a limit: so a pause by a limit gives way to one of another cause. If
-/// the limit still has no slot after that, it pauses the lane again.
-fn extend(pause: &watch::Sender<Option<LanePause>>, wait: Duration, by: PauseCause, reason: Wait) {
-    let now = Instant::now();
-    let until = now + wait;
-    pause.send_if_modified(|current| {
-        let replaces = |current: &LanePause| match (current.cause, by) {
-            (PauseCause::Limit, PauseCause::Limit) => current.until < until,
-            (PauseCause::Limit, _) => true,
-            (_, PauseCause::Limit) => current.until <= now,
-            _ => current.until < until,
-        };
-        let is_new = current.as_ref().is_none_or(replaces);
-        if is_new {
-            *current = Some(LanePause { until, cause: by, reason });
-        }
-        is_new
-    });
 }
 
 #[cfg(test)]

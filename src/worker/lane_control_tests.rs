@@ -1,9 +1,10 @@
 use super::*;
+use crate::captured_log::capture_log;
 
 #[tokio::test(start_paused = true)]
 async fn health_counts_from_the_last_breaker_pause() {
     let (pauses, second) = (LaneControl::default(), Duration::from_secs(1));
-    pauses.pause_intake(second * 9, PauseCause::Limit, Wait::for_limit("per-minute"));
+    pauses.pause_claims(second * 9, PauseCause::Limit, Wait::for_limit("per-minute"));
     assert_eq!(pauses.healthy_for(), Some(Duration::MAX), "at its limit it flows");
     pauses.pause_sending(
         second * 30,
@@ -42,7 +43,7 @@ async fn slow_ledger_pauses_lane_one_miss_does_not() {
 #[tokio::test(start_paused = true)]
 async fn lane_without_its_queue_is_stopped() {
     let (pauses, second) = (LaneControl::default(), Duration::from_secs(1));
-    pauses.pause_intake(second * 3_600, PauseCause::Limit, Wait::for_limit("all"));
+    pauses.pause_claims(second * 3_600, PauseCause::Limit, Wait::for_limit("all"));
     pauses.record_queue_refusal(second, "queue `payments.bolt` exists");
     for _ in 0..2 {
         let LaneStatus { does, pause } = pauses.status();
@@ -58,27 +59,9 @@ async fn lane_without_its_queue_is_stopped() {
     assert_eq!((pauses.status().does, pauses.is_queue_refused()), (LaneState::Running, false));
 }
 
-/// Captured log lines.
-#[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Page {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn breaker_log_names_its_provider() {
-    let page = Page::default();
-    let writer = page.clone();
-    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let _kept = tracing::subscriber::set_default(lines);
+    let (log, _guard) = capture_log();
     let pauses = LaneControl::for_provider(&ProviderName::new("acme").unwrap());
     let down = Outcome::NotSent { cause: "refused".to_owned() };
     let up = Outcome::Declined { reason: "402".to_owned() };
@@ -91,7 +74,6 @@ async fn breaker_log_names_its_provider() {
         }
         assert!(changed, "{change}");
     }
-    let log = String::from_utf8(page.0.lock().clone()).unwrap();
-    let of_breaker: Vec<&str> = log.lines().filter(|line| line.contains("circuit breaker")).collect();
-    assert!(of_breaker.len() >= 2 && of_breaker.iter().all(|line| line.contains("acme")), "{log}");
+    let of_breaker = log.lines_with("circuit breaker");
+    assert!(of_breaker.len() >= 2 && of_breaker.iter().all(|line| line.contains("acme")), "{of_breaker:?}");
 }

@@ -2,7 +2,7 @@
 //!
 //! There is one line per lane, reason and minute. The first line about messages is logged as it is; those of the
 //! following minute become one line with their number. Metrics count all. Every job meets a fault of the process, so the
-//! lane pauses its intake, and `status` shows that.
+//! lane starts no job, and `status` shows that.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -61,12 +61,12 @@ impl LocalFaults {
     }
 }
 
-/// Pauses the lane's intake for this long; active jobs continue.
+/// Starts nothing in the lane for this long; active jobs continue.
 pub(super) fn pause_for_fault(lane: &LaneContext, wait: Duration, fault: &LocalFault) {
     let cause = fault.to_string();
     log_fault(lane, fault, "nothing can be sent: the lane is paused, jobs wait, and no attempt is counted");
     lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause));
-    lane.control.pause_intake(wait, PauseCause::Setup, fault.wait());
+    lane.control.pause_claims(wait, PauseCause::Setup, fault.wait());
 }
 
 /// Logs a fault and what follows, unless that was done a moment ago.

@@ -6,16 +6,17 @@
 
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::copies::StoredMessage;
 use crate::ledger::database::Database;
 use crate::ledger::operator::Actor;
+use crate::ledger::rejected::StoredMessage;
 use crate::ledger::rejected::{RejectedDecision, RejectedRefusal, RejectedSummary};
 use crate::queue::{Destination, OutgoingMessage, Queue, QueueError, headers};
 
 /// Decides about rejected messages for an operator.
 pub struct RejectedDecider<'a> {
     pub ledger: &'a Database,
-    pub queue: &'a dyn Queue,
+    /// `None`: `queue.url` names no broker, and nothing can be published.
+    pub queue: Option<&'a dyn Queue>,
     /// Providers that have a row, and so a lane.
     pub providers: &'a [ProviderName],
     pub actor: Actor,
@@ -28,6 +29,8 @@ pub enum RejectedError {
     Refused(#[from] RejectedRefusal),
     #[error("provider `{0}` has no row: no worker takes its messages")]
     NoProvider(String),
+    #[error("queue.url names no broker: enqueue the payment once more, and discard the message")]
+    NoBroker,
     #[error("its body is not stored: nothing was published, and it can only be discarded")]
     NotKept,
     #[error("its body was longer than 64 KiB or held what must not be stored: it is masked, and can only be discarded")]
@@ -50,7 +53,12 @@ impl RejectedError {
         match self {
             Self::Queue(error) => !matches!(error, QueueError::Unroutable(_)),
             Self::Ledger(_) | Self::NotRecorded(_) => true,
-            Self::Refused(_) | Self::NoProvider(_) | Self::NotKept | Self::Masked | Self::PublishedThough(_) => false,
+            Self::Refused(_)
+            | Self::NoProvider(_)
+            | Self::NoBroker
+            | Self::NotKept
+            | Self::Masked
+            | Self::PublishedThough(_) => false,
         }
     }
 }
@@ -73,6 +81,7 @@ impl RejectedDecider<'_> {
         let Some(lane) = self.providers.iter().find(|name| name.as_str() == row.provider) else {
             return Err(RejectedError::NoProvider(row.provider));
         };
+        let queue = self.queue.ok_or(RejectedError::NoBroker)?;
         let stored = self.ledger.stored_rejected(id).await?.ok_or(RejectedError::NotKept)?;
         let StoredMessage { body, properties, is_masked } = stored;
         if is_masked {
@@ -84,7 +93,7 @@ impl RejectedDecider<'_> {
             body: body.into(),
             properties: headers::without_rejection(properties),
         };
-        self.queue.publish(message).await.map_err(RejectedError::Queue)?;
+        queue.publish(message).await.map_err(RejectedError::Queue)?;
         let recorded = self.ledger.decide_rejected(id, RejectedDecision::Republished, &self.actor).await;
         let refusal = recorded.map_err(RejectedError::NotRecorded)?;
         refusal.map_or(Ok(()), |refusal| Err(RejectedError::PublishedThough(refusal)))

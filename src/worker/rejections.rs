@@ -18,17 +18,16 @@ use super::publish::{MessageCopy, publish_with_timeout};
 use crate::domain::job::{BODY_BYTES_MAX, InvalidMessage, InvalidReason, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::copies::{RejectedMessage, StoredMessage};
 use crate::ledger::database::Database;
-use crate::ledger::rejected::{OpenRejected, RejectedEvent};
+use crate::ledger::rejected::{RejectedEvent, RejectedMessage, StoredMessage, StoredSize};
 use crate::queue::message::{REJECTED_EVENT, body_head, rejected_event_json, stored_message};
 use crate::queue::{Destination, InvalidLetter, OutgoingMessage, Properties, QueueError, headers};
 
-/// Most open rows, and most bytes of their bodies.
-const OPEN_MAX: OpenRejected = OpenRejected { messages: 100_000, bytes: 1 << 30 };
+/// Most rows, and most bytes of their bodies; for the open rejected messages, and for the held ones.
+const STORED_MAX: StoredSize = StoredSize { messages: 100_000, bytes: 1 << 30 };
 /// Below this part of both, messages are recorded again.
 const ROOM_PERCENT: u64 = 95;
-/// Age of the count of open rows.
+/// Age of a count of rows.
 const COUNT_AGE_MAX: Duration = Duration::from_secs(5);
 /// Most messages of `payments.invalid` that one sweep records.
 const RECORDED_MAX: usize = 500;
@@ -36,9 +35,9 @@ const RECORDED_MAX: usize = 500;
 const EVENTS_AT_ONCE: u32 = 50;
 const EVENT_ROUNDS_MAX: u32 = 20;
 
-/// Whether the ledger has room for further rejected messages.
+/// Whether the ledger has room for further messages of one kind.
 #[derive(Default)]
-pub struct RejectedRoom(Mutex<RoomCount>);
+pub struct MessageRoom(Mutex<RoomCount>);
 
 #[derive(Default)]
 struct RoomCount {
@@ -46,22 +45,35 @@ struct RoomCount {
     is_full: bool,
 }
 
-impl RejectedRoom {
-    /// Counts the open rows, at most every few seconds.
-    pub async fn is_full(&self, ledger: &Database) -> Result<bool, LedgerError> {
+impl MessageRoom {
+    /// Counts the rows by `size`, at most every few seconds.
+    async fn is_full(&self, size: impl Future<Output = Result<StoredSize, LedgerError>>) -> Result<bool, LedgerError> {
         let mut count = self.0.lock().await;
         if count.counted_at.is_none_or(|at| at.elapsed() >= COUNT_AGE_MAX) {
-            let open = ledger.open_rejected(OPEN_MAX.messages, BODY_BYTES_MAX).await?;
-            *count = RoomCount { counted_at: Some(Instant::now()), is_full: is_full(open, count.is_full) };
+            let size = size.await?;
+            *count = RoomCount { counted_at: Some(Instant::now()), is_full: is_full(size, count.is_full) };
         }
         Ok(count.is_full)
     }
 }
 
+impl WorkerContext {
+    /// Whether too many rejected messages are open.
+    pub(super) async fn has_no_room_for_rejected(&self) -> Result<bool, LedgerError> {
+        let ledger: &Database = &self.backends.ledger;
+        self.rejected_room.is_full(ledger.open_rejected(STORED_MAX.messages, BODY_BYTES_MAX)).await
+    }
+
+    /// Whether too many messages of a newer format are held.
+    pub(super) async fn has_no_room_for_held(&self) -> Result<bool, LedgerError> {
+        self.held_room.is_full(self.backends.ledger.held_size(STORED_MAX.messages)).await
+    }
+}
+
 /// Full rows have room again only below [`ROOM_PERCENT`] of both bounds.
-fn is_full(open: OpenRejected, was_full: bool) -> bool {
+fn is_full(size: StoredSize, was_full: bool) -> bool {
     let percent = if was_full { ROOM_PERCENT } else { 100 };
-    open.messages >= OPEN_MAX.messages * percent / 100 || open.bytes >= OPEN_MAX.bytes * percent / 100
+    size.messages >= STORED_MAX.messages * percent / 100 || size.bytes >= STORED_MAX.bytes * percent / 100
 }
 
 /// The row of a rejected message.
@@ -74,15 +86,14 @@ pub fn rejected_message(copy: &MessageCopy, invalid: &InvalidMessage, job_id: Op
         body_sha256: Sha256::digest(&copy.body).into(),
         body_bytes: copy.body.len(),
         head: body_head(&copy.body),
-        stored: stored_message(&copy.body, &headers::without_waits_since(copy.properties.clone())),
+        stored: stored_message(&copy.body, &copy.properties),
     }
 }
 
 /// The same message for the queue of those that the ledger has no room for: masked like a row.
 pub fn overflowing(copy: &MessageCopy, invalid: &InvalidMessage) -> OutgoingMessage {
     let InvalidMessage { reason, detail } = invalid.clone();
-    let given = headers::without_waits_since(copy.properties.clone());
-    let StoredMessage { body, properties, is_masked } = stored_message(&copy.body, &given);
+    let StoredMessage { body, properties, is_masked } = stored_message(&copy.body, &copy.properties);
     let mut properties: Properties = serde_json::from_str(&properties).unwrap_or_default();
     if is_masked {
         properties.headers.insert(headers::MASKED.to_owned(), "1".to_owned());
@@ -96,12 +107,13 @@ pub fn overflowing(copy: &MessageCopy, invalid: &InvalidMessage) -> OutgoingMess
 
 /// Records what is in `payments.invalid`, while there is room.
 pub async fn record_overflow(worker: &WorkerContext) -> Result<(), OverflowError> {
+    let Some(queue) = &worker.backends.queue else { return Ok(()) };
     let ledger = &worker.backends.ledger;
     for _ in 0..RECORDED_MAX {
-        if worker.rejected_room.is_full(ledger).await? {
+        if worker.has_no_room_for_rejected().await? {
             break;
         }
-        let Some(InvalidLetter { body, properties, receipt }) = worker.backends.queue.take_invalid().await? else {
+        let Some(InvalidLetter { body, properties, receipt }) = queue.take_invalid().await? else {
             break;
         };
         let Some((lane, invalid)) = rejection_of(&properties) else { break };
@@ -142,6 +154,9 @@ fn rejection_of(properties: &Properties) -> Option<(ProviderName, InvalidMessage
 /// Publishes the events about rejected messages that are not published yet. If a queue takes none of a provider's events,
 /// those of other providers are published all the same.
 pub async fn announce(worker: &WorkerContext) -> Result<(), OverflowError> {
+    if worker.backends.queue.is_none() {
+        return Ok(());
+    }
     let ledger = &worker.backends.ledger;
     let mut rejecting = BTreeMap::new();
     for _ in 0..EVENT_ROUNDS_MAX {
@@ -197,7 +212,7 @@ mod tests {
             (10, gib - 1, true, true),
             (10, gib / 2, true, false),
         ] {
-            assert_eq!(is_full(OpenRejected { messages, bytes }, was_full), expected, "{messages} {bytes} {was_full}");
+            assert_eq!(is_full(StoredSize { messages, bytes }, was_full), expected, "{messages} {bytes} {was_full}");
         }
     }
 

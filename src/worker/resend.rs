@@ -1,27 +1,20 @@
-//! Resending of a payment by an operator: the ledger is updated first, then the message is published and confirmed.
+//! Resending of a payment by an operator: the ledger makes it `waiting`, and a worker claims it again.
 //!
-//! Before anything changes, the message is built from the ledger's row, decoded as a worker decodes it, and compared
-//! with the recorded hash. It goes through the lane and every limit like any other. If it cannot be published, the job
-//! waits in the ledger, and the sweeper publishes it.
-
-use bytes::Bytes;
+//! Before anything changes, the row is compared with what was recorded. The payment goes through every limit like any
+//! other.
 
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, JobResolution, ReloadedJob, ResolutionError, ResolutionRefusal};
-use crate::queue::message::{CardNumbers, DecodeError, decode, encode};
-use crate::queue::{Destination, OutgoingMessage, Queue, QueueError, headers};
-use crate::worker::publish::job_properties;
+use crate::queue::message::is_unchanged;
 
 /// Resends jobs for an operator.
 pub struct Resender<'a> {
     pub ledger: &'a Database,
-    pub queue: &'a dyn Queue,
     /// Providers that have a row, and so a lane.
     pub providers: &'a [ProviderName],
-    pub card_numbers: CardNumbers,
     /// [`JobResolution::Resend`] or [`JobResolution::Replay`].
     pub resolution: JobResolution,
     pub actor: Actor,
@@ -34,11 +27,8 @@ pub enum ResendError {
     Refused(#[from] ResolutionRefusal),
     #[error("provider `{0}` has no row any more: no worker takes its jobs")]
     NoProvider(ProviderName),
-    #[error("a worker would reject its message: {0}")]
-    Unreadable(String),
-    /// The ledger says `waiting`; its message is missing.
-    #[error("waiting in the ledger, but its message was not published: {0}; a worker's sweeper will publish it")]
-    Unpublished(QueueError),
+    #[error("its row no longer says what was recorded")]
+    Unreadable,
     #[error(transparent)]
     Ledger(#[from] LedgerError),
 }
@@ -58,8 +48,7 @@ impl ResendError {
         match self {
             Self::Refused(refusal) => refusal.code(),
             Self::NoProvider(_) => "no_provider",
-            Self::Unreadable(_) => "unreadable",
-            Self::Unpublished(_) => "unpublished",
+            Self::Unreadable => "unreadable",
             Self::Ledger(_) => "ledger_refused",
         }
     }
@@ -67,9 +56,8 @@ impl ResendError {
     /// Whether the next job would fail in the same way.
     pub fn aborts_batch(&self) -> bool {
         match self {
-            Self::Unpublished(error) => !matches!(error, QueueError::Unroutable(_)),
             Self::Ledger(error) => !matches!(error, LedgerError::Corrupt(_)),
-            Self::Refused(_) | Self::NoProvider(_) | Self::Unreadable(_) => false,
+            Self::Refused(_) | Self::NoProvider(_) | Self::Unreadable => false,
         }
     }
 }
@@ -82,41 +70,29 @@ pub async fn provider_names(ledger: &Database) -> Result<Vec<ProviderName>, Ledg
 }
 
 impl Resender<'_> {
-    /// The message that would be published; changes nothing.
-    pub async fn prepare(&self, id: &JobId) -> Result<(ReloadedJob, OutgoingMessage), ResendError> {
+    /// The payment as it would be sent again; changes nothing.
+    pub async fn prepare(&self, id: &JobId) -> Result<ReloadedJob, ResendError> {
         let reloaded = self.ledger.reload_job(id, &self.resolution).await?;
         let job = &reloaded.job;
         if !self.providers.contains(&job.provider) {
             return Err(ResendError::NoProvider(job.provider.clone()));
         }
-        let body = encode(job);
-        let decoded = decode(&body, &job.provider, self.card_numbers).map_err(|error| match error {
-            DecodeError::Invalid { invalid, .. } => ResendError::Unreadable(invalid.to_string()),
-            error @ DecodeError::NewerVersion(_) => ResendError::Unreadable(error.to_string()),
-        })?;
-        if decoded.hash != reloaded.hash {
+        if !is_unchanged(job, reloaded.hash) {
             // A missing payload was emptied; any other difference was made by hand.
             return Err(match job.payload {
                 None => ResolutionRefusal::Scrubbed.into(),
-                Some(_) => ResendError::Unreadable("its row no longer says what was recorded".to_owned()),
+                Some(_) => ResendError::Unreadable,
             });
         }
-        let outgoing = OutgoingMessage {
-            destination: Destination::Lane(job.provider.clone()),
-            body: Bytes::from(body),
-            // The copy number that the resolution makes the newest.
-            properties: headers::with_copy_number(job_properties(id), reloaded.copy + 1),
-        };
-        Ok((reloaded, outgoing))
+        Ok(reloaded)
     }
 
-    /// Makes the job `waiting` and publishes its message.
+    /// Makes the job `waiting`.
     ///
     /// # Errors
-    /// Why it was not sent; only [`ResendError::Unpublished`] leaves it changed.
+    /// Why it was not changed.
     pub async fn send(&self, id: &JobId) -> Result<(), ResendError> {
-        let (reloaded, message) = self.prepare(id).await?;
-        self.ledger.resolve_job(id, &self.resolution, Some(reloaded.fence), &self.actor).await?;
-        self.queue.publish(message).await.map_err(ResendError::Unpublished)
+        let reloaded = self.prepare(id).await?;
+        Ok(self.ledger.resolve_job(id, &self.resolution, Some(reloaded.fence), &self.actor).await?)
     }
 }

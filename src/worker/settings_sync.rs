@@ -1,9 +1,9 @@
 //! The settings in this process: polled by version, loaded when the version changes, and kept while they cannot be
 //! read.
 //!
-//! A notification of the database triggers a poll at once; without notifications a change is seen at the next poll. The
-//! last valid row of a provider stays in force while its row is invalid. Without one the provider has no lane. The log
-//! names it in both cases. See `docs/decisions/0025-versioned-settings.md`.
+//! A hint of the database triggers a poll at once ([`super::change_hints`]); without hints a change is seen at the next
+//! poll. The last valid row of a provider stays in force while its row is invalid. Without one the provider has no lane.
+//! The log names it in both cases. See `docs/decisions/0025-versioned-settings.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
-use crate::ledger::settings::{InvalidRow, SettingsHints, SettingsSnapshot, unknown_limits};
+use crate::ledger::settings::{InvalidRow, SettingsSnapshot, unknown_limits};
 use crate::worker::meter::Meter;
 
 /// Time between two polls of the settings version: half of the time within which a change takes effect.
@@ -125,13 +125,6 @@ pub async fn refresh(
         return Ok(None);
     }
     load(ledger, before).await.map(Some)
-}
-
-/// Forwards notifications until `stop` fires. Those that arrive during a poll become one more poll.
-pub async fn listen(mut hints: SettingsHints, hinted: Arc<Notify>, stop: CancellationToken) {
-    while let Some(()) = stop.run_until_cancelled(hints.next()).await {
-        hinted.notify_one();
-    }
 }
 
 /// Polls the settings until `stop` fires. `store`: the highest version that a limiter's store reported. `hinted`

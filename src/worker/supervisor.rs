@@ -1,7 +1,7 @@
 //! The supervisor of a worker process: runs one lane per enabled provider, from the first settings to the end of the
 //! drain.
 //!
-//! The drain stops intake, then finishes or requeues the active jobs until its timeout. [`DrainReport`] says what was
+//! The drain stops intake, then finishes the active jobs, or returns them to the backlog, until its timeout. [`DrainReport`] says what was
 //! left.
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,9 @@ use tokio_util::task::TaskTracker;
 
 use super::active_jobs::ActiveJobs;
 use super::backlog::LaneBacklog;
+use super::commit_guard::{self, CommitGuard};
 use super::intake_bound::IntakeBound;
+use super::intake_room::IntakeRoom;
 use super::job::Duplicates;
 use super::lane::{self, LaneContext, LaneSettings};
 use super::lane_control::LaneControl;
@@ -24,13 +26,16 @@ use super::meter::{DecisionKind, LaneDecision, Meter};
 use super::quotas::Quotas;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::settings_sync::{self, LoadedSettings};
+use super::sleepers::Sleepers;
 use super::{
-    Backends, WorkerContext, WorkerOptions, decision_batches, evictions, limit_returns, outbox, sweeper, topology,
+    Backends, WorkerContext, WorkerOptions, change_hints, decision_batches, evictions, limit_returns, sweeper,
+    topology, unpublished,
 };
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::InvalidRow;
 use crate::limiter::gate::{Gate, LaneEgress};
+use crate::outcomes::amqp::Publisher;
 use crate::provider::FreezeError;
 
 /// Longest time after the drain for releasing permits and publishing events, even if the drain used all of its timeout.
@@ -42,7 +47,7 @@ const LOGGED_WITHIN: Duration = Duration::from_secs(1);
 /// Status of a worker, for health checks and `status`.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerStatus {
-    /// Settings are loaded and the topology is declared.
+    /// Settings are loaded, and at a broker the topology is declared.
     pub ready: bool,
     pub draining: bool,
     pub settings: Arc<LoadedSettings>,
@@ -60,8 +65,7 @@ pub struct WorkerStatus {
 pub struct DrainReport {
     /// Some work was unfinished when the timeout passed.
     pub timed_out: bool,
-    /// Jobs that were still active when the timeout passed; the broker requeues their messages, and their leases
-    /// expire.
+    /// Jobs that were still active when the timeout passed; they return to the backlog when their leases expire.
     pub left_active: usize,
     /// Requests whose outcome is not recorded.
     pub abandoned_in_flight: usize,
@@ -84,20 +88,23 @@ pub async fn run(
     stop: CancellationToken,
     progress: watch::Sender<WorkerStatus>,
 ) -> Result<DrainReport, LedgerError> {
+    let guard = Arc::new(CommitGuard::new(&backends.ledger));
     let worker = WorkerContext {
         backends,
         options: Arc::new(options),
         active_jobs: Arc::new(ActiveJobs::default()),
         meter: Arc::clone(&progress.borrow().meter),
-        outbox: Arc::default(),
-        unconfirmed: Arc::default(),
+        new_events: Arc::default(),
         unwritten: Arc::default(),
         local_faults: Arc::default(),
         log_throttle: Arc::default(),
         start_timer: Arc::default(),
         intake_turns: Arc::default(),
         flow_lanes: Arc::default(),
+        lanes_with_returns: Arc::default(),
         rejected_room: Arc::default(),
+        held_room: Arc::default(),
+        guard,
         stop,
         abandon: CancellationToken::new(),
         jobs: TaskTracker::new(),
@@ -110,6 +117,8 @@ pub async fn run(
         if let Err(error) = limit_returns::apply_due(&ledger, owner).await {
             tracing::warn!(%error, "planned returns of limits cannot be read");
         }
+        // A lane that is held must start nothing in the first second, either.
+        worker.guard.read_holds(&ledger, owner).await?;
         settings_sync::load(&ledger, &nothing).await
     });
     let known = match first.await {
@@ -123,14 +132,16 @@ pub async fn run(
     let drained = CancellationToken::new();
     let (store_version, store_versions) = settings_sync::StoreVersion::channel();
     follow_settings(&worker, &services, known_tx, store_versions);
-    services.spawn(outbox::run(worker.clone(), drained.clone()));
+    services.spawn(publisher(&worker).run(drained.clone()));
+    services.spawn(unpublished::keep_counted(worker.clone(), drained.clone()));
     services.spawn(Arc::clone(&worker.active_jobs).renew_leases(ledger.clone(), drained.clone()));
     let quotas = Quotas::new(Arc::clone(&worker.backends.limiter), ledger, store_version);
 
     services.spawn(sweeper::run(worker.clone(), known_rx.clone(), progress.subscribe()));
     services.spawn(decision_batches::run(worker.clone()));
     services.spawn(evictions::run(worker.clone()));
-    services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
+    services.spawn(commit_guard::run(worker.clone(), known_rx.clone(), progress.subscribe()));
+    become_ready(&worker, &services, known_rx.clone(), progress.clone());
 
     run_lanes(&worker, &quotas, known_rx, &progress).await;
 
@@ -142,15 +153,39 @@ pub async fn run(
     let final_flush = async {
         quotas.close().await;
         services.wait().await;
-        outbox::publish_remaining(&worker).await;
     };
     if timeout_at(over_at.max(Instant::now() + FINAL_FLUSH_MAX), final_flush).await.is_err() {
         tracing::warn!(
-            "not all permits were released and outcome events published before the timeout; leases expire, and other \
-             workers publish the events"
+            "not all permits were released and outcome events published before the timeout; leases expire, and another \
+             worker publishes the events"
         );
     }
     Ok(report)
+}
+
+/// Makes the worker ready: at a broker once the topology is declared, and otherwise now.
+fn become_ready(
+    worker: &WorkerContext,
+    services: &TaskTracker,
+    known: watch::Receiver<Arc<LoadedSettings>>,
+    progress: watch::Sender<WorkerStatus>,
+) {
+    match worker.backends.queue.clone() {
+        Some(queue) => {
+            services.spawn(topology::keep_declared(worker.clone(), queue, known, progress));
+        }
+        None => progress.send_modify(|progress| progress.ready = true),
+    }
+}
+
+/// What the publisher of outcome events needs of this worker.
+fn publisher(worker: &WorkerContext) -> Publisher {
+    Publisher {
+        ledger: worker.backends.ledger.clone(),
+        queue: worker.backends.queue.clone(),
+        holder: worker.options.owner.clone(),
+        new_events: Arc::clone(&worker.new_events),
+    }
 }
 
 /// Starts the tasks that keep the settings current: hints, polls, and limits that go back by themselves.
@@ -161,8 +196,9 @@ fn follow_settings(
     store_versions: watch::Receiver<i64>,
 ) {
     let (ledger, stop, hinted) = (worker.backends.ledger.clone(), worker.stop.clone(), Arc::new(Notify::new()));
-    if let Some(hints) = ledger.settings_hints() {
-        services.spawn(settings_sync::listen(hints, Arc::clone(&hinted), stop.clone()));
+    if let Some(hints) = ledger.change_hints() {
+        let records = ledger.record_news().clone();
+        services.spawn(change_hints::follow(hints, Arc::clone(&hinted), records, stop.clone()));
     }
     let owner = worker.options.owner.clone();
     let (changes, returned) = (known.subscribe(), Arc::clone(&hinted));
@@ -291,6 +327,7 @@ fn start_lane(
     let (settings, settings_rx) = watch::channel(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     let context = Arc::new(LaneContext {
         intake_bound: Mutex::new(IntakeBound::starting_at(Instant::now())),
+        room: IntakeRoom::default(),
         worker: worker.clone(),
         name: row.name.clone(),
         meter: worker.meter.lane(&row.name),
@@ -300,8 +337,10 @@ fn start_lane(
         control: Arc::new(LaneControl::for_provider(&row.name)),
         duplicates: Duplicates::default(),
         backlog: Arc::new(LaneBacklog::new()),
+        sleepers: Sleepers::default(),
         stop: worker.stop.child_token(),
     });
+    context.control.set_hold(worker.guard.hold_of(&row.name));
     worker.jobs.spawn(lane::run(Arc::clone(&context)));
     Ok(Some(RunningLane { settings, context }))
 }
@@ -320,7 +359,7 @@ async fn drain(worker: &WorkerContext, over_at: Instant) -> DrainReport {
     // Each is logged before the process ends.
     timeout(LOGGED_WITHIN, worker.unwritten.none_left()).await.ok();
     if timed_out {
-        tracing::warn!(?report, "drain timed out; the broker requeues the remaining messages, and their leases expire");
+        tracing::warn!(?report, "drain timed out; the remaining jobs return to the backlog when their leases expire");
     }
     report
 }

@@ -15,7 +15,7 @@ use super::WorkerContext;
 use super::settings_sync::LoadedSettings;
 use super::supervisor::WorkerStatus;
 use crate::domain::provider::ProviderName;
-use crate::queue::{OutgoingMessage, QueueError, TopologyProblem};
+use crate::queue::{OutgoingMessage, Queue, QueueError, TopologyProblem};
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -31,17 +31,19 @@ const POLICY_HINT: &str =
 /// (`lane::open`).
 pub async fn keep_declared(
     worker: WorkerContext,
+    queue: Arc<dyn Queue>,
     known: watch::Receiver<Arc<LoadedSettings>>,
     progress: watch::Sender<WorkerStatus>,
 ) {
     let stop = worker.stop.clone();
     // Cancelled when the worker stops: one declaration per provider, by a broker that does not answer, would delay the
     // end.
-    stop.run_until_cancelled(declare_all(worker, known, progress)).await;
+    stop.run_until_cancelled(declare_all(worker, queue.as_ref(), known, progress)).await;
 }
 
 async fn declare_all(
     worker: WorkerContext,
+    queue: &dyn Queue,
     mut known: watch::Receiver<Arc<LoadedSettings>>,
     progress: watch::Sender<WorkerStatus>,
 ) {
@@ -51,14 +53,14 @@ async fn declare_all(
     loop {
         if Instant::now() >= look_at {
             look_at = Instant::now() + CHECK_INTERVAL;
-            check_declared(&worker, &mut declared, &mut unfit).await;
+            check_declared(&worker, queue, &mut declared, &mut unfit).await;
         }
         let names: Vec<ProviderName> = known.borrow_and_update().providers.keys().cloned().collect();
         let (mut missing, mut refused) = (false, BTreeSet::new());
         // The shared exchanges and queues must exist even before the first provider does.
-        let shared = names.is_empty() && worker.backends.queue.declare(&[]).await.is_err();
+        let shared = names.is_empty() && queue.declare(&[]).await.is_err();
         for name in names.iter().filter(|name| !declared.contains(*name)).cloned().collect::<Vec<_>>() {
-            match worker.backends.queue.declare(std::slice::from_ref(&name)).await {
+            match queue.declare(std::slice::from_ref(&name)).await {
                 Ok(()) => {
                     declared.insert(name);
                 }
@@ -87,10 +89,11 @@ async fn declare_all(
     }
 }
 
-/// Checks what was declared. If something is missing, all is declared again: its messages are lost, and the sweeper
-/// republishes their jobs. A mismatch, or a refused check, is logged when it is new: the lane meets it when it reopens.
+/// Checks what was declared. If something is missing, all is declared again. A lost queue loses no recorded job, because
+/// the ledger has it. A mismatch, or a refused check, is logged when it is new: the lane meets it when it reopens.
 async fn check_declared(
     worker: &WorkerContext,
+    queue: &dyn Queue,
     declared: &mut BTreeSet<ProviderName>,
     reported: &mut BTreeSet<String>,
 ) {
@@ -98,7 +101,7 @@ async fn check_declared(
     if lanes.is_empty() {
         return;
     }
-    let unfit = match worker.backends.queue.topology_problems(&lanes).await {
+    let unfit = match queue.topology_problems(&lanes).await {
         Ok(unfit) => unfit,
         Err(error) => {
             tracing::debug!(%error, "failed to check queues and exchanges");
@@ -136,7 +139,7 @@ pub async fn publish(
     provider: &ProviderName,
     message: &OutgoingMessage,
 ) -> Result<(), QueueError> {
-    let queue = &worker.backends.queue;
+    let queue = worker.backends.broker()?;
     match queue.publish(message.clone()).await {
         Err(QueueError::Unroutable(_)) => {
             worker.meter.record_missing_topology();

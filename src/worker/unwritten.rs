@@ -32,10 +32,6 @@ impl UnwrittenAnswers {
         UnwrittenAnswer { job: job.clone(), all: Arc::clone(self) }
     }
 
-    pub fn contains(&self, job: &JobId) -> bool {
-        self.jobs.lock().contains_key(job)
-    }
-
     pub fn count(&self) -> usize {
         *self.count.borrow()
     }

@@ -30,7 +30,7 @@ async fn replay_of_everything_asks_for_confirmation() {
         desk.payment(id, provider, "dead").await;
     }
     let no = desk.run_answered("\n", &["dlq", "replay"]).await;
-    assert_eq!((exit(&no), desk.queued("acme").await.len()), (Exit::Failed, 0));
+    assert_eq!(exit(&no), Exit::Failed);
     assert!(no.err.contains("Replay 3 dead payments of all providers? [y/N] "), "{}", no.err);
     let none = desk.run(&["dlq", "replay", "--provider", "gone"]).await;
     assert!(none.failure().0.contains("there is no provider `gone`: `sluicegate provider list`"));

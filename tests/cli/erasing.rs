@@ -13,7 +13,10 @@ async fn account_erasure_reports_what_remains() {
     for (id, state) in [("p1", "declined"), ("p2", "review"), ("p3", "waiting")] {
         desk.payment(id, "acme", state).await;
     }
-    desk.without_constraints("UPDATE jobs SET account = 'acct_1'; UPDATE outcome_events SET published_at = at").await;
+    desk.without_constraints(
+        "UPDATE jobs SET account = 'acct_1'; UPDATE event_cursors SET position = (SELECT max(sequence) FROM events)",
+    )
+    .await;
     let erase = ["jobs", "erase", "--account", "acct_1", "--because", "ticket 4711"];
     let with = |flag: &'static str| erase.iter().copied().chain([flag]).collect::<Vec<_>>();
     let rehearsed = desk.run(&with("--dry-run")).await;
@@ -32,7 +35,7 @@ async fn account_erasure_reports_what_remains() {
     desk.payment("p4", "acme", "declined").await;
     let request = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, counted, account) \
                    SELECT id, 7, provider, created_at, created_at, 'declined', 1, 'acct_2' FROM jobs WHERE id = 'p4'";
-    let set = "UPDATE jobs SET account = 'acct_2' WHERE id = 'p4'; UPDATE outcome_events SET published_at = at";
+    let set = "UPDATE jobs SET account = 'acct_2' WHERE id = 'p4'; UPDATE event_cursors SET position = (SELECT max(sequence) FROM events)";
     desk.without_constraints(&format!("{set}; {request}")).await;
     let erase = ["jobs", "erase", "--account", "acct_2", "--because", "ticket 4711"];
     let erased = desk.run(&erase).await;

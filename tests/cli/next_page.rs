@@ -5,7 +5,7 @@ use std::process::Command;
 
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
+use sluicegate::ledger::rejected::{RejectedMessage, StoredMessage};
 
 use crate::jobs::Desk;
 

@@ -92,6 +92,24 @@ fn invalid_configuration_exits_with_78() {
     assert!(output.stdout.is_empty() && !text(&output.stderr).contains("hunter2"));
 }
 
+/// Each kind of database has its own door without a broker, and the error names the one that fits.
+#[test]
+fn door_of_the_other_database_exits_with_78() {
+    let postgres = "database.url=postgres://app@localhost/pay";
+    let sqlite = "database.url=sqlite://pay.db";
+    for (sets, fix) in [
+        ([postgres, "queue.url=embedded:"], "Set queue.url to database:"),
+        ([sqlite, "queue.url=database:"], "Set queue.url to embedded:"),
+    ] {
+        for command in [["run"].as_slice(), &["enqueue", "--provider", "acme", "--amount", "1", "--currency", "EUR"]] {
+            let set = sets.iter().flat_map(|set| ["--set", *set]);
+            let output = sluicegate().args(set).args(command).output().unwrap();
+            let err = text(&output.stderr);
+            assert!(output.status.code() == Some(78) && err.contains(fix), "{command:?}: {err}");
+        }
+    }
+}
+
 #[test]
 fn check_reports_on_stdout_as_json_too() {
     let output = sluicegate().args(["check", "--no-connect", "--json"]).output().unwrap();
@@ -142,7 +160,7 @@ const ACME: &str = "[[provider]]\nname = \"acme\"\nurl = \"https://x.example/\"\
                     [[provider.limit]]\nname = \"all\"\nmax_requests = 5\nwindow_ms = 1000\n";
 
 #[test]
-fn queued_payment_can_be_cancelled() {
+fn enqueued_payment_can_be_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("acme.toml"), ACME).unwrap();
     let run = |line: &str| {

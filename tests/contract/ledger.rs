@@ -9,12 +9,14 @@ use sluicegate::domain::provider::{JobOrder, ProviderName};
 use sluicegate::domain::sum::SentSum;
 use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::database::Database;
+use sluicegate::ledger::events::{EventPage, EventsAfter, OutcomeEvent, PublishResults};
 use sluicegate::ledger::operator::{ResolutionError, ResolutionRefusal};
-use sluicegate::ledger::{Claim, Claimed, LeaseToken};
+use sluicegate::ledger::{Claimed, LeaseToken};
 use sluicegate::provider::FrozenRequest;
 use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::OnceCell;
 
+use crate::support::claiming::{Claim, ClaimById as _};
 use crate::support::postgres::Postgres;
 use crate::support::without_constraints;
 
@@ -22,22 +24,24 @@ mod attempts;
 mod backlog;
 mod batches;
 mod bounded;
+mod change_hints;
 mod claims;
-mod copies;
+mod events;
 mod faults;
 mod few_connections;
 mod first_attempt;
 mod fleet;
 mod full_disk;
 mod hand_changes;
+mod held;
 mod history;
 mod immutability;
+mod lane_holds;
 mod leader_row;
 mod lookups;
 mod migrating;
 mod missing_standby;
 mod operator;
-mod outbox;
 mod pairs;
 mod pause_of_all;
 mod plans;
@@ -165,6 +169,51 @@ impl Fixture {
         }
     }
 
+    /// Gives all events that can be seen their places; returns the last one.
+    async fn place_events(&self) -> i64 {
+        let mut order = None;
+        let mut end = 0;
+        loop {
+            let placed = self.database.place_events(&mut order).await.unwrap();
+            if placed == end {
+                return end;
+            }
+            end = placed;
+        }
+    }
+
+    /// The page after a position.
+    async fn page_after(&self, position: i64) -> EventPage {
+        match self.database.events_after(position).await.unwrap() {
+            EventsAfter::Page(page) => page,
+            EventsAfter::End => EventPage { upto: position, ..EventPage::default() },
+            EventsAfter::Deleted { kept_after } => panic!("deleted up to {kept_after}"),
+        }
+    }
+
+    /// All events in their order, which are placed.
+    async fn ordered_events(&self) -> Vec<OutcomeEvent> {
+        self.place_events().await;
+        let mut all = Vec::new();
+        let mut position = 0;
+        loop {
+            let page = self.page_after(position).await;
+            if page.upto == position {
+                return all;
+            }
+            position = page.upto;
+            all.extend(page.events);
+        }
+    }
+
+    /// Passes all events, as if they were published.
+    async fn pass_events(&self) {
+        let end = self.place_events().await;
+        let cursor = self.database.event_cursor().await.unwrap();
+        let moved = self.database.move_event_cursor(cursor.turn, end, &PublishResults::default()).await.unwrap();
+        assert_eq!(moved, Some(cursor.turn + 1));
+    }
+
     /// Ends the lease of a job now, as if its worker had been silent for long.
     async fn expire_lease(&self, hold: &LeaseToken) {
         self.sql(&format!("UPDATE jobs SET lease_until = created_at WHERE id = '{}'", hold.id)).await.unwrap();
@@ -206,28 +255,28 @@ fn job(id: &str) -> Job {
         id: Identifier::new(id).unwrap(),
         provider: name("stripe"),
         amount: 1_299,
-        currency: "EUR".to_owned(),
+        currency: "EUR".into(),
         account: Some(Identifier::new("acct_1").unwrap()),
-        reference: Some("invoice 7".to_owned()),
+        reference: Some("invoice 7".into()),
         idempotency_key: None,
         cost: 1,
         priority: 0,
         not_before: None,
         expires_at: None,
-        payload: Some(r#"{"token": "tok_1"}"#.to_owned()),
+        payload: Some(r#"{"token": "tok_1"}"#.into()),
     }
 }
 
 fn request(id: &str) -> FrozenRequest {
     FrozenRequest {
-        method: "POST".to_owned(),
-        url: "https://api.example.com/charges".to_owned(),
-        idempotency_key: id.to_owned(),
-        content_type: "application/json".to_owned(),
-        body: format!(r#"{{"id":"{id}"}}"#).into_bytes(),
-        account: Some("acct_1".to_owned()),
+        method: "POST".into(),
+        url: "https://api.example.com/charges".into(),
+        idempotency_key: id.into(),
+        content_type: "application/json".into(),
+        body: format!(r#"{{"id":"{id}"}}"#).into(),
+        account: Some("acct_1".into()),
         sum: SentSum { units: 1_299, decimals: 2 },
-        credential_fingerprint: "0123456789abcdef".to_owned(),
+        credential_fingerprint: "0123456789abcdef".into(),
     }
 }
 

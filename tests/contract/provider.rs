@@ -84,7 +84,7 @@ fn job(id: &str) -> Job {
         id: Identifier::new(id).unwrap(),
         provider: ProviderName::new("acme").unwrap(),
         amount: 1_299,
-        currency: "EUR".to_owned(),
+        currency: "EUR".into(),
         account: None,
         reference: None,
         idempotency_key: None,
@@ -92,7 +92,7 @@ fn job(id: &str) -> Job {
         priority: 0,
         not_before: None,
         expires_at: None,
-        payload: Some(r#"{ "card" : "tok_1", "n": 1.50 }"#.to_owned()),
+        payload: Some(r#"{ "card" : "tok_1", "n": 1.50 }"#.into()),
     }
 }
 
@@ -126,11 +126,10 @@ async fn url_with_job_fields_is_frozen_and_called() {
     let row = row(&format!("{}payments/${{reference}}/captures?a=${{job:account}}", server.url()));
     let provider = provider(&row);
     let account = Some(Identifier::new("a_1").unwrap());
-    let paid =
-        |reference: &str| Job { reference: Some(reference.to_owned()), account: account.clone(), ..job("pay-1") };
+    let paid = |reference: &str| Job { reference: Some(reference.into()), account: account.clone(), ..job("pay-1") };
     let frozen = provider.freeze(&paid("a/../b?x=1#é"), SUM).await.unwrap();
     let path = "payments/a%2F..%2Fb%3Fx%3D1%23%C3%A9/captures?a=a_1";
-    assert_eq!(frozen.url, format!("{}{path}", server.url()));
+    assert_eq!(*frozen.url, format!("{}{path}", server.url()));
     assert_eq!(
         provider.send(&job("pay-1"), &frozen).await.outcome,
         Outcome::Accepted { reference: Some("ch_1".to_owned()) }
@@ -375,7 +374,7 @@ async fn secrets_are_read_late_and_never_printed() {
     charge(&provider, &job("pay-1")).await;
     let sent: Vec<String> = server.requests().into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
     assert!(sent[0].contains("Bearer hunter2\r\n") && sent[1].contains("Bearer hunter3\r\n"), "{sent:?}");
-    assert_ne!(provider.credential_fingerprint(None).await.unwrap(), frozen.credential_fingerprint);
+    assert_ne!(provider.credential_fingerprint(None).await.unwrap(), *frozen.credential_fingerprint);
     std::fs::remove_file(&path).unwrap();
     let unresolved = provider.send(&job("pay-1"), &frozen).await;
     assert!(fault(&unresolved).contains("authorization"), "{unresolved:?}");

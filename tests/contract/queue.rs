@@ -1,4 +1,4 @@
-//! Conformance suite of the queue, on the embedded queue and on a real RabbitMQ, and the tests of RabbitMQ alone.
+//! Conformance suite of the queue, on a real RabbitMQ and on the tests' broker in memory, and the tests of RabbitMQ alone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,10 +9,11 @@ use futures_util::StreamExt as _;
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::queue::{
-    DeadLetter, Delivery, Destination, LaneConsumer, OutgoingMessage, Properties, Queue, QueueError, headers,
+    DeadLetter, DeathCause, Delivery, Destination, LaneConsumer, OutgoingMessage, Properties, Queue, QueueError,
+    headers,
 };
 
-mod embedded;
+mod memory;
 mod places;
 mod rabbitmq;
 
@@ -139,13 +140,12 @@ async fn unacknowledged_messages_are_redelivered(queue: Arc<dyn Queue>) {
 /// Each of many messages has its own result, under its place.
 async fn many_publishes_have_their_own_results(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
-    let odd = Duration::from_millis(1_234);
     let messages = (0..300).map(|number| {
         let body = number.to_string();
         match number % 4 {
             0 => to_lane("stripe", &body),
             1 => to_lane("adyen", &body),
-            2 => message(Destination::Delay { provider: provider("stripe"), step: odd }, &body),
+            2 => to_lane("invalid", &body),
             _ => message(Destination::Outcomes { provider: provider("stripe"), state: "succeeded" }, &body),
         }
     });
@@ -202,27 +202,6 @@ async fn dropping_next_loses_nothing(queue: Arc<dyn Queue>) {
     assert_eq!(bodies(&taken), names.into_iter().collect());
 }
 
-async fn delayed_message_returns_on_time(queue: Arc<dyn Queue>) {
-    queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
-    let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
-    let mut other = queue.open_lane(&provider("adyen"), 10).await.unwrap();
-    for (name, ms) in [("stripe", 500), ("adyen", 250), ("stripe", 250)] {
-        let started = Instant::now();
-        let step = Duration::from_millis(ms);
-        let mut delayed = message(Destination::Delay { provider: provider(name), step }, name);
-        delayed.properties.headers.insert("kept".to_owned(), "yes".to_owned());
-        queue.publish(delayed).await.unwrap();
-        let lane = if name == "stripe" { &mut lane } else { &mut other };
-        let delivery = take(&mut **lane).await;
-        assert!(started.elapsed() >= step, "{:?} is before {step:?}", started.elapsed());
-        assert_eq!(&delivery.body[..], name.as_bytes());
-        assert_eq!(delivery.properties.headers.len(), 1, "the broker's own headers are removed");
-        delivery.receipt.ack().await.unwrap();
-    }
-    let odd = Destination::Delay { provider: provider("stripe"), step: Duration::from_millis(300) };
-    assert!(matches!(queue.publish(message(odd, "x")).await, Err(QueueError::Refused(_))));
-}
-
 async fn reserved_names_are_no_lanes(queue: Arc<dyn Queue>) {
     for name in ["invalid", "dead", "outcomes"] {
         assert!(matches!(queue.declare(&[provider(name)]).await, Err(QueueError::Refused(_))), "{name}");
@@ -257,13 +236,12 @@ async fn delivery_limit_dead_letters_the_message(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
     assert!(queue.take_dead_letter().await.unwrap().is_none());
     let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
-    // Through a delay queue, as delayed jobs arrive.
-    let step = Duration::from_millis(250);
-    let mut delayed = message(Destination::Delay { provider: provider("stripe"), step }, "poison");
-    delayed.properties.headers.insert("tenant".to_owned(), "a".to_owned());
-    let properties = Properties { content_type: None, ..delayed.properties.clone() };
-    queue.publish(delayed).await.unwrap();
+    let mut poison = to_lane("stripe", "poison");
+    poison.properties.headers.insert("tenant".to_owned(), "a".to_owned());
+    let properties = Properties { content_type: None, ..poison.properties.clone() };
+    queue.publish(poison).await.unwrap();
     let letter = give_up(&*queue, &mut *lane).await;
+    assert_eq!(letter.cause, DeathCause::DeliveryLimit);
     assert_eq!((letter.lane.as_ref().map(ProviderName::as_str), &letter.body[..]), (Some("stripe"), &b"poison"[..]));
     assert_eq!(Properties { content_type: None, ..letter.properties.clone() }, properties);
     assert!(queue.take_dead_letter().await.unwrap().is_none(), "no other consumer gets it meanwhile");
@@ -365,7 +343,6 @@ macro_rules! conformance {
             lane_stops_and_resumes_with_open_receipts,
             requeued_message_returns_at_once,
             dropping_next_loses_nothing,
-            delayed_message_returns_on_time,
             reserved_names_are_no_lanes,
             outcomes_need_no_listener,
             delivery_limit_dead_letters_the_message,

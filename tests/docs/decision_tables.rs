@@ -12,7 +12,6 @@ use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::outcome::{LookupResult, Outcome, PartialCharge, Refusal, UnknownCause};
 use sluicegate::domain::sum::UnsupportedSum;
 use sluicegate::domain::unconfirmed::{ConnectionEvidence, judge};
-use sluicegate::worker::sweeper::republish::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
 use crate::page::{Page, plain};
 
@@ -136,7 +135,7 @@ fn words(decided: &Disposition) -> [&'static str; 3] {
         None => "none",
         Some(PauseRequest::Quota { .. }) => "quota",
         Some(PauseRequest::Lane { .. }) => "lane",
-        Some(PauseRequest::Intake { .. }) => "intake",
+        Some(PauseRequest::Claims { .. }) => "claims",
     };
     [becomes(&decided.transition), if decided.counts_attempt { "yes" } else { "no" }, pauses]
 }
@@ -356,23 +355,9 @@ fn lookup_table_matches_the_code() {
                 None => "none",
                 Some(PauseRequest::Quota { .. }) => "quota",
                 Some(PauseRequest::Lane { .. }) => "lane",
-                Some(PauseRequest::Intake { .. }) => "intake",
+                Some(PauseRequest::Claims { .. }) => "claims",
             });
         }
         assert!(pauses.iter().all(|pauses| *pauses == row[3]), "{name}: {pauses:?}");
     }
-}
-
-#[test]
-fn overdue_graces_match_the_code() {
-    let table = Page::read(PAGE).table("## Overdue jobs", "the lane's queue");
-    let (minutes, hours) = (|span: Duration| span.as_secs() / 60, |span: Duration| span.as_secs() / 3_600);
-    assert_eq!(table[0][1], format!("{} s overdue", GRACE_EMPTY.as_secs()));
-    let (least, most) = (format!("{} min + ", minutes(GRACE_BUSY)), format!("at most {} h", hours(GRACE_MAX)));
-    assert!(table[1][1].starts_with(&least) && table[1][1].ends_with(&most), "{}", table[1][1]);
-    assert!(
-        table[1][2].contains(&format!("at most {} h and a grace", hours(REPUBLISH_INTERVAL_MAX))),
-        "{}",
-        table[1][2]
-    );
 }

@@ -1,8 +1,6 @@
 //! Decision records: numbered without a gap, one page each, with the same four sections and one line in the index.
 
-use sluicegate::domain::time::format_duration;
 use sluicegate::fleet::provider_status::ProviderState;
-use sluicegate::queue::DELAY_STEPS;
 
 use crate::page::Page;
 
@@ -56,13 +54,6 @@ fn record(number: &str) -> Page {
     records().into_iter().find(|page| page.path.starts_with(&start)).unwrap()
 }
 
-#[test]
-fn the_delay_steps_are_listed() {
-    let steps: Vec<String> = DELAY_STEPS.into_iter().map(format_duration).collect();
-    let list = format!("({})", steps.join(" "));
-    assert!(record("0022").text.contains(&list), "{list}");
-}
-
 /// The precedence of a provider's states: earlier states hide later ones.
 #[test]
 fn the_states_of_a_provider_are_in_order() {
@@ -72,6 +63,7 @@ fn the_states_of_a_provider_are_in_order() {
         ProviderState::Closed,
         ProviderState::NoWorker,
         ProviderState::Draining,
+        ProviderState::Held,
         ProviderState::BackendUnavailable,
         ProviderState::Misconfigured,
         ProviderState::BreakerOpen,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sluicegate::domain::job::{BODY_BYTES_MAX, InvalidReason};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::ledger::OutcomeEvent;
+use sluicegate::ledger::events::OutcomeEvent;
 use sluicegate::ledger::operator::DatabaseTime;
 use sluicegate::ledger::rejected::RejectedEvent;
 use sluicegate::queue::message::{CardNumbers, DecodeError, decode, outcome_event_json, rejected_event_json};
@@ -89,6 +89,8 @@ fn every_final_state_is_documented() {
 fn message_examples_match_the_code() {
     let event = OutcomeEvent {
         sequence: 1,
+        event_id: "b6f2a8e0-3c41-4d0c-9a53-0d4d6f3f2a10".to_owned(),
+        n: 1,
         id: "invoice-4711".to_owned(),
         provider: acme(),
         state: FinalState::Succeeded,

@@ -224,7 +224,7 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     }
     for worker in 0..stand.workers() {
         let log = stand.stop_worker(worker);
-        if !log.contains("all requests finished, unsent jobs returned to the queue") {
+        if !log.contains("all requests finished, unsent jobs returned to the backlog") {
             return Err(format!("worker {worker} left requests or jobs unfinished"));
         }
     }
@@ -293,7 +293,7 @@ fn keep_evidence(stand: &Stand, seed: u64) -> PathBuf {
         let lines: String = placed.provider.record().calls.iter().map(line).collect();
         std::fs::write(kept.join(format!("{name}.calls")), lines).unwrap();
     }
-    for table in ["jobs", "attempts", "outcome_events"] {
+    for table in ["jobs", "attempts", "events", "event_batches"] {
         // The database may be unavailable.
         let copy = format!("COPY {table} TO STDOUT CSV HEADER");
         if let Ok(output) = stand.postgres.psql(DATABASE).args(["-c", &copy]).output() {

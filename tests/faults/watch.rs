@@ -9,6 +9,7 @@ use sqlx::{AssertSqlSafe, PgPool, Row as _};
 
 use crate::records::{Event, FINAL, Published, Records, Row};
 use crate::stand::{DATABASE, OUTCOMES, Stand};
+use crate::support::UNPUBLISHED;
 
 /// A view that connects again after a restart of the database.
 pub struct Watch {
@@ -47,15 +48,13 @@ impl Watch {
         if states.is_none_or(|states| ended(&states) < i64::try_from(jobs).unwrap()) {
             return false;
         }
-        let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-        self.number(stand, unpublished) == Some(0)
+        self.number(stand, UNPUBLISHED) == Some(0)
             && self.waiting_messages(stand).is_some_and(|queues| queues.is_empty())
     }
 
-    /// Ready messages of lanes and delay queues.
+    /// Ready messages of lanes.
     pub fn waiting_messages(&self, stand: &Stand) -> Option<BTreeMap<String, u32>> {
-        let steps = sluicegate::queue::DELAY_STEPS.iter().map(|step| format!("payments.delay.{}", step.as_millis()));
-        let queues = stand.providers.keys().map(|name| format!("payments.{name}")).chain(steps);
+        let queues = stand.providers.keys().map(|name| format!("payments.{name}"));
         let count = |queue: String| {
             let ready = stand.runtime.block_on(stand.client.ready(&queue))?;
             Some((queue, ready))
@@ -98,7 +97,7 @@ impl Watch {
         let sql = "SELECT id, provider, state, coalesce(reason, wait_detail, wait_reason, '') AS reason, amount, currency, account, \
                    (extract(epoch FROM settled.at) * 1000000)::bigint AS settled, \
                    (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND began_at <= settled.at) AS requests FROM jobs \
-                   LEFT JOIN (SELECT job_id, min(at) AS at FROM outcome_events GROUP BY job_id) AS settled \
+                   LEFT JOIN (SELECT job_id, min(at) AS at FROM events GROUP BY job_id) AS settled \
                    ON settled.job_id = jobs.id";
         let row = |row: &PgRow| {
             let kept = Row {

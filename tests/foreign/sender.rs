@@ -114,7 +114,7 @@ fn job(provider: &ProviderName, number: u32) -> Job {
         id: Identifier::new(format!("pay-{number}")).unwrap(),
         provider: provider.clone(),
         amount: 1_299,
-        currency: "EUR".to_owned(),
+        currency: "EUR".into(),
         account: None,
         reference: None,
         idempotency_key: None,

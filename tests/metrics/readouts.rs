@@ -72,7 +72,7 @@ struct Deployment {
 impl Deployment {
     async fn start() -> Self {
         rustls::crypto::ring::default_provider().install_default().ok();
-        let mut stand = Stand::start();
+        let mut stand = Stand::start_with_broker();
         for (name, latency_ms) in [("shut", 10), ("mute", 10_000), ("busy", 10)] {
             let latency = (Duration::from_millis(latency_ms / 2), Duration::from_millis(latency_ms));
             stand.add_provider(name, FakeOptions { latency, ..FakeOptions::default() }).await;
@@ -222,7 +222,7 @@ async fn figures_recover_after_a_database_outage(deployment: &Deployment) -> Vec
 /// An unavailable broker does not count as zero.
 async fn without_the_broker_figures_are_lower_bounds(deployment: &Deployment) -> Vec<String> {
     let mut problems = Vec::new();
-    deployment.stand.rabbit.kill();
+    deployment.stand.rabbit.own().kill();
     let is_reported = |overview: &Value, _: &Value| {
         let busy = of(overview, "busy");
         busy["queued"].is_null() && busy["waiting_is_at_least"] == true && busy["clears"]["kind"] != "clears_in"

@@ -1,4 +1,4 @@
-//! One worker process on its embedded backends, with three strict providers and their row file.
+//! One worker process with a broker, its other backends embedded, and three strict providers with their row file.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::ledger::database::Database;
 use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider, FakeProviderReport};
-use sluicegate::queue::embedded::EmbeddedQueue;
+use sluicegate::queue::rabbitmq::{RabbitMq, RabbitSettings};
 use sluicegate::queue::{Destination, OutgoingMessage, Properties, Queue};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::scrape::Scrape;
 use crate::support::process::{Server, free_port, private_dir};
+use crate::support::rabbitmq::RabbitNode;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 /// Longer than any condition of these tests takes on a working machine.
@@ -33,6 +33,7 @@ pub struct Rig {
     pub port: u16,
     worker: Option<Server>,
     dir: PathBuf,
+    broker: String,
     fakes: Vec<(&'static str, FakeHandle, DropGuard)>,
     /// The provider file.
     pub rows: String,
@@ -67,7 +68,9 @@ impl Rig {
                 );
             }
         }
-        let rig = Self { port: free_port(), worker: None, dir: private_dir("metrics"), fakes, rows };
+        let port = free_port();
+        let broker = RabbitNode::shared().create_vhost(&format!("metrics-{port}"));
+        let rig = Self { port, worker: None, dir: private_dir("metrics"), broker, fakes, rows };
         rig.apply(&rig.rows);
         rig
     }
@@ -81,34 +84,34 @@ impl Rig {
     /// Publishes messages to lanes without validation, before the worker runs.
     pub async fn publish(&self, messages: impl IntoIterator<Item = (&'static str, String)>) {
         assert!(self.worker.is_none());
-        let database = Database::open(&self.database(), 1).unwrap();
-        let queue = EmbeddedQueue::new(database.sqlite_pool().unwrap());
+        let queue = RabbitMq::connect(RabbitSettings::new(&self.broker.as_str().into(), "payments").unwrap());
         for (lane, body) in messages {
             let destination = Destination::Lane(ProviderName::new(lane).unwrap());
             let body = body.into_bytes().into();
             queue.publish(OutgoingMessage { destination, body, properties: Properties::default() }).await.unwrap();
         }
-        queue.close().await;
-        database.close().await;
     }
 
     pub fn run(&mut self) {
         let listen = format!("127.0.0.1:{}", self.port);
-        let env = [("SLUICEGATE_DATABASE__URL", self.database()), ("SLUICEGATE_OPS__LISTEN", listen)];
+        let env = self.environment(listen);
         let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let server = Server::start(&[PROGRAM, "run"], &env, &self.dir.join("worker.log"), None, "");
         server.await_open(self.port);
         self.worker = Some(server);
     }
 
-    fn database(&self) -> String {
-        format!("sqlite://{}", self.dir.join("ledger.db").display())
+    fn environment(&self, listen: String) -> [(&'static str, String); 3] {
+        [
+            ("SLUICEGATE_DATABASE__URL", format!("sqlite://{}", self.dir.join("ledger.db").display())),
+            ("SLUICEGATE_QUEUE__URL", self.broker.clone()),
+            ("SLUICEGATE_OPS__LISTEN", listen),
+        ]
     }
 
     /// Runs a command of the program and returns its output.
     pub fn sluicegate(&self, args: &[&str]) -> String {
-        let (database, listen) = (self.database(), format!("127.0.0.1:{}", self.port));
-        let env = [("SLUICEGATE_DATABASE__URL", database), ("SLUICEGATE_OPS__LISTEN", listen)];
+        let env = self.environment(format!("127.0.0.1:{}", self.port));
         let output = Command::new(PROGRAM).args(args).envs(env).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -28,12 +27,6 @@ pub struct Span {
     pub attributes: BTreeMap<String, String>,
     /// Status code; 2 is an error.
     pub status: i64,
-}
-
-impl Span {
-    pub fn length(&self) -> Duration {
-        Duration::from_nanos(self.ended_ns - self.began_ns)
-    }
 }
 
 impl Collector {

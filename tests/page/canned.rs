@@ -24,7 +24,7 @@ pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script
 pub const NOW: &str = "2026-03-01T12:00:00.000Z";
 pub const EARLIER: &str = "2026-03-01T11:57:55.000Z";
 
-pub const STATES: [&str; 16] = [
+pub const STATES: [&str; 17] = [
     "running",
     "idle",
     "waiting_for_limit",
@@ -36,6 +36,7 @@ pub const STATES: [&str; 16] = [
     "paused_by_provider",
     "throttled",
     "blocked",
+    "held",
     "breaker_open",
     "misconfigured",
     "backend_unavailable",

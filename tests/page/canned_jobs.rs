@@ -61,7 +61,7 @@ pub fn details(state: &str) -> Value {
         "idempotency_key": "k", "cost": 1, "priority": 0, "maybe_charged": true,
         "request": {"method": "POST", "url": HOSTILE, "content_type": "a", "body": {"bytes": 1_024, "sha256": "ab"}},
         "requests": [{"number": 1, "began_at": EARLIER, "ended_at": NOW, "outcome": "unknown", "status": 503, "detail": HOSTILE, "counted": false}],
-        "events": [{"state": state, "at": NOW, "published_at": null}],
+        "events": [{"state": state, "at": NOW, "published": false}],
         "audit": [{"at": NOW, "who": HOSTILE, "os_user": null, "program": null, "old_state": "dead", "new_state": "waiting", "cleared_maybe_charged": true, "because": HOSTILE}],
     });
     details.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -18,6 +18,7 @@ async fn providers_are_in_the_order_of_attention() {
     browser.await_text("main", "429s").await;
     // The row of `probing` is invalid, and payments wait though `disabled` never sends them.
     let attention = [
+        "held",
         "throttled",
         "breaker-open",
         "misconfigured",

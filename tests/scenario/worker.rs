@@ -1,5 +1,5 @@
-//! The whole worker on its embedded backends: ledger and queue in an in-memory SQLite database, the limiter in process,
-//! and a scripted provider.
+//! The whole worker on backends in memory: a ledger in SQLite, the tests' broker, the limiter in process, and a scripted
+//! provider.
 //!
 //! The tests check the provider's requests, the ledger and the published events. SQLite uses its own clock, so time is
 //! not paused. Waits are short, and instants are compared in one direction only.
@@ -8,18 +8,18 @@ mod account_faults;
 mod acknowledgements;
 mod amounts;
 mod backlog;
-mod backlog_of_events;
 mod bench;
 mod breaker;
 mod concurrency;
-mod copies;
 mod costs;
 mod decision_batches;
 mod drain;
+mod event_publisher;
 mod expansion;
 mod explain;
 mod fast_path;
 mod faults;
+mod held_lanes;
 mod invalid_rows;
 mod lanes;
 mod late_answers;
@@ -42,3 +42,4 @@ mod sweeps;
 mod temporary_limits;
 mod unconfirmed;
 mod usage_history;
+mod without_broker;

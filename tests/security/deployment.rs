@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::authority::{Authority, Identity};
 use crate::https::HttpsProvider;
 use crate::recipes;
+use crate::support::UNPUBLISHED;
 use crate::support::postgres::Postgres;
 use crate::support::process::{Server, free_port, private_dir};
 use crate::support::rabbitmq::RabbitNode;
@@ -156,14 +157,13 @@ impl Deployment {
         let wanted = format!("review|1\nsucceeded|{succeeded}\nwaiting|1\nrejected|{invalid}\n");
         let counted = "SELECT state, count(*) FROM jobs GROUP BY state UNION ALL \
                        SELECT 'rejected', count(*) FROM rejected_messages ORDER BY 1";
-        let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
         let sorted = |text: &str| -> Vec<String> {
             let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
             lines.sort();
             lines
         };
         let deadline = Instant::now() + Duration::from_secs(90);
-        while sorted(&self.sql(counted)) != sorted(&wanted) || self.sql(unpublished).trim() != "0" {
+        while sorted(&self.sql(counted)) != sorted(&wanted) || self.sql(UNPUBLISHED).trim() != "0" {
             let log = std::fs::read_to_string(self.dir.join("worker.log")).unwrap_or_default();
             assert!(Instant::now() < deadline, "{}\n{log}", self.sql(counted));
             std::thread::sleep(Duration::from_millis(100));
@@ -294,7 +294,7 @@ impl Deployment {
         }
         worker.signal("TERM");
         let deadline = Instant::now() + Duration::from_secs(40);
-        while !worker.log_text().contains("all requests finished, unsent jobs returned to the queue") {
+        while !worker.log_text().contains("all requests finished, unsent jobs returned to the backlog") {
             assert!(Instant::now() < deadline, "the worker does not stop:\n{}", worker.log_text());
             std::thread::sleep(Duration::from_millis(50));
         }

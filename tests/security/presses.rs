@@ -310,8 +310,7 @@ impl Pressed {
             let line = named.fill(&line).replace("BLOCKED", blocked.to_str().unwrap());
             let words: Vec<&str> = line.split(' ').collect();
             if line.contains("erase") {
-                let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-                self.sees("publishing", &Proof(unpublished.to_owned(), "0"));
+                self.sees("publishing", &Proof(crate::support::UNPUBLISHED.to_owned(), "0"));
             }
             let output = self.deployment.run(&environment, &words);
             let (out, err) = (text(&output.stdout), text(&output.stderr));

@@ -98,7 +98,7 @@ fn job() -> Job {
         id: Identifier::new("tls-1").unwrap(),
         provider: ProviderName::new("acme").unwrap(),
         amount: 1,
-        currency: "EUR".to_owned(),
+        currency: "EUR".into(),
         account: None,
         reference: None,
         idempotency_key: None,

@@ -149,13 +149,13 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
         stand.drain("test.outcomes").into_iter().partition(|event| event.key.ends_with(".rejected"));
     assert!(rejected.len() as u64 >= load.malformed, "each rejection has an event: {}", rejected.len());
     let ids: BTreeSet<&str> = events.iter().map(|event| event.id.as_deref().unwrap()).collect();
-    assert_eq!(ids.len() as u64, load.jobs());
+    assert_eq!(ids.len() as u64, load.jobs(), "each payment has one event");
     if exactly_once {
         assert_eq!(events.len() as u64, load.jobs());
     }
     for event in &events {
         let body: Value = serde_json::from_str(&event.body).unwrap();
-        assert_eq!((body["id"].as_str(), body["state"].as_str()), (event.id.as_deref(), Some("succeeded")));
+        assert_eq!((body["event_id"].as_str(), body["state"].as_str()), (event.id.as_deref(), Some("succeeded")));
         assert_eq!(event.key, format!("{}.succeeded", body["provider"].as_str().unwrap()));
     }
     let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
@@ -248,13 +248,13 @@ async fn everything_is_paid_once_within_every_limit() {
 
     for worker in 0..2 {
         let log = stand.stop_worker(worker);
-        assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
+        assert!(log.contains("all requests finished, unsent jobs returned to the backlog"), "{log}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn worker_and_backend_kills_lose_nothing() {
-    let mut stand = opened(Stand::start()).await;
+    let mut stand = opened(Stand::start_with_broker()).await;
     let load = Load { acme: 1_800, bolt: 300, twice: 60, malformed: 26 };
     let messages = load.messages();
     assert_eq!(stand.publish(&messages), messages.len());
@@ -268,8 +268,8 @@ async fn worker_and_backend_kills_lose_nothing() {
     stand.redis.restart();
     stand.await_progress(900);
     tokio::task::block_in_place(|| {
-        stand.rabbit.kill();
-        stand.rabbit.restart();
+        stand.rabbit.own().kill();
+        stand.rabbit.own().restart();
     });
     stand.await_progress(1_100);
     stand.postgres.kill();
@@ -279,6 +279,6 @@ async fn worker_and_backend_kills_lose_nothing() {
     judge(&stand, &load, false);
     for worker in 0..2 {
         let log = stand.stop_worker(worker);
-        assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
+        assert!(log.contains("all requests finished, unsent jobs returned to the backlog"), "{log}");
     }
 }

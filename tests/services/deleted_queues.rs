@@ -7,7 +7,6 @@ use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
 use serde_json::{Value, json};
 use sluicegate::ledger::operator::DatabaseTime;
 use sluicegate::provider::simulated::FakeOptions;
-use sluicegate::queue::DELAY_STEPS;
 
 use crate::stand::Stand;
 
@@ -15,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const ROW: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\n\
      [[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
 
-/// A payment, one that the broker delays until it is due, and an invalid message.
+/// A payment, one that sleeps until it is due, and an invalid message.
 fn messages(run: &str) -> Vec<Value> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let soon = DatabaseTime(i64::try_from(since.as_millis()).unwrap() + 2_500).to_string();
@@ -29,10 +28,7 @@ async fn delete_exchanges_and_the_queue_of_invalid_messages(stand: &Stand) {
     let properties = lapin::ConnectionProperties::default();
     let connection = lapin::Connection::connect(stand.broker_url(), properties).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
-    let delays = DELAY_STEPS.iter().map(|step| format!("payments.delay.{}", step.as_millis()));
-    for exchange in delays.chain(["payments.outcomes".to_owned()]) {
-        channel.exchange_delete(exchange.into(), ExchangeDeleteOptions::default()).await.unwrap();
-    }
+    channel.exchange_delete("payments.outcomes".into(), ExchangeDeleteOptions::default()).await.unwrap();
     channel.queue_delete("payments.invalid".into(), QueueDeleteOptions::default()).await.unwrap();
 }
 

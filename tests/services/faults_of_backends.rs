@@ -41,7 +41,7 @@ fn assert_check_fails(stand: &Stand, text: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fault_of_a_backend_that_answers_is_named_everywhere() {
-    let mut stand = Stand::start();
+    let mut stand = Stand::start_with_broker();
     stand.add_provider("acme", FakeOptions::default()).await;
     stand.apply(
         "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 3600\n[[provider.limit]]\nname = \
@@ -68,10 +68,10 @@ async fn fault_of_a_backend_that_answers_is_named_everywhere() {
     set(&stand, "default_transaction_read_only", "off");
     await_status(&stand, worker, " idle ");
 
-    stand.rabbit.ctl(&["set_disk_free_limit", "100000GB"]);
+    stand.rabbit.own().ctl(&["set_disk_free_limit", "100000GB"]);
     await_status(&stand, worker, BLOCKED);
     assert_check_fails(&stand, BLOCKED);
-    stand.rabbit.ctl(&["set_disk_free_limit", "1MB"]);
+    stand.rabbit.own().ctl(&["set_disk_free_limit", "1MB"]);
     let deadline = Instant::now() + PATIENCE;
     while stand.status_of(worker, &["status"]).contains(BLOCKED) {
         assert!(Instant::now() < deadline, "{}", stand.worker_log(worker));

@@ -160,7 +160,7 @@ async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
     let table = stand.status_of(worker, &["status"]);
     assert!(table.contains(" accounted for") && table.contains("40/1s"), "{table}");
     let paused = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();
-    assert!(paused.contains("└ ") && paused.ends_with(": its queue keeps collecting"), "{table}");
+    assert!(paused.contains("└ ") && paused.ends_with(": its payments are recorded and wait"), "{table}");
 
     // In a pipe: one table every two seconds, until the command is interrupted.
     let watching = stand.program_of(worker, &["status", "--watch"]);

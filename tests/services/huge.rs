@@ -34,7 +34,7 @@ fn peak_kb(pid: u32) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn huge_message_is_kept_in_bounded_memory() {
-    let mut stand = tokio::task::spawn_blocking(Stand::start).await.unwrap();
+    let mut stand = tokio::task::spawn_blocking(Stand::start_with_broker).await.unwrap();
     stand.add_provider("acme", FakeOptions { limits: vec!["100/1s".parse().unwrap()], ..FakeOptions::default() }).await;
     stand.apply(ROWS);
     let worker = stand.add_worker();

@@ -8,7 +8,6 @@ mod support;
 
 mod account_rules;
 mod billing_day;
-mod copies;
 mod costs;
 mod deleted_queues;
 mod descriptors;
@@ -38,3 +37,5 @@ mod stand;
 mod start;
 mod start_failures;
 mod sweeper;
+mod went_back;
+mod without_broker;

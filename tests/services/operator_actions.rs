@@ -129,7 +129,7 @@ async fn operators_resolve_undecided_payments() {
     let audit = &details["audit"][0];
     assert_eq!((&audit["who"], &audit["cleared_maybe_charged"]), (&"sluicegate_operator".into(), &true.into()));
     let log = tokio::task::block_in_place(|| stand.stop_worker(0));
-    assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
+    assert!(log.contains("all requests finished, unsent jobs returned to the backlog"), "{log}");
     // Messages of cancelled jobs came from the queue and were acknowledged without effect.
     assert_paid_once(&back, 5);
     assert_eq!(stand.states()["cancelled"], 3);

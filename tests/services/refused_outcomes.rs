@@ -77,12 +77,12 @@ async fn refused_outcomes_are_kept_until_they_are_accepted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sequence_behind_its_table_loses_no_outcome() {
     let stand = stand().await;
-    let sequence = "pg_get_serial_sequence('outcome_events', 'sequence')";
+    let sequence = "pg_get_serial_sequence('events', 'sequence')";
     sql(&stand, &format!("SELECT setval({sequence}, 1, false)"));
     let found = stand.attempt(&["check", "--json"]).1;
-    assert!(found.contains("outcome_events") && found.contains("setval"), "{found}");
+    assert!(found.contains("events") && found.contains("setval"), "{found}");
     until_charges_end(&stand);
-    sql(&stand, &format!("SELECT setval({sequence}, (SELECT max(sequence) FROM outcome_events))"));
+    sql(&stand, &format!("SELECT setval({sequence}, (SELECT max(sequence) FROM events))"));
     assert_all_succeeded(&stand);
     assert!(!stand.attempt(&["check", "--json"]).1.contains("setval"));
 }

@@ -19,7 +19,7 @@ const GO_ON: [(&str, &str); 10] = [
 ];
 /// Its first log line, which comes after the signal handlers are installed.
 const STARTED: &str = "ops server on http";
-const DRAINED: &str = "stopped: all requests finished, unsent jobs returned to the queue";
+const DRAINED: &str = "stopped: all requests finished, unsent jobs returned to the backlog";
 
 struct Embedded {
     dir: tempfile::TempDir,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,16 +13,16 @@ use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvi
 use tokio_util::sync::CancellationToken;
 
 use crate::program::Program;
+use crate::support::UNPUBLISHED;
 use crate::support::postgres::Postgres;
 use crate::support::process::{Server, free_port, private_dir};
-use crate::support::rabbitmq::RabbitNode;
+use crate::support::rabbitmq::{Broker, RabbitNode};
 use crate::support::redis::{Redis, RedisOptions};
 use crate::support::roles::{self, DATABASE};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 /// Debian's own interpreter, which finds Debian's python3-pika.
 const PYTHON: &str = "/usr/bin/python3";
-const VHOST: &str = "billing";
 
 /// Stands that share the machine; [`ALONE`] while a test that measures time has it to itself.
 static STANDS: Mutex<i64> = Mutex::new(0);
@@ -50,7 +51,8 @@ impl Drop for Share {
 pub struct Stand {
     pub postgres: Postgres,
     pub redis: Redis,
-    pub rabbit: RabbitNode,
+    pub rabbit: Broker,
+    vhost: String,
     broker_url: String,
     dir: PathBuf,
     pub providers: BTreeMap<&'static str, Fake>,
@@ -99,29 +101,44 @@ impl Fake {
 }
 
 impl Stand {
-    /// Starts the backends and migrates the database.
+    /// Starts the backends and migrates the database. Other stands use the same broker.
     pub fn start() -> Self {
-        Self::on(Share::take(1))
+        let share = Share::take(1);
+        static VHOSTS: AtomicU32 = AtomicU32::new(0);
+        let vhost = format!("billing-{}", VHOSTS.fetch_add(1, Ordering::Relaxed));
+        RabbitNode::shared().create_vhost(&vhost);
+        Self::on(share, Broker::Shared(RabbitNode::shared()), vhost)
+    }
+
+    /// The same with a broker of its own, for a test that kills it, limits it or fills it.
+    pub fn start_with_broker() -> Self {
+        Self::with_broker(Share::take(1))
     }
 
     /// Starts a stand once no other test of this target has one.
     pub fn start_alone() -> Self {
-        Self::on(Share::take(ALONE))
+        Self::with_broker(Share::take(ALONE))
     }
 
-    fn on(share: Share) -> Self {
+    fn with_broker(share: Share) -> Self {
+        let vhost = "billing".to_owned();
+        Self::on(share, Broker::Own(RabbitNode::start_with_vhost(&vhost, "")), vhost)
+    }
+
+    fn on(share: Share, rabbit: Broker, vhost: String) -> Self {
+        let broker_url = rabbit.node().url(&vhost);
         let dir = private_dir("billing");
         let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), "");
         let redis_dir = dir.join("redis");
         std::fs::create_dir(&redis_dir).unwrap();
-        let (postgres, rabbit) = (Postgres::start(), RabbitNode::start_with_vhost(VHOST, ""));
+        let postgres = Postgres::start();
         let redis = Redis::start_in(&redis_dir, RedisOptions::default());
-        let broker_url = rabbit.url(VHOST);
         roles::create(&postgres);
         let stand = Self {
             postgres,
             redis,
             rabbit,
+            vhost,
             broker_url,
             dir,
             providers: BTreeMap::new(),
@@ -257,13 +274,18 @@ impl Stand {
 
     /// From now on, programs reach the broker as this user, at first with all rights.
     pub fn use_broker_as(&mut self, user: &str) {
-        self.rabbit.create_user(user, VHOST, ".*");
+        self.rabbit.node().create_user(user, &self.vhost, ".*");
         self.broker_url = self.broker_url.replace("guest:guest", &format!("{user}:{user}"));
     }
 
     /// Grants rights to configure, write and read the queues that match the expression.
     pub fn set_broker_rights(&self, user: &str, rights: &str) {
-        self.rabbit.ctl(&["set_permissions", "-p", VHOST, user, rights, rights, rights]);
+        self.rabbit.node().ctl(&["set_permissions", "-p", &self.vhost, user, rights, rights, rights]);
+    }
+
+    /// Every queue of the stand with all its messages, also those that are not acknowledged.
+    pub fn queues(&self) -> BTreeMap<String, u64> {
+        self.rabbit.node().queues(&self.vhost)
     }
 
     pub fn broker_url(&self) -> &str {
@@ -402,8 +424,7 @@ impl Stand {
 
     fn unpublished(&self) -> u64 {
         let mut psql = self.postgres.psql(DATABASE);
-        let sql = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-        let output = psql.args(["-At", "-c", sql]).output().unwrap();
+        let output = psql.args(["-At", "-c", UNPUBLISHED]).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap_or(u64::MAX)
     }
 }

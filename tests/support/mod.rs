@@ -4,9 +4,11 @@
 //! closes. Then the shell kills the server's process group and removes its directory.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod claiming;
 pub mod clock;
 pub mod doubling;
 pub mod hostile;
+pub mod memory_queue;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod process;
@@ -14,3 +16,7 @@ pub mod rabbitmq;
 pub mod redis;
 pub mod roles;
 pub mod without_constraints;
+
+/// Counts the outcome events that are not published: positions have no gaps, and tests delete no events.
+pub const UNPUBLISHED: &str = "SELECT (SELECT count(*) FROM events) - (SELECT position FROM event_cursors) \
+     + (SELECT count(*) FROM event_retries)";

@@ -70,15 +70,65 @@ impl Postgres {
                 .args(["-c", "echo 'host all all all trust' >> \"$0\""])
                 .arg(data.join("pg_hba.conf")));
         }
+        Self::serve_in(dir, host, locales)
+    }
+
+    fn serve_in(dir: PathBuf, host: Host, locales: Option<PathBuf>) -> Self {
         // Removes the directory after the postmaster that uses it has ended.
         let wait = format!(
-            "for i in $(seq 100); do kill -0 $(head -1 {}/postmaster.pid) || break; sleep 0.05; done",
-            data.display()
+            "for i in $(seq 100); do kill -0 $(head -1 {}/data/postmaster.pid) || break; sleep 0.05; done",
+            dir.display()
         );
         let keeper = Server::start(&["sleep", "infinity"], &[], &dir.join("keeper.log"), Some(&dir), &wait);
         let port = free_port();
         let server = Mutex::new(Some(serve(&host, &dir, port, locales.as_deref())));
         Self { port, dir, host, locales, server, _keeper: keeper }
+    }
+
+    /// Starts an asynchronous standby of this cluster. It takes reads.
+    pub fn start_standby(&self) -> Self {
+        let dir = private_dir("postgres-standby");
+        if is_root() {
+            run(Command::new("chown").arg("postgres:").arg(&dir));
+        }
+        let mut copy = as_postgres(&program("pg_basebackup"));
+        copy.extend(["--write-recovery-conf", "--no-sync", "--checkpoint=fast", "--username=postgres"].map(Into::into));
+        copy.push(format!("--host={}", self.dir.display()));
+        copy.push(format!("--port={}", self.port));
+        copy.push(format!("--pgdata={}", dir.join("data").display()));
+        run(Command::new(&copy[0]).args(&copy[1..]));
+        Self::serve_in(dir, Host::default(), None)
+    }
+
+    /// Lets a standby receive nothing more from its primary.
+    pub fn stop_receiving(&self) {
+        self.query("postgres", "ALTER SYSTEM SET primary_conninfo = ''");
+        self.query("postgres", "SELECT pg_reload_conf()");
+        self.await_answer("postgres", "SELECT count(*) FROM pg_stat_wal_receiver", "0");
+    }
+
+    /// Promotes a standby, and starts it again in the place of its killed primary.
+    pub fn take_over(&mut self, primary: &Self) {
+        self.query("postgres", "SELECT pg_promote()");
+        self.await_answer("postgres", "SELECT pg_is_in_recovery()", "f");
+        self.kill();
+        self.port = primary.port;
+        self.restart();
+    }
+
+    /// Waits until a query has this answer.
+    pub fn await_answer(&self, database: &str, sql: &str, answer: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.query(database, sql) != answer {
+            assert!(Instant::now() < deadline, "{sql}: {}", self.query(database, sql));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn query(&self, database: &str, sql: &str) -> String {
+        let output = self.psql(database).args(["-c", sql]).output().unwrap();
+        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
     pub fn url(&self, database: &str) -> String {

@@ -1,8 +1,11 @@
 //! A private RabbitMQ node with its own ports, epmd, data and cookie, for tests that need a real broker.
 
+use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::process::{Host, Server, free_port, private_dir};
@@ -23,6 +26,30 @@ pub struct RabbitNode {
     env: Vec<(String, String)>,
     host: Host,
     server: Server,
+}
+
+/// The broker of a deployment. To start one costs more than everything else of a deployment.
+pub enum Broker {
+    /// The one that all tests of a binary share.
+    Shared(&'static RabbitNode),
+    Own(RabbitNode),
+}
+
+impl Broker {
+    pub fn node(&self) -> &RabbitNode {
+        match self {
+            Self::Shared(node) => node,
+            Self::Own(node) => node,
+        }
+    }
+
+    /// The broker that no other test uses.
+    pub fn own(&self) -> &RabbitNode {
+        match self {
+            Self::Own(node) => node,
+            Self::Shared(_) => panic!("other tests use this broker"),
+        }
+    }
 }
 
 impl RabbitNode {
@@ -71,20 +98,46 @@ impl RabbitNode {
 
     /// Creates a virtual host with all rights for the default user, and returns its URL.
     pub fn create_vhost(&self, name: &str) -> String {
-        // One call instead of two, because each starts an Erlang virtual machine.
-        let program = format!(
-            "rabbit_vhost:add(<<\"{name}\">>, <<\"test\">>), rabbit_auth_backend_internal:set_permissions(\
-             <<\"guest\">>, <<\"{name}\">>, <<\".*\">>, <<\".*\">>, <<\".*\">>, <<\"test\">>)."
-        );
-        self.ctl(&["eval", &program]);
+        self.evaluate(&format!("ok = rabbit_vhost:add(<<\"{name}\">>, <<\"test\">>), {}", permit("guest", name, ".*")));
         self.url(name)
     }
 
     /// Creates a user whose password is its name. It may configure, write and read everything in a virtual host that
     /// the expression matches.
     pub fn create_user(&self, name: &str, vhost: &str, rights: &str) {
-        self.ctl(&["add_user", name, name]);
-        self.ctl(&["set_permissions", "-p", vhost, name, rights, rights, rights]);
+        let add = format!("ok = rabbit_auth_backend_internal:add_user(<<\"{name}\">>, <<\"{name}\">>, <<\"test\">>)");
+        self.evaluate(&format!("{add}, {}", permit(name, vhost, rights)));
+    }
+
+    /// Lets the node evaluate an expression whose value is `ok`. `erl_call` is a program in C: it takes milliseconds,
+    /// and `rabbitmqctl` starts an Erlang virtual machine, which takes more than a second.
+    fn evaluate(&self, expression: &str) {
+        static CALLS: AtomicU32 = AtomicU32::new(0);
+        let (name, cookie) = (node_name(self.port), cookie(self.port));
+        // The node rejects a caller whose name is in use.
+        let caller = format!("caller{}", CALLS.fetch_add(1, Ordering::Relaxed));
+        let command = self.host.command(&["erl_call", "-sname", &name, "-c", &cookie, "-h", &caller, "-e"]);
+        let mut child = Command::new(&command[0])
+            .args(&command[1..])
+            .envs(self.env.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(format!("{expression}.\n").as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let answer = String::from_utf8_lossy(&output.stdout);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        // Its exit code does not tell whether the expression failed.
+        assert_eq!(answer.trim(), "{ok, ok}", "{expression}: {complaint}\n{}", self.server.log_text());
+    }
+
+    /// Every queue of a virtual host with all its messages, also those that are not acknowledged.
+    pub fn queues(&self, vhost: &str) -> BTreeMap<String, u64> {
+        let listed = self.ctl(&["list_queues", "-p", vhost, "--no-table-headers", "name", "messages"]);
+        let queues = listed.lines().filter_map(|line| line.split_once('\t'));
+        queues.map(|(name, messages)| (name.to_owned(), messages.trim().parse().unwrap())).collect()
     }
 
     /// Kills the broker with SIGKILL, keeps its data, and waits until it is gone.
@@ -131,13 +184,29 @@ impl RabbitNode {
     }
 }
 
+/// The expression that grants a user rights in a virtual host.
+fn permit(user: &str, vhost: &str, rights: &str) -> String {
+    let rights = rights.replace('\\', r"\\");
+    let [user, vhost, rights] = [user, vhost, &rights].map(|text| format!("<<\"{text}\">>"));
+    let words = [&user, &vhost, &rights, &rights, &rights, "<<\"test\">>"].join(", ");
+    format!("rabbit_auth_backend_internal:set_permissions({words})")
+}
+
+fn node_name(port: u16) -> String {
+    format!("sluicegate{port}@localhost")
+}
+
+fn cookie(port: u16) -> String {
+    format!("SLUICEGATE{port}")
+}
+
 /// `settings`: more lines of its `rabbitmq.conf`.
 fn environment(dir: &std::path::Path, port: u16, settings: &str) -> Vec<(String, String)> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
-    let cookie = dir.join(".erlang.cookie");
-    std::fs::write(&cookie, format!("SLUICEGATE{port}")).unwrap();
-    std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400)).unwrap();
+    let cookie_file = dir.join(".erlang.cookie");
+    std::fs::write(&cookie_file, cookie(port)).unwrap();
+    std::fs::set_permissions(&cookie_file, std::fs::Permissions::from_mode(0o400)).unwrap();
     std::fs::write(dir.join("plugins"), "[].").unwrap();
     let config = format!(
         "disk_free_limit.absolute = 1MB\n\
@@ -147,7 +216,7 @@ fn environment(dir: &std::path::Path, port: u16, settings: &str) -> Vec<(String,
     std::fs::write(dir.join("rabbitmq.conf"), config).unwrap();
     [
         ("HOME", path("")),
-        ("RABBITMQ_NODENAME", format!("sluicegate{port}@localhost")),
+        ("RABBITMQ_NODENAME", node_name(port)),
         ("RABBITMQ_NODE_PORT", port.to_string()),
         ("RABBITMQ_DIST_PORT", free_port().to_string()),
         ("ERL_EPMD_PORT", free_port().to_string()),

@@ -19,7 +19,7 @@ const UPPER: [&str; 5] = ["worker", "ops", "cli", "app", "config"];
 const DRIVERS: [(&str, &[&str]); 5] = [
     ("lapin", &["queue/rabbitmq"]),
     ("redis", &["limiter/redis"]),
-    ("sqlx", &["ledger/", "queue/embedded"]),
+    ("sqlx", &["ledger/"]),
     ("reqwest", &["provider/http", "cli/", "telemetry/otlp"]),
     ("axum", &["ops/", "provider/simulated"]),
 ];
@@ -241,7 +241,7 @@ fn dependency_rule_detects_violations() {
         ("src/ledger/mod.rs", "use crate::provider::FrozenRequest;", false),
         ("src/ledger/mod.rs", "use crate::provider::Answer;", true),
         ("src/queue/message/write.rs", "use crate::ledger::OutcomeEvent;", false),
-        ("src/queue/embedded.rs", "use crate::ledger::sql::Pool;", true),
+        ("src/queue/rabbitmq/mod.rs", "use crate::ledger::sql::Pool;", true),
         ("src/ledger/sql/sqlite.rs", "use super::postgres::meaning;", true),
         ("src/ledger/sql/postgres.rs", "use super::{engine::Engine, sqlite::open};", true),
         ("src/ledger/sql/sqlite.rs", "use super::meaning::away_or_corrupt;", false),
@@ -249,7 +249,7 @@ fn dependency_rule_detects_violations() {
         ("src/limiter/redis/mod.rs", "use crate::config::LimiterUrl;", true),
         ("src/worker/lane.rs", "use crate::queue::Queue;", false),
         ("src/worker/lane.rs", "use crate::queue::rabbitmq::RabbitMq;", true),
-        ("src/worker/lane.rs", "#[cfg(test)]\nmod tests { use crate::queue::embedded::EmbeddedQueue; }", false),
+        ("src/worker/lane.rs", "#[cfg(test)]\nmod tests { use crate::queue::rabbitmq::RabbitMq; }", false),
         ("src/ops/api.rs", "use crate::ledger::sql::Sql;", true),
         ("src/cli/run.rs", "use crate::app::Services;", false),
         ("src/app.rs", "use crate::cli::CommandError;", true),

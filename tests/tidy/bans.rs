@@ -9,7 +9,7 @@ const LINES_MAX: usize = 450;
 const DOC_CHARS_MIN: usize = 80;
 
 /// Files that read a clock. All other code is passed instants, so that tests need not wait.
-const CLOCK_READERS: [(&str, &str); 11] = [
+const CLOCK_READERS: [(&str, &str); 9] = [
     ("src/cli/check/backends.rs", "compares the wall clock with the limiter store's clock, to warn of skew"),
     ("src/ops/overview/collector.rs", "stamps an overview with its time, and compares the database's clock"),
     ("src/limiter/embedded.rs", "fixed windows are the calendar's; read once, so that no step is seen"),
@@ -18,8 +18,6 @@ const CLOCK_READERS: [(&str, &str); 11] = [
     ("src/cli/check/mod.rs", "shows how long the database takes to answer"),
     ("src/worker/start_timer.rs", "wakes starts by the system's monotonic clock, which tokio's timer rounds up"),
     ("src/worker/meter/decisions.rs", "stamps displayed decisions with the time of day"),
-    ("src/worker/decode.rs", "measures the age of messages that no ledger knows, across workers"),
-    ("src/queue/embedded/store.rs", "is the embedded broker, whose delays need its own clock"),
     ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, for the log"),
 ];
 /// Files that start tasks outside a tracker, and what ends those tasks.

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::app::outbound_policy;
-use crate::cli::check::commits::commit_finding;
+use crate::cli::check::commits::{commit_finding, standby_finding};
 use crate::cli::console::{TableShape, width, wrap_words};
 use crate::cli::input::{self, PROVIDER_FILE_BYTES_MAX};
 use crate::cli::provider::{check_callable, checked_rows, unreadable_secrets};
@@ -179,6 +179,7 @@ async fn check_database(cx: &CommandContext<'_>) -> (Vec<Finding>, Option<Settin
         // The snapshot names unreadable rows.
         let rows: Vec<ProviderRow> = ledger.raw_rows(None).await?.into_iter().flatten().collect();
         let mut observed = text_order::text_order_findings(&subject, &ledger.text_order().await?);
+        observed.extend(standby_finding(&subject, &ledger).await?);
         observed.extend(throttling_findings(&ledger, &snapshot).await?);
         let committed = commit_finding(&subject, &ledger, answered).await;
         Ok::<_, CommandError>((committed, snapshot, rows, observed))

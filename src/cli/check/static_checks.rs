@@ -162,7 +162,10 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
         return vec![Finding::ok(subject, "is disabled")];
     }
     if provider.paused {
-        warn("is paused: its queue keeps collecting".to_owned(), "Run `sluicegate provider resume` to send again");
+        warn(
+            "is paused: its payments are recorded and wait".to_owned(),
+            "Run `sluicegate provider resume` to send again",
+        );
     }
     for risk in row_risks(provider) {
         warn(risk.what, risk.fix);

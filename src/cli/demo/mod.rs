@@ -7,7 +7,6 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -16,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::enqueue::door::{self, Door, HandedOver, OpenDoor};
 use super::input::job_count;
 use super::os::Signals;
 use super::{CommandError, Console, Exit};
@@ -28,7 +28,6 @@ use crate::ledger::LedgerError;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::CardNumbers;
-use crate::queue::{Destination, OutgoingMessage, Properties};
 use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
 use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 
@@ -44,7 +43,7 @@ const JOBS: RangeInclusive<u64> = 1..=1_000_000;
 /// Duration of a run with the default number of jobs.
 const RUN_TIME: Duration = Duration::from_secs(13);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Every 50th job is published twice.
+/// Every 50th job is enqueued twice.
 const DUPLICATE_EVERY: u64 = 50;
 /// Longest time for open connections of the page after a stop signal.
 const PAGE_CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -106,14 +105,14 @@ pub async fn run(args: &Args, services: &Services, console: &mut Console) -> Res
     let row = row(args, url);
     worker.ledger.apply_settings(std::slice::from_ref(&row), false).await?;
     let name = ProviderName::new(PROVIDER).map_err(|problem| CommandError::Failed(problem.to_string()))?;
-    worker.queue.declare(std::slice::from_ref(&name)).await?;
     let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));
-    let published = publish(&worker, &name, jobs).await?;
+    let names = std::slice::from_ref(&name);
+    let OpenDoor { door, .. } = door::open(&config, services, names, names).await?;
+    let known = enqueue(&door, &name, jobs).await?;
     console.message(&format!(
-        "{}, {} ({} of them twice), provider allows {}, answers in 20 to 80 ms, loses 0.3 % of its responses and fails 0.5 %",
+        "{} ({known} of them enqueued twice), provider allows {}, answers in 20 to 80 ms, loses 0.3 % of its responses and \
+         fails 0.5 %",
         count(jobs, "payment"),
-        count(published, "message"),
-        published - jobs,
         args.limit
     ))?;
     let demo = DemoWorker::start(&worker);
@@ -167,23 +166,20 @@ fn default_jobs(limit: Rate) -> u64 {
     (limit.per_second() * RUN_TIME.as_secs_f64()).clamp(20.0, 20_000.0) as u64
 }
 
-/// Publishes all jobs, some of them twice; returns the number of messages.
-async fn publish(worker: &worker::Backends, provider: &ProviderName, jobs: u64) -> Result<u64, CommandError> {
+/// Enqueues all jobs, some of them twice; returns how many were known already.
+async fn enqueue(door: &Door, provider: &ProviderName, jobs: u64) -> Result<u64, CommandError> {
     let numbers = (1..=jobs).flat_map(|number| {
         let copies = if number.is_multiple_of(DUPLICATE_EVERY) { 2 } else { 1 };
         std::iter::repeat_n(number, copies)
     });
-    let published = stream::iter(numbers).map(|number| {
+    let enqueued = stream::iter(numbers).map(|number| async move {
         let id = format!("demo-{number:06}");
         let job = json!({ "v": 1, "id": id, "provider": PROVIDER, "amount": 100 + number % 900, "currency": "EUR" });
-        let message = OutgoingMessage {
-            destination: Destination::Lane(provider.clone()),
-            body: Bytes::from(job.to_string()),
-            properties: Properties { message_id: Some(id), ..Properties::default() },
-        };
-        async move { worker.queue.publish(message).await }
+        let payment = door.check(job.to_string().as_bytes(), provider, CardNumbers::Refuse).await;
+        let payment = payment.map_err(|error| CommandError::Failed(error.to_string()))?;
+        Ok::<_, CommandError>(matches!(door.hand_over(payment).await?, HandedOver::Known))
     });
-    Ok(published.buffer_unordered(64).try_fold(0, |count, ()| async move { Ok(count + 1) }).await?)
+    enqueued.buffer_unordered(64).try_fold(0, |known, is_known| async move { Ok(known + u64::from(is_known)) }).await
 }
 
 /// The worker of the demo.
@@ -200,6 +196,7 @@ impl DemoWorker {
             owner: OWNER.to_owned(),
             card_numbers: CardNumbers::Refuse,
             drain_timeout: Duration::from_secs(30),
+            max_open_jobs: u32::MAX,
             settings_poll: settings_sync::POLL_INTERVAL,
             sweep_every: sweeper::SWEEP_INTERVAL,
             // The demo ends long before that.

@@ -10,7 +10,6 @@ use serde::Serialize;
 use crate::cli::console::group_thousands;
 use crate::cli::jobs::actor;
 use crate::cli::jobs::report::DecisionReport;
-use crate::cli::jobs::unseen::UNKNOWN_JOB;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
 use crate::domain::amount::display_amount;
 use crate::domain::format::count;
@@ -23,6 +22,10 @@ use crate::ledger::operator::{Actor, CurrencyTotal, JobResolution, ResolutionRef
 use crate::ops::batch::{
     BatchError, BatchPreview, Confirmation, JobList, PreparedBatch, Selection, has_worker, prepare_batch, prepare_list,
 };
+
+/// The message of such a job may be in a broker's queue, which cannot be searched.
+pub const UNKNOWN_JOB: &str = "if the message of a job that the ledger does not know may still arrive, add \
+                               --provider NAME to cancel the payment before that";
 
 /// The rate of a decision about many payments, and its two steps.
 #[derive(Debug, Args)]

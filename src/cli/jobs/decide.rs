@@ -13,12 +13,10 @@ use clap::Subcommand;
 use futures_util::stream::{self, StreamExt as _};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::cli::enqueue::declare_lanes;
-use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, BulkSelection, decide_in_bulk};
+use crate::cli::jobs::bulk_decision::{BulkArgs, BulkDecision, BulkSelection, UNKNOWN_JOB, decide_in_bulk};
 use crate::cli::jobs::ids::read_ids;
 use crate::cli::jobs::report::DecisionReport;
 use crate::cli::jobs::show::check_provider_exists;
-use crate::cli::jobs::unseen::{UNKNOWN_JOB, find_in_queue};
 use crate::cli::jobs::{IdArgs, actor, parse_id, show};
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
@@ -28,7 +26,7 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::decision_batches::BatchDecision;
 use crate::ledger::decision_input;
 use crate::ledger::job_filter_input::RawJobFilter;
-use crate::ledger::operator::{Actor, Charge, JobResolution, ResolutionError, ResolutionRefusal};
+use crate::ledger::operator::{Actor, Charge, JobResolution, ResolutionRefusal};
 use crate::ops::batch::{JobList, Selection, distinct};
 use crate::ops::change::{JobDecision, ResolutionKind};
 use crate::worker::resend::{ResendError, Resender, provider_names};
@@ -141,8 +139,8 @@ pub struct CancelArgs {
     json: bool,
 }
 
-/// Runs `jobs cancel`. A payment that the ledger does not know is cancelled before its message arrives. For that the
-/// provider must be named, or the embedded queue must contain the message.
+/// Runs `jobs cancel`. A payment that the ledger does not know is cancelled before its message arrives, if the provider
+/// is named.
 ///
 /// # Errors
 /// When the database fails, the list cannot be read, or nothing was confirmed.
@@ -158,19 +156,10 @@ pub async fn cancel(args: &CancelArgs, cx: &mut CommandContext<'_>) -> Result<Ex
     let by = actor(args.because.as_deref());
     let ids = given_ids(&args.ids, cx).await?;
     let ledger = cx.ledger().await?;
-    let (config, services) = (cx.config, cx.services);
     let cancel = async |id: JobId| -> (JobId, Result<(), ResendError>) {
         let cancelled = match &provider {
             Some(provider) => ledger.precancel(&id, provider, &by).await,
-            None => match ledger.resolve_job(&id, &JobResolution::Cancel, None, &by).await {
-                Err(ResolutionError::Refused(ResolutionRefusal::NoSuchJob)) => {
-                    match find_in_queue(&id, config, services).await {
-                        Some(provider) => ledger.precancel(&id, &provider, &by).await,
-                        None => Err(ResolutionRefusal::NoSuchJob.into()),
-                    }
-                }
-                decided => decided,
-            },
+            None => ledger.resolve_job(&id, &JobResolution::Cancel, None, &by).await,
         };
         (id, cancelled.map_err(ResendError::from))
     };
@@ -199,29 +188,18 @@ struct DecisionRequest<'a> {
     json: bool,
 }
 
-/// Applies a decision to one payment after the other, at most at the given rate. A resend does not start while the broker
-/// is unavailable, so that the ledger stays unchanged.
+/// Applies a decision to one payment after the other, at most at the given rate.
 ///
 /// # Errors
-/// When a backend is unreachable before anything was changed, or the output is closed.
+/// When the database is unreachable before anything was changed, or the output is closed.
 async fn decide(request: DecisionRequest<'_>, cx: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
     let DecisionRequest { ids, resolution, actor, args, json } = request;
     let (ledger, dry_run) = (&cx.ledger().await?, args.dry_run);
     let mut report = DecisionReport::new(&resolution, json);
-    let (queue, providers);
+    let providers;
     let decision = if resolution.needs_resend() {
         providers = provider_names(ledger).await?;
-        queue = cx.queue().await?;
-        if dry_run {
-            queue.ping().await?;
-        } else {
-            // Safe: the ledger has the payment, and the sweeper republishes lost messages.
-            for (name, why) in declare_lanes(queue.as_ref(), &providers, &providers).await? {
-                cx.console.message(&format!("warning: {name}: {why}"))?;
-            }
-        }
-        let (queue, card_numbers) = (queue.as_ref(), cx.config.worker.card_numbers);
-        JobDecision::Resend(Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor })
+        JobDecision::Resend(Resender { ledger, providers: &providers, resolution, actor })
     } else {
         JobDecision::Record { ledger, resolution, actor }
     };

@@ -29,7 +29,6 @@ pub mod filter;
 mod ids;
 mod report;
 pub mod show;
-mod unseen;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -146,7 +145,7 @@ async fn explain_without_process(id: &JobId, cx: &CommandContext<'_>) -> Result<
     let sources = FactSources {
         ledger: &ledger,
         settings: &known,
-        queue: Some(queue.as_ref()),
+        queue: queue.as_deref(),
         limiter_facts: limiter.as_deref(),
         process: None,
         collector: None,

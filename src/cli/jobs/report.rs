@@ -16,7 +16,6 @@ pub struct DecisionReport {
     to: &'static str,
     changed: Vec<String>,
     refused: Vec<DecisionFailure>,
-    unpublished: Vec<DecisionFailure>,
     /// In a dry run: the number of payments that would be changed, by provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     would_change: Option<BTreeMap<String, u64>>,
@@ -38,7 +37,6 @@ impl DecisionReport {
             to: resolution.resulting_state(),
             changed: Vec::new(),
             refused: Vec::new(),
-            unpublished: Vec::new(),
             would_change: None,
             has_lines: !json,
         }
@@ -80,15 +78,12 @@ impl DecisionReport {
     fn record_failure(&mut self, id: &JobId, error: &ResendError, console: &mut Console) -> Result<(), CommandError> {
         let failure = DecisionFailure { id: id.to_string(), reason: error.to_string() };
         console.message(&format!("{id}: {}", failure.reason))?;
-        match error {
-            ResendError::Unpublished(_) => self.unpublished.push(failure),
-            _ => self.refused.push(failure),
-        }
+        self.refused.push(failure);
         Ok(())
     }
 
     pub fn exit(&self) -> Exit {
-        if self.refused.is_empty() && self.unpublished.is_empty() { Exit::Success } else { Exit::Failed }
+        if self.refused.is_empty() { Exit::Success } else { Exit::Failed }
     }
 
     /// Prints the report.

@@ -10,11 +10,14 @@ use crate::cli::jobs::filter::{FilterArgs, parse_format};
 use crate::cli::jobs::{filter, parse_id};
 use crate::cli::provider::unknown_provider;
 use crate::cli::{CommandContext, CommandError, Console, Exit};
+use crate::config::QueueUrl;
 use crate::domain::amount::display_amount;
 use crate::domain::format::count;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, JobFilter, JobPage, JobSummary, STATES, WaitDetails};
+use crate::ledger::operator::{
+    DatabaseTime, Digest, EventSummary, JobDetails, JobFilter, JobPage, JobSummary, STATES, WaitDetails,
+};
 use crate::ops::export::ExportFormat;
 use crate::ops::unix_ms;
 
@@ -169,6 +172,7 @@ pub async fn show(args: &ShowArgs, state: Option<&str>, cx: &mut CommandContext<
     let Some(details) = cx.ledger().await?.job_details(id).await? else {
         return Err(CommandError::Failed(format!("{id}: the ledger has no such job")));
     };
+    let details = details.seen_with(matches!(cx.config.queue.url, QueueUrl::Amqp(_)));
     if let Some(state) = state.filter(|state| *state != details.line.state) {
         let actual = &details.line.state;
         return Err(CommandError::Failed(format!("{id}: it is `{actual}`, not `{state}`; see `sluicegate jobs show`")));
@@ -262,22 +266,27 @@ fn wait_text(details: &JobDetails, waited: &WaitDetails) -> String {
 
 fn attempt_rows(details: &JobDetails) -> Vec<Vec<String>> {
     let cells = details.attempts.iter().map(|a| {
-        let counts = a.counted.map(|counted| if counted { "yes" } else { "no" });
+        let counts = a.counted.map(yes_or_no);
         vec![
             a.number.to_string(),
             a.began_at.to_string(),
             time_text(a.ended_at),
             a.outcome.clone().unwrap_or_else(|| "none yet".to_owned()),
             a.status.map(|status| status.to_string()).unwrap_or_default(),
-            counts.unwrap_or_default().to_owned(),
+            counts.unwrap_or_default(),
             a.detail.clone().unwrap_or_default(),
         ]
     });
     cells.collect()
 }
 
+fn yes_or_no(is_so: bool) -> String {
+    if is_so { "yes" } else { "no" }.to_owned()
+}
+
 fn event_rows(details: &JobDetails) -> Vec<Vec<String>> {
-    details.events.iter().map(|e| vec![e.state.clone(), e.at.to_string(), time_text(e.published_at)]).collect()
+    let published = |e: &EventSummary| e.published.map_or_else(|| "no broker".to_owned(), yes_or_no);
+    details.events.iter().map(|e| vec![e.state.clone(), e.at.to_string(), published(e)]).collect()
 }
 
 fn audit_rows(details: &JobDetails) -> Vec<Vec<String>> {

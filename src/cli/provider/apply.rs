@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::{check_callable, checked_rows, parse_name, report_unusable, unreadable_secrets};
-use crate::cli::enqueue::declare_lanes;
+use crate::cli::enqueue::door::{ClosedLanes, declare_lanes};
 use crate::cli::input::{self, PROVIDER_FILE_BYTES_MAX};
 use crate::cli::jobs::actor;
 use crate::cli::row_risks::row_risks;
@@ -137,8 +137,10 @@ fn contradicted(file: String, conflicts: &[HandChangeBy]) -> CommandError {
 async fn declare_all_lanes(cx: &CommandContext<'_>, ledger: &Database) -> Result<(), CommandError> {
     let names = provider_names(ledger).await?;
     let declared = async {
-        let queue = cx.queue().await?;
-        Ok::<_, CommandError>(declare_lanes(queue.as_ref(), &names, &names).await?)
+        match cx.queue().await? {
+            Some(queue) => Ok::<_, CommandError>(declare_lanes(queue.as_ref(), &names, &names).await?),
+            None => Ok(ClosedLanes::new()),
+        }
     };
     let undeclared = declared.await.map_err(|error| {
         CommandError::Failed(format!(

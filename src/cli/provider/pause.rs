@@ -9,7 +9,6 @@ use crate::cli::jobs::actor;
 use crate::cli::{CommandError, Console, Exit};
 use crate::ledger::database::Database;
 use crate::ledger::decision_input;
-use crate::ledger::operator::Actor;
 use crate::ledger::pause_of_all::{PauseAllResult, ResumeAllResult};
 use crate::ops::change;
 
@@ -28,64 +27,69 @@ pub(super) struct PauseArgs {
     json: bool,
 }
 
-/// Pauses or resumes what the arguments name.
-pub(super) async fn run(
-    ledger: &Database,
-    args: &PauseArgs,
-    paused: bool,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
+#[derive(Debug, clap::Args)]
+pub(super) struct ResumeArgs {
+    #[command(flatten)]
+    which: PauseArgs,
+    /// Release the hold of the lane, too: its charges start again. Compare its payments with the provider's records before.
+    #[arg(long, requires = "because", conflicts_with = "all")]
+    release_hold: bool,
+}
+
+/// Pauses what the arguments name.
+pub(super) async fn pause(ledger: &Database, args: &PauseArgs, console: &mut Console) -> Result<Exit, CommandError> {
     let by = actor(args.because.as_deref());
-    match (&args.name, paused) {
-        (Some(name), _) => {
-            set_paused(ledger, name, SetPaused { paused, json: args.json, by }, console).await?;
-            // A pause is obeyed whatever is wrong with the row.
-            if !paused {
-                return report_if_unusable(ledger, &parse_name(name)?, console).await;
-            }
+    let Some(name) = &args.name else {
+        let result = ledger.pause_all(&by).await?;
+        if args.json {
+            console.json(&result)?
+        } else {
+            print_pause(&result, console)?
         }
-        (None, true) => {
-            let result = ledger.pause_all(&by).await?;
-            if args.json { console.json(&result)? } else { print_pause(&result, console)? }
-        }
-        (None, false) => {
-            let result = ledger.resume_all(&by).await?;
-            if args.json { console.json(&result)? } else { print_resume(&result, console)? }
-        }
+        return Ok(Exit::Success);
+    };
+    let changed = change::set_paused(ledger, &parse_name(name)?, true, Some(&by)).await?;
+    if args.json {
+        console.json(&json!({ "provider": name, "paused": true, "changed": changed }))?;
+    } else {
+        console.message(&format!("{name} is paused: its payments are recorded and wait; workers follow within 2 s"))?;
     }
     Ok(Exit::Success)
 }
 
-struct SetPaused {
-    paused: bool,
-    json: bool,
-    by: Actor,
-}
-
-async fn set_paused(
-    ledger: &Database,
-    name: &str,
-    SetPaused { paused, json, by }: SetPaused,
-    console: &mut Console,
-) -> Result<(), CommandError> {
-    let changed = change::set_paused(ledger, &parse_name(name)?, paused, Some(&by)).await?;
-    if json {
-        console.json(&json!({ "provider": name, "paused": paused, "changed": changed }))?;
-        return Ok(());
-    }
-    let state = match paused {
-        true => "is paused: its queue keeps collecting",
-        false => "is resumed, and the waits that it named are cleared",
+/// Resumes what the arguments name.
+pub(super) async fn resume(ledger: &Database, args: &ResumeArgs, console: &mut Console) -> Result<Exit, CommandError> {
+    let ResumeArgs { which, release_hold } = args;
+    let by = actor(which.because.as_deref());
+    let Some(name) = &which.name else {
+        let result = ledger.resume_all(&by).await?;
+        if which.json {
+            console.json(&result)?
+        } else {
+            print_resume(&result, console)?
+        }
+        return Ok(Exit::Success);
     };
-    console.message(&format!("{name} {state}; workers follow within 2 s"))?;
-    Ok(())
+    let provider = parse_name(name)?;
+    let held = change::resume(ledger, &provider, *release_hold, &by).await?.as_ref().map(change::still_held_text);
+    if which.json {
+        console.json(&json!({ "provider": name, "paused": false, "changed": true, "held": held }))?;
+    } else {
+        let released = if *release_hold { ", its hold is released" } else { "" };
+        console.message(&format!(
+            "{name} is resumed{released}, and the waits that it named are cleared; workers follow within 2 s"
+        ))?;
+        held.iter().try_for_each(|text| console.message(text))?;
+    }
+    // Unlike a pause, a resume has no effect while the row cannot be used.
+    report_if_unusable(ledger, &provider, console).await
 }
 
 fn print_pause(result: &PauseAllResult, console: &mut Console) -> Result<(), CommandError> {
     let PauseAllResult { id, paused, held, paused_before } = result;
     match (id, paused.is_empty()) {
         (Some(id), false) => console.message(&format!(
-            "pause {id} of all providers: paused {}; their queues keep collecting, and workers follow within 2 s",
+            "pause {id} of all providers: paused {}; their payments are recorded and wait, and workers follow within 2 s",
             paused.join(", ")
         ))?,
         (Some(id), true) => console.message(&format!("pause {id} of all providers is in force already"))?,

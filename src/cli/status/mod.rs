@@ -160,10 +160,11 @@ async fn read_overview(cx: &CommandContext<'_>) -> Result<(Overview, Option<Stri
     }
 }
 
-/// The depths of the lanes' queues, and why some are unknown.
+/// The depths of the lanes' queues, and why some are unknown. Without a broker nothing waits before its record.
 async fn queue_depths(cx: &CommandContext<'_>, names: &[ProviderName]) -> (BTreeMap<String, u64>, Vec<String>) {
     let queue = match timeout(QUEUE_TIMEOUT, cx.queue()).await {
-        Ok(Ok(queue)) => queue,
+        Ok(Ok(Some(queue))) => queue,
+        Ok(Ok(None)) => return (names.iter().map(|name| (name.to_string(), 0)).collect(), Vec::new()),
         Ok(Err(error)) => return (BTreeMap::new(), vec![format!("queue: {error}")]),
         Err(_) => return (BTreeMap::new(), vec!["queue: no response within 2 s".to_owned()]),
     };
@@ -181,7 +182,7 @@ async fn queue_depths(cx: &CommandContext<'_>, names: &[ProviderName]) -> (BTree
 
 /// What the broker does not do though it answers.
 async fn publish_fault(cx: &CommandContext<'_>) -> Option<BackendFault> {
-    let queue = timeout(QUEUE_TIMEOUT, cx.queue()).await.ok()?.ok()?;
+    let queue = timeout(QUEUE_TIMEOUT, cx.queue()).await.ok()?.ok()??;
     timeout(QUEUE_TIMEOUT, queue.publish_fault()).await.ok()?
 }
 
@@ -217,6 +218,7 @@ pub(super) async fn overview_input(cx: &CommandContext<'_>) -> Result<OverviewIn
         reconciliation: Some(by_provider(accounts)),
         oldest_ms: Some(ledger.oldest_open(&names).await?.into_iter().collect()),
         rejected: Some(ledger.count_rejected().await?),
+        held: Some(ledger.count_held().await?),
         throttling: Some(ledger.throttling(&names.iter().map(ProviderName::as_str).collect::<Vec<_>>()).await?),
         providers: known.providers,
         invalid_rows: known.invalid_rows,

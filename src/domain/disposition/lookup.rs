@@ -88,7 +88,7 @@ pub fn after_lookup(
         LookupResult::LocalFault(fault) => {
             let deferred = context.defer(context.backoff(), fault.wait());
             LookupDisposition {
-                pause: Some(PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() }),
+                pause: Some(PauseRequest::Claims { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() }),
                 ..deferred
             }
         }
@@ -282,8 +282,8 @@ mod tests {
         let throttled = LookupResult::Throttled { retry_after: Some(secs(9_999)) };
         assert_eq!(pause(&throttled), Some(PauseRequest::Quota { wait: HONOURED_WAIT_MAX }));
         let fault = LocalFault::ProcessDescriptors;
-        let intake = PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
-        assert_eq!(pause(&LookupResult::LocalFault(fault)), Some(intake), "the next request would fail too");
+        let claims = PauseRequest::Claims { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
+        assert_eq!(pause(&LookupResult::LocalFault(fault)), Some(claims), "the next request would fail too");
         let misconfigured = [401, 403, 407].map(|status| LookupResult::Misconfigured { status });
         for finding in misconfigured.into_iter().chain([
             LookupResult::NotFound,

@@ -139,10 +139,10 @@ pub fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
         ),
         other => format!("is `{other}` since {since}"),
     };
-    let event = match job.event {
-        Some(Some(at)) => format!("; its event was published at {}", facts.instant(at)),
-        Some(None) => "; its event is not published yet".to_owned(),
-        None => String::new(),
+    let event = match job.is_event_published {
+        Some(true) => "; its event is published",
+        Some(false) => "; its event is not published yet",
+        None => "",
     };
     let summary = format!("{what}{event}");
     let mut results = match job.requests.last() {
@@ -275,9 +275,10 @@ fn is_limiter_wide(job: &JobFacts) -> bool {
 /// Whether the job is delayed for the reason that pauses its lane now: then the lane's cause says more.
 fn delayed_with_lane(facts: &Facts, job: &JobFacts) -> bool {
     match &facts.lane {
-        LaneFacts::Paused { cause, .. } | LaneFacts::IntakePaused { cause, .. } => {
+        LaneFacts::Paused { cause, .. } | LaneFacts::ClaimsPaused { cause, .. } => {
             job.wait_reason.as_ref() == Some(&cause.reason)
         }
+        LaneFacts::Held { .. } => job.wait_reason == Some(WaitReason::LaneHeld),
         LaneFacts::NotAsked | LaneFacts::Absent | LaneFacts::Running | LaneFacts::Probing { .. } => false,
     }
 }
@@ -301,16 +302,22 @@ fn lane(facts: &Facts) -> CheckResult {
         LaneFacts::NotAsked => CheckResult::passed("not known: no running process was asked"),
         LaneFacts::Absent => CheckResult::blocked("lane", "this worker has no lane for its provider: its log says why"),
         LaneFacts::Running => CheckResult::routine("takes jobs and sends them"),
-        LaneFacts::IntakePaused { cause, .. } if by_limiter(cause) => {
+        LaneFacts::ClaimsPaused { cause, .. } if by_limiter(cause) => {
             CheckResult::passed(format!("starts no more jobs: {cause}"))
         }
-        LaneFacts::IntakePaused { cause, ends_in } if facts.claim == ClaimState::Unclaimed => {
+        LaneFacts::ClaimsPaused { cause, ends_in } if facts.claim == ClaimState::Unclaimed => {
             blocked_for("lane", format!("the lane starts no more jobs until {}: {cause}", until(*ends_in)), *ends_in)
         }
-        LaneFacts::IntakePaused { .. } => CheckResult::passed("starts no more jobs, but has this one"),
+        LaneFacts::ClaimsPaused { .. } => CheckResult::passed("starts no more jobs, but has this one"),
         LaneFacts::Paused { cause, ends_in } => {
             blocked_for("lane", format!("the lane sends nothing until {}: {cause}", until(*ends_in)), *ends_in)
         }
+        LaneFacts::Held { cause } => CheckResult::blocked(
+            "lane",
+            format!(
+                "the lane starts no charge until an operator releases it (`provider resume --release-hold`): {cause}"
+            ),
+        ),
         LaneFacts::Probing { cause } => {
             CheckResult::blocked("lane", format!("testing the provider with one payment at a time ({cause})"))
         }

@@ -67,7 +67,7 @@ fn where_message_may_be(facts: &Facts) -> String {
                  otherwise {LOST}"
             );
         }
-        MessageSearch::Searched => return format!(", and no lane's queue has its message: {LOST}"),
+        MessageSearch::NoQueue => return ": it was never recorded".to_owned(),
         MessageSearch::MayHold(lanes) if lanes.is_empty() => {
             return format!(", and no lane's queue holds a message: {LOST}");
         }
@@ -106,7 +106,7 @@ pub struct Facts {
     pub id: String,
     /// `None`: the ledger has no such job.
     pub job: Option<JobFacts>,
-    /// Fields of its message, if the ledger does not have the job yet and the message was found.
+    /// What is known of it, if a worker holds its message and the ledger does not have the job yet.
     pub unrecorded: Option<JobFacts>,
     /// Queues that may hold its message, if both are `None`.
     pub message_search: MessageSearch,
@@ -123,14 +123,14 @@ pub struct Facts {
     pub limiter: LimiterFacts,
 }
 
-/// Result of the search for a message in the lanes' queues.
+/// Where the message of a job may be that the ledger does not have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum MessageSearch {
     #[default]
     NotAsked,
-    /// All queues were searched, and none has it.
-    Searched,
-    /// The broker offers no search. These queues hold messages.
+    /// There is no broker: a payment is in the ledger, or nowhere.
+    NoQueue,
+    /// A broker offers no search. These queues hold messages.
     MayHold(Vec<LaneQueue>),
 }
 
@@ -177,8 +177,9 @@ pub struct JobFacts {
     pub requests: Vec<SentRequest>,
     /// The last delay of the job.
     pub last_delay: Option<LastDelay>,
-    /// Publication time of the event of its state; inner `None`: not published yet.
-    pub event: Option<Option<EpochMs>>,
+    /// Whether the event of its state is published; `None`: its state has none, it was deleted, or there is
+    /// no broker.
+    pub is_event_published: Option<bool>,
     /// The last change by an operator.
     pub manual_change: Option<ManualChange>,
 }
@@ -237,15 +238,19 @@ pub enum LaneFacts {
     /// The process that was asked has no lane for this provider.
     Absent,
     Running,
-    /// Takes no more jobs; active jobs continue.
-    IntakePaused {
+    /// Claims no more jobs; active jobs continue.
+    ClaimsPaused {
         cause: Wait,
         ends_in: Duration,
     },
-    /// Takes no jobs and sends nothing.
+    /// Sends nothing.
     Paused {
         cause: Wait,
         ends_in: Duration,
+    },
+    /// Starts no charge until an operator releases it.
+    Held {
+        cause: Wait,
     },
     /// The circuit breaker is open: one job at a time is sent.
     Probing {
@@ -317,15 +322,16 @@ pub fn cost_of_part(part: u64, jobs: u64, cost: u64) -> u64 {
     of_part.and_then(|cost| u64::try_from(cost).ok()).unwrap_or(cost)
 }
 
-/// A job's place among the jobs of its flow: those of its account and its priority that wait in the backlog.
+/// A job's place among the jobs of its flow: those of its account and its priority that wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BacklogPlace {
     /// `None`: its outcome is unknown.
     pub priority: Option<u8>,
+    /// Jobs of its flow before it, those that a worker has claimed and not sent among them.
     pub before_in_flow: u64,
-    /// Jobs of its flow, this one included.
+    /// Jobs of its flow, those and this one included.
     pub waiting_in_flow: u64,
-    /// Other jobs of its account that are expected to be sent before it: active ones, and more urgent ones.
+    /// Jobs of its account in other flows that are expected to be sent before it: active ones, and more urgent ones.
     pub account_ahead: u64,
     /// Cost of both: of those before it in its flow, and of the other ones.
     pub account_cost_ahead: u64,
@@ -397,8 +403,7 @@ impl Facts {
         Duration::from_millis(u64::try_from(self.now.0.saturating_sub(at.0)).unwrap_or(0))
     }
 
-    /// Whether the job waits in a delay queue, or only in the ledger, until its wake time. In the backlog, what blocks
-    /// its flow counts instead.
+    /// Whether the job sleeps until its wake time. In the backlog, what blocks its flow counts instead.
     pub fn is_delayed(&self, job: &JobFacts) -> bool {
         self.claim == ClaimState::Unclaimed && self.backlog.is_none() && job.wake_at > self.now
     }

@@ -63,7 +63,11 @@ fn jobs_ahead(facts: &Facts) -> JobsAhead {
         ClaimState::OtherWorker { .. } => {
             ahead(before.jobs.min(before.active), cost_of_part(before.active, before.jobs, before.cost), false)
         }
-        ClaimState::Unclaimed => ahead(before.jobs, before.cost, false),
+        // The place is read by itself, and the two are shown side by side.
+        ClaimState::Unclaimed => {
+            let in_flow = facts.backlog.as_ref().map_or(0, |place| place.before_in_flow);
+            ahead(before.jobs.max(in_flow), before.cost.max(in_flow), false)
+        }
     }
 }
 

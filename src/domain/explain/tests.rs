@@ -167,7 +167,7 @@ fn delays(facts: &mut Facts, wait: &Wait) {
 fn every_state_and_blocker_is_described() {
     let other = |at: &str| Some(at.to_owned());
     let second = Duration::from_secs(1);
-    let intake_paused = |cause: Wait| LaneFacts::IntakePaused { cause, ends_in: second };
+    let claims_paused = |cause: Wait| LaneFacts::ClaimsPaused { cause, ends_in: second };
     let blocked = |reason| Some(PermitRefusal { reason, wait: second, exact: false });
     let room = |facts: &mut Facts| {
         facts.limiter.recent_usage = Some(RecentUsage::default());
@@ -232,11 +232,11 @@ fn every_state_and_blocker_is_described() {
             "no worker takes it until the queue answers: broker unavailable: refused",
         ),
         (
-            Box::new(|f| f.lane = intake_paused(WaitReason::LedgerUnavailable.into())),
+            Box::new(|f| f.lane = claims_paused(WaitReason::LedgerUnavailable.into())),
             "lane",
             "starts no more jobs until",
         ),
-        (Box::new(|f| f.lane = intake_paused(Wait::for_limit("per-minute"))), "limit", "600 used"),
+        (Box::new(|f| f.lane = claims_paused(Wait::for_limit("per-minute"))), "limit", "600 used"),
         (
             Box::new(|f| {
                 f.lane = LaneFacts::Paused { cause: WaitReason::CircuitOpen.into(), ends_in: second };

@@ -9,31 +9,16 @@
 
 use std::time::Duration;
 
-use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
+use super::dialect::{JobWriteText, Template, WriteTemplate};
 use super::engine::{Args, Value, args};
-use super::lease::{RETURN_PLAN_COLUMNS, WaitParameters, delayed_copy_update, next_args};
-use super::outbox::EVENT_COLUMNS;
-use super::result::{FromRow, SqlRow};
-use super::{fenced_write, storable};
+use super::events::WRITE_EVENT;
+use super::lease::{WaitParameters, next_args};
+use super::result::SqlRow;
+use super::storable;
 use crate::domain::outcome::{FinalState, NOT_SENT};
-use crate::ledger::copies::ReturnPlan;
 use crate::ledger::database::Database;
-use crate::ledger::{
-    AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd, OutcomeEvent,
-};
+use crate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd};
 use crate::provider::FrozenRequest;
-
-/// One event for each final state, in the statement that makes it final.
-pub const WRITE_EVENT: &str = "INSERT INTO outcome_events \
-         (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at) \
-     SELECT job.id, job.provider, job.state, job.provider_reference, job.charged_amount, job.reason, job.attempts, \
-         job.updated_at FROM {job}";
-
-/// Writes the event and leases it at once for the worker that writes it, which publishes it.
-const WRITE_AND_TAKE_EVENT: &str = "INSERT INTO outcome_events \
-         (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at, taken_until) \
-     SELECT job.id, job.provider, job.state, job.provider_reference, job.charged_amount, job.reason, job.attempts, \
-         job.updated_at, {after:$13} FROM {job}";
 
 /// Another payment of this provider that succeeded by the same charge, if there is one. The charge is the one that $10
 /// names, or the row's own. By the index there is at most one such payment. The condition fits that index alone:
@@ -101,7 +86,7 @@ const HELD_AND_SENDING: &str =
     "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'sending' AND last_attempt = $3";
 
 static BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
-    update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, unqueued = false, \
+    update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, \
          first_sent_at = COALESCE(first_sent_at, {now}), \
          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
@@ -118,7 +103,7 @@ static BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
         .into(),
     written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![OPEN_ATTEMPT.into()],
-    returning: Returning::Job("last_attempt"),
+    returning: "last_attempt",
 });
 
 static HELD_LEASE: Template = Template::new(
@@ -129,16 +114,14 @@ static HELD_LEASE: Template = Template::new(
 static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
-             maybe_charged = ({MAYBE_CHARGED} OR $9), {}, {}, \
-             {END_ATTEMPT} {{from}} \
+             maybe_charged = ({MAYBE_CHARGED} OR $9), {}, {END_ATTEMPT} {{from}} \
          WHERE {HELD_AND_SENDING}",
-        WaitParameters { detail: "$11", code: "$13", limit: "$14" }.begin("{after:$10}"),
-        delayed_copy_update("{after:$10}", "$12", &format!("NOT ({MAYBE_CHARGED} OR $9)")),
+        WaitParameters { detail: "$11", code: "$12", limit: "$13" }.begin("{after:$10}"),
     )
     .into(),
-    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
+    written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![CLOSE_ATTEMPT.into()],
-    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+    returning: "id",
 });
 
 static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
@@ -152,8 +135,8 @@ static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     )
     .into(),
     written_columns: WRITTEN_COLUMNS.into(),
-    effects: vec![CLOSE_ATTEMPT.into(), WRITE_AND_TAKE_EVENT.into()],
-    returning: Returning::LastEffect(EVENT_COLUMNS),
+    effects: vec![CLOSE_ATTEMPT.into(), WRITE_EVENT.into()],
+    returning: "id, state, reason",
 });
 
 impl Database {
@@ -188,31 +171,25 @@ impl Database {
         end: &AttemptEnd,
         next: &JobState,
     ) -> Result<FencedWrite, LedgerError> {
-        Ok(self.finish_attempt_batched(lease, end, next, BatchOptions::immediate(Duration::ZERO)).await?.0)
+        Ok(self.finish_attempt_batched(lease, end, next, Duration::ZERO).await?.0)
     }
 
-    /// Finishes like [`Database::finish_attempt`], and leases the event for the writer, which publishes it. The write may
-    /// wait for others to be committed with. Returns the return plan of a waiting job.
+    /// Finishes like [`Database::finish_attempt`]; the write may wait this long for others to be committed with. Returns
+    /// the final state, if one was written (`review` for another payment's charge).
     pub async fn finish_attempt_batched(
         &self,
         token: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
-        BatchOptions { lease, max_batch_delay }: BatchOptions,
-    ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError> {
+        max_batch_delay: Duration,
+    ) -> Result<(FencedWrite, Option<FinalState>), LedgerError> {
         let unsent = end.outcome == NOT_SENT && !matches!(next, JobState::Unknown { .. });
         let (status, is_final) = (end.status.map(i64::from), next.wait().is_none());
         let end =
             args![&token.id, token.fence, end.number, end.outcome, status, storable(&end.detail), end.counts, unsent];
-        let args = end.into_iter().chain(next_args(next)).chain(is_final.then(|| lease.into()));
-        let args: Args = args.collect();
+        let args: Args = end.into_iter().chain(next_args(next)).collect();
         let written = self.write(if is_final { &FINALIZE } else { &WAIT }, args, max_batch_delay).await?;
-        let Some(row) = written else { return Ok((FencedWrite::Stale, None, None)) };
-        log_shared_charge(token, next, Some(&row))?;
-        if is_final {
-            return Ok((FencedWrite::Applied, Some(OutcomeEvent::from_row(&row)?), None));
-        }
-        Ok((FencedWrite::Applied, None, Some(ReturnPlan::from_row(&row)?)))
+        written_end(token, next, written.as_ref())
     }
 }
 
@@ -220,22 +197,39 @@ impl Database {
 pub fn request_args(request: &FrozenRequest) -> [Value; 9] {
     let FrozenRequest { method, url, idempotency_key, content_type, body, account, sum, credential_fingerprint } =
         request;
-    let (body, account) = (body.as_slice(), account.as_deref());
     let decimals = u32::from(sum.decimals);
-    args![method, url, idempotency_key, content_type, body, account, credential_fingerprint, sum.units, decimals]
+    args![
+        method,
+        url,
+        idempotency_key,
+        content_type,
+        body,
+        account.as_ref(),
+        credential_fingerprint,
+        sum.units,
+        decimals
+    ]
 }
 
-/// Logs an error for the operator when two payments have the same charge.
-pub fn log_shared_charge(lease: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
+/// The result of the end of a request. Logs an error for the operator when two payments have the same charge.
+fn written_end(
+    lease: &LeaseToken,
+    next: &JobState,
+    row: Option<&SqlRow>,
+) -> Result<(FencedWrite, Option<FinalState>), LedgerError> {
+    let Some(row) = row else { return Ok((FencedWrite::Stale, None)) };
+    if next.wait().is_some() {
+        return Ok((FencedWrite::Applied, None));
+    }
+    let state: FinalState = row.get("state")?;
     let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. } | JobState::SucceededInPart(_));
-    let Some(row) = row.filter(|_| wanted) else { return Ok(()) };
-    if row.get::<String>("state")? == FinalState::Review.name() {
+    if wanted && state == FinalState::Review {
         tracing::error!(
             job = %lease.id, reason = row.get::<Option<String>>("reason")?,
             "two payments have the same charge; the second one is in review"
         );
     }
-    Ok(())
+    Ok((FencedWrite::Applied, Some(state)))
 }
 
 /// A look-up of this job that has not ended.
@@ -254,22 +248,21 @@ static BEGIN_LOOKUP: WriteTemplate = WriteTemplate::new(|| {
     effects: vec!["INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
              SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference, \
                  'lookup' FROM {job}".into()],
-    returning: Returning::Job("last_attempt"),
+    returning: "last_attempt",
 }
 });
 
 static WAIT_AFTER_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, {}, \
-             {}, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
          WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND {ON_WIRE}",
-        WaitParameters { detail: "$10", code: "$12", limit: "$13" }.begin("{after:$9}"),
-        delayed_copy_update("{after:$9}", "$11", "false"),
+        WaitParameters { detail: "$10", code: "$11", limit: "$12" }.begin("{after:$9}"),
     )
     .into(),
-    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
+    written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![CLOSE_ATTEMPT.into()],
-    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+    returning: "id",
 });
 
 static FINALIZE_BY_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
@@ -284,7 +277,7 @@ static FINALIZE_BY_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     .into(),
     written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![CLOSE_ATTEMPT.into(), WRITE_EVENT.into()],
-    returning: Returning::Job("id, state, reason"),
+    returning: "id, state, reason",
 });
 
 impl Database {
@@ -297,14 +290,13 @@ impl Database {
     }
 
     /// Commits the result of a look-up and the job's next state, like [`Database::finish_attempt`]. Returns the final
-    /// state, if one was written (`review` for another payment's charge), and the return plan of a waiting job. Here,
-    /// [`JobState::Waiting`] becomes `unknown`.
+    /// state, if one was written (`review` for another payment's charge). Here, [`JobState::Waiting`] becomes `unknown`.
     pub async fn finish_lookup(
         &self,
         lease: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
+    ) -> Result<(FencedWrite, Option<FinalState>), LedgerError> {
         let (status, is_final) = (end.status.map(i64::from), next.wait().is_none());
         let (detail, is_counted) = (storable(&end.detail), false);
         let end = args![&lease.id, lease.fence, end.number, end.outcome, status, detail, is_counted, end.grants_resend];
@@ -312,9 +304,6 @@ impl Database {
         let next_args = next_args(next).into_iter().skip(usize::from(!is_final));
         let args: Args = end.into_iter().chain(next_args).collect();
         let row = self.execute(if is_final { &FINALIZE_BY_LOOKUP } else { &WAIT_AFTER_LOOKUP }, args).await?;
-        log_shared_charge(lease, next, row.as_ref())?;
-        let state = row.as_ref().filter(|_| is_final).map(|row| row.get("state")).transpose()?;
-        let back = row.as_ref().filter(|_| !is_final).map(ReturnPlan::from_row).transpose()?;
-        Ok((fenced_write(row.is_some()), state, back))
+        written_end(lease, next, row.as_ref())
     }
 }

@@ -98,13 +98,11 @@ impl BatchWork for JobBatches {
         items: 512,
         pause: collecting_pause,
         // Another session holds a row lock, or the network hangs.
-        stuck_after: Some(Duration::from_millis(100)),
+        stuck_after: Duration::from_millis(100),
     };
-    /// The ledger has the result, though its caller is gone.
-    const SKIPS_ABANDONED: bool = false;
 
     /// Two writes on one job are two steps.
-    fn key(item: &JobArgs) -> Option<&str> {
+    fn key(item: &JobArgs) -> Option<&Arc<str>> {
         job_of(&item.args)
     }
 

@@ -182,10 +182,8 @@ impl TlsFile {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
-
     use super::*;
+    use crate::captured_log::capture_log;
 
     #[test]
     fn invalid_url_is_not_repeated() {
@@ -226,31 +224,15 @@ mod tests {
 
     #[test]
     fn value_of_an_unknown_parameter_is_not_logged() {
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let writer = SharedLog(Arc::clone(&log));
-        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        let kept = tracing::subscriber::set_default(lines);
+        let (log, guard) = capture_log();
         let url = "postgres://u@db/pay?sslmode=require&pasword=hunter2&application_name=a%26b&Geheim%20=hunter3";
         // The driver parses on another thread, which has no such subscriber.
         let clean = without_unknown_parameters(url);
         let options = PgConnectOptions::from_str(&clean).unwrap();
-        drop(kept);
+        drop(guard);
         assert_eq!(options.get_application_name(), Some("a&b"));
-        let log = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+        let log = log.text();
         assert!(log.contains("pasword") && log.contains("(not shown)"), "{log}");
         assert!(!log.contains("hunter") && !log.contains("Geheim"), "{log}");
-    }
-
-    #[derive(Clone)]
-    struct SharedLog(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for SharedLog {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
     }
 }

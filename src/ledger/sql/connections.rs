@@ -24,6 +24,7 @@ use crate::ledger::LedgerError;
 
 mod abandoned;
 mod lent;
+mod lifetime;
 
 pub use lent::Session;
 
@@ -43,14 +44,12 @@ const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
 /// Longest wait for the ping of a connection whose last statement failed, before it is lent again.
 const RETURN_MAX: Duration = Duration::from_secs(3);
 const IDLE_MAX: Duration = Duration::from_secs(600);
-const AGE_MAX: Duration = Duration::from_secs(1_800);
 /// Most connections for reads of people.
 const READS_MAX: u32 = 3;
 /// The server counts as short of connections for this long after it rejected one.
 const SHORT_FOR: Duration = Duration::from_secs(30);
-/// Idle time and age after which a connection is closed in that state, so that other workers get one too.
+/// Idle time after which a connection is closed in that state, so that other workers get one too.
 const IDLE_MAX_SHORT: Duration = Duration::from_millis(500);
-const AGE_MAX_SHORT: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 pub struct Connections(Arc<PoolShared>);
@@ -62,6 +61,8 @@ struct PoolShared {
     closed: Notify,
     /// Whether the server is short of connections.
     short: watch::Sender<bool>,
+    /// How often a connection led to another server than the one before.
+    server_changes: watch::Sender<u64>,
 }
 
 type ConnectionWaiter = oneshot::Sender<Result<Session, ConnectFailure>>;
@@ -70,6 +71,8 @@ struct PoolState {
     slots: PoolSlots<PooledConnection, ConnectionWaiter>,
     /// Server processes of the open connections, with the number of connections to each.
     backends: HashMap<ServerProcess, u32>,
+    /// The server of the newest connection. Connections to others are not used again.
+    server: Option<String>,
     /// Why no connection may be used any more.
     unusable: Option<ConnectFailure>,
     last_failure: Option<ConnectFailure>,
@@ -99,6 +102,7 @@ impl Connections {
         let state = PoolState {
             slots: PoolSlots::new(shares),
             backends: HashMap::new(),
+            server: None,
             unusable: None,
             last_failure: None,
             failed_in_a_row: 0,
@@ -107,8 +111,14 @@ impl Connections {
             abandoned: 0,
             is_closed: false,
         };
-        let short = watch::Sender::new(false);
-        Self(Arc::new(PoolShared { options, rights, state: Mutex::new(state), closed: Notify::new(), short }))
+        Self(Arc::new(PoolShared {
+            options,
+            rights,
+            state: Mutex::new(state),
+            closed: Notify::new(),
+            short: watch::Sender::new(false),
+            server_changes: watch::Sender::new(0),
+        }))
     }
 
     /// A pool of read-only sessions, taken from the bound of this one. `None`: the bound is too small.
@@ -383,12 +393,6 @@ impl PoolState {
         pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)
     }
 
-    /// Whether the connection has reached its maximum age.
-    fn is_expired(&self, open: &PooledConnection) -> bool {
-        let age_max = if self.is_short() { AGE_MAX_SHORT } else { AGE_MAX };
-        self.unusable.is_some() || self.is_closed || open.since.elapsed() > age_max
-    }
-
     /// Closes a connection that is no longer among the slots.
     fn discard(&mut self, open: PooledConnection) {
         if let Some(met) = self.backends.get_mut(&open.backend) {
@@ -417,6 +421,7 @@ async fn connect(pool: &PoolShared, limit: Duration) -> Result<(PgConnection, Se
     with_client_timeout(limit, async {
         let mut connection = PgConnection::connect_with(&pool.options).await.map_err(name_closed)?;
         let backend = establish(&mut connection, pool.rights).await?;
+        pool.note_server(&backend.server);
         Ok((connection, backend))
     })
     .await

@@ -286,8 +286,8 @@ impl Database {
         detail: &str,
     ) -> Result<TurnResult, LedgerError> {
         let detail = storable(detail);
-        let mut steps = self.outcome_steps(at, Some((code, &detail)));
-        steps.push(self.step(&COUNT_REFUSAL, args![&at.batch.id, code, &at.turn.member.id, &detail]));
+        let mut steps = self.outcome_steps(at, Some((code, &*detail)));
+        steps.push(self.step(&COUNT_REFUSAL, args![&at.batch.id, code, &at.turn.member.id, &*detail]));
         if self.engine.atomically(steps).await?.is_some() {
             return Ok(TurnResult::Refused(code));
         }
@@ -296,10 +296,9 @@ impl Database {
     }
 
     /// The statements of an outcome; a refusal has its code and its words.
-    fn outcome_steps(&self, at: &TurnAt<'_>, refusal: Option<(&str, &String)>) -> Vec<Step> {
+    fn outcome_steps(&self, at: &TurnAt<'_>, refusal: Option<(&str, &str)>) -> Vec<Step> {
         let (outcome, applied) = if refusal.is_some() { ("refused", 0_i64) } else { ("applied", 1) };
         let (code, detail) = refusal.unzip();
-        let detail = detail.map(String::as_str);
         let turn = args![&at.batch.id, at.turn.number, outcome, code, detail];
         let count = args![&at.batch.id, at.worker, applied, at.batch.rate.interval(), BATCH_LEASE];
         vec![self.must_affect(&COUNT_TURN, count), self.must_affect(&WRITE_OUTCOME, turn)]

@@ -94,16 +94,8 @@ pub struct JobWriteText {
     /// effect, so all columns of a wide row are expensive.
     pub written_columns: Cow<'static, str>,
     pub effects: Vec<Cow<'static, str>>,
-    pub returning: Returning,
-}
-
-/// The columns that a job write returns.
-#[derive(Clone, Copy)]
-pub enum Returning {
-    /// Of the written job.
-    Job(&'static str),
-    /// Of the rows that the last of `effects` wrote: one row for each job, with the job's id as `id`.
-    LastEffect(&'static str),
+    /// The columns of the written job that the write returns.
+    pub returning: &'static str,
 }
 
 /// A rendered [`JobWriteText`]. For PostgreSQL it is a single statement (one round trip, no `BEGIN` that could stay
@@ -193,29 +185,13 @@ impl Dialect {
     fn job_write(self, text: &JobWriteText) -> JobWrite {
         let JobWriteText { update: write, written_columns: kept, effects: then, returning } = text;
         let alone = write.replace("{from}", "");
-        let last = then.len().checked_sub(1);
-        let (of_job, of_last) = match returning {
-            Returning::Job(columns) => (Some(columns), None),
-            Returning::LastEffect(columns) => (None, last.zip(Some(columns))),
-        };
-        let of = |index| of_last.and_then(|(last, columns)| (last == index).then_some(*columns));
         if self == Self::Sqlite {
-            let returning = |text: &str, columns: Option<&str>| match columns {
-                Some(columns) => self.render(&format!("{text} RETURNING {columns}")),
-                None => self.render(text),
-            };
-            let first = returning(&alone, of_job.copied());
-            let then = (0..).zip(then).map(|(index, text)| returning(text, of(index)));
+            let first = self.render(&format!("{alone} RETURNING {returning}"));
+            let then = then.iter().map(|text| self.render(text));
             return JobWrite { statements: std::iter::once(first).chain(then).collect(), batch: None };
         }
-        let beside = (0..)
-            .zip(then)
-            .map(|(index, text)| format!(", beside_{index} AS ({text} RETURNING {})", of(index).unwrap_or("1")));
-        let answer = match (of_job, last) {
-            (Some(columns), _) => format!("SELECT job.id AS id, {columns} FROM job"),
-            (None, last) => format!("SELECT * FROM beside_{}", last.unwrap_or_default()),
-        };
-        let rest = format!("{} {answer}", beside.collect::<String>());
+        let beside = (0..).zip(then).map(|(index, text)| format!(", beside_{index} AS ({text} RETURNING 1)"));
+        let rest = format!("{} SELECT job.id AS id, {returning} FROM job", beside.collect::<String>());
         let statement = self.render(&format!("WITH job AS ({alone} RETURNING {kept}){rest}"));
         let write = replace_arguments(&write.replace("{from}", "FROM input"), |n| format!("input.a{n}"));
         // Only the needed arguments are joined to the written row.
@@ -350,7 +326,7 @@ mod tests {
             update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1".into(),
             written_columns: "jobs.id, fence".into(),
             effects: vec!["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1".into()],
-            returning: Returning::Job("fence"),
+            returning: "fence",
         };
         let args: Args = Arc::from([]);
         let postgres = Dialect::Postgres.job_write(&text).steps(&args);
@@ -367,7 +343,7 @@ mod tests {
             update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1".into(),
             written_columns: "jobs.id, fence".into(),
             effects: vec!["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1".into()],
-            returning: Returning::Job("fence"),
+            returning: "fence",
         };
         let like: Args = Arc::from(["a".into(), 1_i64.into()]);
         assert_eq!(

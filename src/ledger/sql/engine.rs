@@ -6,6 +6,7 @@
 //! All writes of a batch need the same arguments in the same order, with the job's id first. Their arguments become
 //! columns, and the returned rows are assigned to the writes again. Other writes cannot be batched.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::future::Future;
 use std::mem::discriminant;
@@ -13,10 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 
 use super::dialect::{Dialect, JobWrite};
+use super::hints::ChangeHints;
 use super::result::SqlRow;
-use super::session::SettingsHints;
 use crate::domain::job::{ContentHash, Identifier};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
@@ -40,8 +42,8 @@ pub enum Value {
     Int(Option<i64>),
     Real(Option<f64>),
     Bool(Option<bool>),
-    Text(Option<String>),
-    Bytes(Vec<u8>),
+    Text(Option<Arc<str>>),
+    Bytes(Bytes),
 }
 
 /// Conversions to arguments, each with its kind.
@@ -61,20 +63,25 @@ values! {
     Option<i64> => Int(value),
     Option<f64> => Real(value),
     Option<bool> => Bool(value),
-    Option<String> => Text(value),
-    Option<&str> => Text(value, value.map(str::to_owned)),
-    Option<&Identifier> => Text(value, value.map(|id| id.as_str().to_owned())),
-    Option<&ProviderName> => Text(value, value.map(|name| name.as_str().to_owned())),
+    Option<String> => Text(value, value.map(Arc::from)),
+    Option<&str> => Text(value, value.map(Arc::from)),
+    Option<&Arc<str>> => Text(value, value.cloned()),
+    Option<&Identifier> => Text(value, value.map(Arc::from)),
+    Option<&ProviderName> => Text(value, value.map(Arc::from)),
     i64 => Int(value, Some(value)),
     u32 => Int(value, Some(value.into())),
     bool => Bool(value, Some(value)),
-    String => Text(value, Some(value)),
-    &str => Text(value, Some(value.to_owned())),
-    &String => Text(value, Some(value.clone())),
-    &Identifier => Text(value, Some(value.as_str().to_owned())),
-    &ProviderName => Text(value, Some(value.as_str().to_owned())),
-    ContentHash => Bytes(value, value.0.to_vec()),
-    &[u8] => Bytes(value, value.to_vec()),
+    Option<Cow<'_, str>> => Text(value, value.as_deref().map(Arc::from)),
+    String => Text(value, Some(value.into())),
+    Cow<'_, str> => Text(value, Some(Arc::from(&*value))),
+    &str => Text(value, Some(value.into())),
+    &String => Text(value, Some(value.as_str().into())),
+    &Arc<str> => Text(value, Some(Arc::clone(value))),
+    &Identifier => Text(value, Some(value.into())),
+    &ProviderName => Text(value, Some(value.into())),
+    ContentHash => Bytes(value, Bytes::copy_from_slice(&value.0)),
+    &[u8] => Bytes(value, Bytes::copy_from_slice(value)),
+    &Bytes => Bytes(value, value.clone()),
     // Whole milliseconds, rounded up: a wait or a lease is never shorter than asked for.
     Duration => Int(value, Some(i64::try_from(millis_up(value)).unwrap_or(i64::MAX))),
 }
@@ -173,8 +180,8 @@ pub trait Engine: Send + Sync {
         None
     }
 
-    /// Hints that settings changed, if the database sends any.
-    fn settings_hints(&self) -> Option<SettingsHints> {
+    /// Hints of other processes; `None`: there are none, or this engine only reads.
+    fn change_hints(&self) -> Option<ChangeHints> {
         None
     }
 }
@@ -210,7 +217,7 @@ pub fn are_alike(units: &[Args]) -> bool {
     units.windows(2).all(|pair| pair[0].iter().map(discriminant).eq(pair[1].iter().map(discriminant)))
 }
 
-/// What both drivers do in the same way, each with its own types and its own function `cell`.
+/// What both drivers do in the same way, each with its own types.
 macro_rules! driver {
     ($database:ty) => {
         /// Rows, and whether any row was returned or changed.
@@ -225,38 +232,28 @@ macro_rules! driver {
                     Value::Real(value) => query.bind(*value),
                     Value::Bool(value) => query.bind(*value),
                     Value::Text(value) => query.bind(value.as_deref()),
-                    Value::Bytes(value) => query.bind(value.as_slice()),
+                    Value::Bytes(value) => query.bind(&**value),
                 };
             }
             let mut answers = connection.fetch_many(query);
-            let (mut rows, mut changed, mut names) = (Vec::new(), 0, None);
+            let (mut rows, mut changed) = (Vec::new(), 0);
             while let Some(answer) = answers.try_next().await? {
                 match answer {
                     Either::Left(done) => changed += done.rows_affected(),
-                    Either::Right(row) => rows.push(read(&row, &mut names)?),
+                    Either::Right(row) => rows.push(row.into()),
                 }
             }
             let affected = changed > 0 || !rows.is_empty();
             Ok((rows, affected))
-        }
-
-        fn read(row: &<$database as sqlx::Database>::Row, names: &mut Option<Names>) -> Result<SqlRow, sqlx::Error> {
-            let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
-            let names = names.get_or_insert_with(columns).clone();
-            let mut cells = Vec::with_capacity(row.len());
-            for at in 0..row.len() {
-                cells.push(cell(row, at)?);
-            }
-            Ok(SqlRow::new(names, cells))
         }
     };
 }
 pub(crate) use driver;
 
 /// The job's id: the first argument of its write.
-pub fn job_of(args: &Args) -> Option<&str> {
+pub fn job_of(args: &Args) -> Option<&Arc<str>> {
     match args.first() {
-        Some(Value::Text(id)) => id.as_deref(),
+        Some(Value::Text(id)) => id.as_ref(),
         _ => None,
     }
 }
@@ -266,18 +263,21 @@ pub fn job_of(args: &Args) -> Option<&str> {
 /// # Errors
 /// [`LedgerError::Corrupt`] when a row has no `id`.
 pub fn rows_in_order(units: &[Args], rows: Vec<SqlRow>) -> Result<Vec<Option<SqlRow>>, LedgerError> {
-    let mut by_job = HashMap::with_capacity(rows.len());
+    let places: HashMap<&str, usize> = (0..).zip(units).filter_map(|(at, unit)| Some((&**job_of(unit)?, at))).collect();
+    let mut ordered: Vec<Option<SqlRow>> = units.iter().map(|_| None).collect();
     for row in rows {
-        by_job.insert(row.get::<String>("id")?, row);
+        if let Some(at) = places.get(row.text("id")?) {
+            ordered[*at] = Some(row);
+        }
     }
-    Ok(units.iter().map(|unit| by_job.remove(job_of(unit)?)).collect())
+    Ok(ordered)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use crate::ledger::sql::result::SqlValue;
+    use sqlx::{Connection as _, SqliteConnection};
 
     use super::*;
 
@@ -291,12 +291,16 @@ mod tests {
         }
     }
 
-    #[test]
-    fn each_request_gets_its_own_row() {
-        let row = |id: &str| SqlRow::new(Arc::from(["id".to_owned()]), vec![SqlValue::Text(id.to_owned())]);
+    #[tokio::test]
+    async fn each_request_gets_its_own_row() {
+        let mut database = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        let returned = sqlx::raw_sql("SELECT 'c' AS id UNION ALL SELECT 'a'");
+        let returned = returned.fetch_all(&mut database).await.unwrap().into_iter().map(SqlRow::from).collect();
         let units: [Args; 3] = [Arc::from(["a".into()]), Arc::from(["b".into()]), Arc::from(["c".into()])];
-        let rows = rows_in_order(&units, vec![row("c"), row("a")]).unwrap();
-        assert_eq!(rows, [Some(row("a")), None, Some(row("c"))]);
-        assert!(rows_in_order(&units, vec![SqlRow::new(Arc::from([]), Vec::new())]).is_err());
+        let rows = rows_in_order(&units, returned).unwrap();
+        let ids: Vec<_> = rows.iter().map(|row| row.as_ref().map(|row| row.text("id").unwrap())).collect();
+        assert_eq!(ids, [Some("a"), None, Some("c")]);
+        let unnamed = sqlx::raw_sql("SELECT 'a' AS name").fetch_all(&mut database).await.unwrap();
+        assert!(rows_in_order(&units, unnamed.into_iter().map(SqlRow::from).collect()).is_err());
     }
 }

@@ -51,14 +51,14 @@ static REMOVE: Template = Template::new("DELETE FROM worker_reports WHERE id = $
 static REMOVE_SILENT: Template =
     Template::new("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id");
 
-/// Condition and order are exactly those of index `jobs_open_by_sweep`.
+/// Condition and order are exactly those of index `jobs_open_by_wake`.
 static OLDEST_OPEN: Template = Template::new(
     "SELECT names.value AS provider, (\
          SELECT {ms:min(since)} FROM (\
              SELECT CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
                  WHEN {readable:created_at} THEN created_at END AS since FROM jobs \
              WHERE provider = names.value AND state IN ('waiting', 'sending', 'unknown') \
-             ORDER BY CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END LIMIT 100) AS longest\
+             ORDER BY wake_at LIMIT 100) AS longest\
      ) AS since_ms FROM ({texts:$1}) AS names",
 );
 
@@ -241,6 +241,11 @@ static OPEN_LANES: Template = Template::made(|_| {
 static FLOW_LANES: Template =
     Template::made(|_| format!("{LANES_OF_FLOWS} SELECT provider FROM lanes WHERE provider IS NOT NULL"));
 
+static OPEN_COUNT: Template = Template::new(
+    "SELECT count(*) AS jobs FROM (SELECT 1 FROM jobs \
+         WHERE provider = $1 AND state IN ('waiting', 'sending', 'unknown') LIMIT $2) AS counted",
+);
+
 static COUNTS: Template = Template::new("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state");
 
 static COUNTS_OF_STATE: Template = Template::made(|_| {
@@ -253,7 +258,7 @@ static COUNTS_OF_STATE: Template = Template::made(|_| {
 });
 
 /// One row for all: while the commit of one check hangs, the next one waits for the row, and leaves no session behind.
-static CHECK_COMMIT: Template = Template::new("UPDATE commit_checks SET checked_at = {now}");
+pub(super) static CHECK_COMMIT: Template = Template::new("UPDATE commit_checks SET checked_at = {now}");
 
 static PING: Template = Template::new("SELECT {version} AS version");
 
@@ -263,6 +268,12 @@ impl Database {
     /// The lanes with a job that waits, is being sent, or has an unknown outcome. The others need no sweep of their own.
     pub async fn lanes_with_open_jobs(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
         providers(&self.query_by_index(&OPEN_LANES, []).await?)
+    }
+
+    /// Number of the lane's jobs that wait, are being sent, or have an unknown outcome, counted up to `most`.
+    pub async fn count_open_jobs(&self, lane: &ProviderName, most: u32) -> Result<u32, LedgerError> {
+        let rows = self.query_by_index(&OPEN_COUNT, args![lane, most]).await?;
+        rows.first().map_or(Ok(0), |row| row.get("jobs"))
     }
 
     /// The lanes that have flows, with or without jobs. One statement for all lanes, since most have none.
@@ -320,7 +331,7 @@ impl Database {
 from_row!(row => StateCount { provider, state, jobs });
 
 /// A name that no row of a provider can have is left out.
-fn providers(rows: &[SqlRow]) -> Result<BTreeSet<ProviderName>, LedgerError> {
+pub fn providers(rows: &[SqlRow]) -> Result<BTreeSet<ProviderName>, LedgerError> {
     let names = rows.iter().map(|row| Ok(ProviderName::new(&row.get::<String>("provider")?).ok()));
     names.filter_map(Result::transpose).collect()
 }

@@ -62,7 +62,8 @@ static COUNTS: Template = Template::made(|dialect| {
         )
     };
     let began = "began_at >= {at:$2} AND began_at < {at:$3}";
-    let ended = format!("ended_at >= {{at:$2}} AND ended_at < {UPPER_END} AND {began}");
+    // Recorded too late for its permit, or without a connection: the provider has not seen it.
+    let ended = format!("ended_at >= {{at:$2}} AND ended_at < {UPPER_END} AND {began} AND outcome <> 'not_sent'");
     let in_steps = format!("ended_at >= {{at:$2}} AND ended_at < {{at:$3}} AND {IS_THROTTLED}");
     let parts = [
         requests(["count(*)", "0"], "began_at", &ended),

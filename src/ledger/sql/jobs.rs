@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::backlog::{account_of, class_of};
 use super::dialect::{Dialect, Template};
 use super::engine::args;
+use super::events::is_published;
 use super::lease::StoredWait;
 use super::result::{FromRow, SqlRow, from_row, read_or_log};
 use crate::domain::job::JobId;
@@ -101,10 +102,13 @@ static ATTEMPTS: Template = Template::new(
      FROM attempts WHERE job_id = $1 ORDER BY number",
 );
 
-static EVENTS: Template = Template::new(
-    "SELECT state, {ms:at} AS at_ms, {ms:published_at} AS published_at_ms \
-     FROM outcome_events WHERE job_id = $1 ORDER BY sequence",
-);
+static EVENTS: Template = Template::made(|dialect| {
+    let published = is_published(dialect);
+    format!(
+        "SELECT event.state, {{ms:event.at}} AS at_ms, CASE WHEN {published} THEN 1 ELSE 0 END AS published \
+         FROM events AS event WHERE event.job_id = $1 ORDER BY event.sequence"
+    )
+});
 
 static AUDIT: Template = Template::new(
     "SELECT {ms:at} AS at_ms, who, os_user, program, old_state, new_state, cleared_maybe_charged, charged_amount, \
@@ -165,7 +169,7 @@ from_row!(row => AttemptSummary {
     number, began_at, ended_at, outcome, status, detail;
     counted: row.get("counted_or_not")?,
 });
-from_row!(row => EventSummary { state, at, published_at });
+from_row!(row => EventSummary { state, at, published });
 from_row!(row => AuditEntry {
     at, who, os_user, program, old_state, new_state, cleared_maybe_charged, charged_amount, erased, because,
 });

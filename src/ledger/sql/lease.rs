@@ -7,30 +7,27 @@
 //! belongs to it. While the job is `waiting` or `unknown`, that is its present wait. Later it is its last one. `reason`
 //! is an operator's decision, or says why the job is finished: a wait clears it.
 //!
-//! Four writes release a lease and leave the job waiting: a delay, the release of a job that is not due, and the ends of
-//! an attempt and of a look-up. Each of them assigns the columns of the message's copies, too.
+//! Three writes release a lease and let the job sleep until an instant: a delay, and the ends of an attempt and of a
+//! look-up.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::attempt::{CLOSE_LEFT_OPEN, WRITE_EVENT, WRITTEN_COLUMNS};
-use super::dialect::{JobWriteText, Returning, Template, WriteTemplate};
+use super::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
+use super::backlog::{COUNTED_AND_WRITTEN_COLUMNS, count_in};
+use super::dialect::{JobWriteText, Template, WriteTemplate};
 use super::engine::{Args, Value, args};
+use super::events::WRITE_EVENT;
 use super::result::{FromRow, SqlRow, from_row};
 use super::{fenced_write, storable};
 use crate::domain::outcome::{FinalState, PARTLY_ACCEPTED, PartialCharge};
-use crate::domain::time::copy_step;
 use crate::domain::wait_reason::{Wait, WaitReason, past_sentence, sentence};
-use crate::ledger::copies::ReturnPlan;
 use crate::ledger::database::Database;
 use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
 
 /// Leases prolonged by one statement. Their rows stay locked as long as it runs, and the end of one of those jobs waits
 /// for it.
 const RENEW_BATCH_MAX: usize = 250;
-
-/// The instant at which a job is due.
-const DUE: &str = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
 
 static RENEW: Template = Template::new(
     "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
@@ -43,16 +40,15 @@ static RENEW: Template = Template::new(
 static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
-             maybe_charged = (maybe_charged OR $3), {}, {}, lost_holders = 0, \
+             maybe_charged = (maybe_charged OR $3), {}, lost_holders = 0, \
              lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
          WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
-        WaitParameters { detail: "$5", code: "$7", limit: "$8" }.begin_or_go_on("{after:$4}"),
-        delayed_copy_update("{after:$4}", "$6", "NOT (maybe_charged OR $3)"),
+        WaitParameters { detail: "$5", code: "$6", limit: "$7" }.begin_or_go_on("{after:$4}"),
     )
     .into(),
-    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
+    written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![CLOSE_LEFT_OPEN.into()],
-    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+    returning: "id",
 });
 
 static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
@@ -62,39 +58,19 @@ static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
         .into(),
     written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![CLOSE_LEFT_OPEN.into(), WRITE_EVENT.into()],
-    returning: Returning::Job("id"),
+    returning: "id",
 });
 
 /// A worker that stops releases all of its jobs at once, except those that it may have sent: they keep their
 /// lease until it ends.
 static RELEASE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
-    update: "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
-             wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
+    update: "UPDATE jobs SET backlog = true, lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
+             wake_at = CASE WHEN wake_at > {now} THEN {now} ELSE wake_at END {from} \
          WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         .into(),
-    written_columns: WRITTEN_COLUMNS.into(),
-    effects: vec![CLOSE_LEFT_OPEN.into()],
-    returning: Returning::Job("id"),
-});
-
-/// Reason and start of the wait stay. A job that was never delayed waits for its time from now on.
-static WAIT_ON: WriteTemplate = WriteTemplate::new(|| JobWriteText {
-    update: format!(
-        "UPDATE jobs SET wake_at = {DUE}, \
-             wait_since = CASE WHEN wait_reason IS NOT NULL AND wait_request = last_attempt + 1 \
-                 THEN wait_since ELSE {{now}} END, \
-             wait_reason = COALESCE(wait_reason, '{}'), wait_until = {DUE}, \
-             wait_request = last_attempt + 1, \
-             wait_begun_at = COALESCE(wait_begun_at, {{now}}), {}, \
-             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
-        WaitReason::NotBefore.code(),
-        delayed_copy_update(DUE, "$3", "NOT maybe_charged"),
-    )
-    .into(),
-    written_columns: format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}").into(),
-    effects: vec![CLOSE_LEFT_OPEN.into()],
-    returning: Returning::Job(RETURN_PLAN_COLUMNS),
+    written_columns: COUNTED_AND_WRITTEN_COLUMNS.into(),
+    effects: vec![CLOSE_LEFT_OPEN.into(), count_in().into()],
+    returning: "id",
 });
 
 impl Database {
@@ -136,39 +112,14 @@ impl Database {
 
     /// Commits a state change without an attempt: delayed, expired, or moved to review.
     pub async fn transition(&self, lease: &LeaseToken, next: &JobState) -> Result<FencedWrite, LedgerError> {
-        Ok(self.transition_with_copy(lease, next).await?.0)
-    }
-
-    /// Changes the state like [`Database::transition`]; returns the return plan of a waiting job.
-    pub async fn transition_with_copy(
-        &self,
-        lease: &LeaseToken,
-        next: &JobState,
-    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
         let args: Args = args![&lease.id, lease.fence].into_iter().chain(next_args(next)).collect();
-        let row = self.write(if next.wait().is_some() { &WAIT } else { &FINALIZE }, args, Duration::ZERO).await?;
-        let back = row.as_ref().filter(|_| next.wait().is_some()).map(ReturnPlan::from_row).transpose()?;
-        Ok((fenced_write(row.is_some()), back))
+        let write = if next.wait().is_some() { &WAIT } else { &FINALIZE };
+        Ok(fenced_write(self.write(write, args, Duration::ZERO).await?.is_some()))
     }
 
-    /// Releases the lease; the job stays as it is and is due at once.
+    /// Releases the lease; the job is in the backlog, and is due at once.
     pub async fn release(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
         Ok(fenced_write(self.write(&RELEASE, args![&lease.id, lease.fence], Duration::ZERO).await?.is_some()))
-    }
-
-    /// Releases the lease of a job that came before it is due: its reason and `wake_at` stay.
-    pub async fn release_waiting(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        Ok(self.release_waiting_with_copy(lease, Duration::ZERO).await?.0)
-    }
-
-    /// Releases the lease; the job is looked at again after `wait` at the latest. Returns its return plan.
-    pub async fn release_waiting_with_copy(
-        &self,
-        lease: &LeaseToken,
-        wait: Duration,
-    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        let row = self.write(&WAIT_ON, args![&lease.id, lease.fence, copy_step(wait)], Duration::ZERO).await?;
-        Ok((fenced_write(row.is_some()), row.as_ref().map(ReturnPlan::from_row).transpose()?))
     }
 }
 
@@ -209,14 +160,14 @@ impl WaitParameters<'_> {
     }
 }
 
-/// The arguments of the next state. Of a wait: whether the outcome is unknown, its time, detail, the copy's delay, code
-/// and limit; of a final state: name, reference and reason.
+/// The arguments of the next state. Of a wait: whether the outcome is unknown, its time, detail, code and limit; of a
+/// final state: name, reference and reason.
 pub fn next_args(next: &JobState) -> Vec<Value> {
     match next {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
             let [detail, code, limit] = wait_args(reason);
             let unknown = matches!(next, JobState::Unknown { .. });
-            vec![unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]
+            vec![unknown.into(), (*wait).into(), detail, code, limit]
         }
         JobState::Final { state, reason, reference } => {
             args![state.name(), reference.as_deref().map(storable), storable(reason), None::<i64>].into()
@@ -266,32 +217,3 @@ impl StoredWait {
         Some(known.map_or_else(|| code.to_owned(), |reason| sentence(&reason, self.wait_detail.as_deref())))
     }
 }
-
-/// Columns of a [`ReturnPlan`].
-pub const RETURN_PLAN_COLUMNS: &str = "copy, unqueued";
-
-/// A delay queue holds a copy; or the lane's queue does, and the job was claimed without it. A claim writes the latter
-/// as an instant at which no copy can have been delayed.
-const ON_ITS_WAY: &str = "COALESCE(delayed_until > {now} OR delayed_until <= created_at, false)";
-
-/// For shorter waits, a job gets a second copy rather than none: the sweeper would be late for it.
-const UNQUEUED_FROM_MS: u32 = 60_000;
-
-/// Assignments for a job that waits until `wake`, and whose next copy would be in a delay queue for `step` ms. `{now}`
-/// and `{after:…}` are the dialect's. `is_unsent` says whether the sweeper may publish the job when it is due.
-///
-/// A copy that returns by then is enough. A later one stays where it is, and the job waits without a copy. If the job
-/// is due soon, or may have been charged, it gets a second copy.
-pub fn delayed_copy_update(wake: &str, step: &str, is_unsent: &str) -> String {
-    let back_in_time = format!("delayed_until <= {wake}");
-    let in_ledger = format!("({is_unsent}) AND {wake} > {{after:{UNQUEUED_FROM_MS}}}");
-    let is_kept = format!("{ON_ITS_WAY} AND ({back_in_time} OR ({is_unsent}))");
-    format!(
-        "copy = copy + CASE WHEN {ON_ITS_WAY} AND ({back_in_time} OR ({in_ledger})) THEN 0 ELSE 1 END, \
-         unqueued = ({ON_ITS_WAY} AND NOT ({back_in_time}) AND {in_ledger}), \
-         delayed_copy = CASE WHEN {is_kept} THEN delayed_copy ELSE copy + 1 END, \
-         delayed_until = CASE WHEN {is_kept} THEN delayed_until ELSE {{after:{step}}} END"
-    )
-}
-
-from_row!(row => ReturnPlan { copy, unqueued });

@@ -4,6 +4,7 @@
 //! task; each keeps its statements, as `static` templates, beside the methods of [`Database`] that run them. See
 //! `docs/decisions/0024-one-sql-for-two-databases.md`.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use super::database::Database;
@@ -16,20 +17,26 @@ pub mod apply_file;
 mod attempt;
 mod backlog;
 pub mod batcher;
+mod cells;
 mod claim;
 pub mod connect_options;
 pub mod connections;
 mod decision_batches;
 mod dialect;
 pub mod engine;
+mod event_order;
+mod events;
 mod fleet;
+mod held;
+pub mod hints;
 mod history;
 mod io_error;
 mod job_search;
 mod jobs;
+mod lane_holds;
 mod lease;
 pub mod limit_returns;
-mod outbox;
+mod lost_commits;
 mod pause_of_all;
 pub mod postgres;
 mod queue_position;
@@ -140,7 +147,10 @@ fn texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
 const TEXT_CHARS_MAX: usize = 1_000;
 
 /// Text from outside, made storable: PostgreSQL cannot store U+0000, and a thousand characters are enough.
-fn storable(text: &str) -> String {
+fn storable(text: &str) -> Cow<'_, str> {
+    if text.len() <= TEXT_CHARS_MAX && !text.contains('\0') {
+        return Cow::Borrowed(text);
+    }
     text.chars().filter(|c| *c != '\0').take(TEXT_CHARS_MAX).collect()
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use sqlx::postgres::{PgConnection, PgRow};
-use sqlx::{AssertSqlSafe, Column, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef};
+use sqlx::{AssertSqlSafe, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef};
 
+use super::cells::SqlValue;
 use super::connect_options::connect_options;
 use super::connections::Connections;
 use super::dialect::{Dialect, JobWrite};
@@ -17,10 +18,11 @@ use super::engine::{
     Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, are_alike, driver, rows_in_order, run_to_completion,
     run_while_awaited,
 };
-use super::result::{Names, SqlRow, SqlValue, is_rolled_back_for_sure, lock_not_available, rolled_back};
+use super::hints::ChangeHints;
+use super::result::{SqlRow, is_rolled_back_for_sure, lock_not_available, rolled_back};
 use super::session::{
-    STATEMENT_MAX, SessionRights, SettingsHints, URGENT_MAX, check_primary, with_client_timeout,
-    with_statement_timeout, with_timeout_after,
+    STATEMENT_MAX, SessionRights, URGENT_MAX, check_primary, with_client_timeout, with_statement_timeout,
+    with_timeout_after,
 };
 use super::slots::ConnectionPurpose;
 use crate::ledger::LedgerError;
@@ -173,8 +175,8 @@ impl Engine for PostgresEngine {
         Some(Arc::new(Self { connections }))
     }
 
-    fn settings_hints(&self) -> Option<SettingsHints> {
-        Some(SettingsHints::new(self.connections.clone()))
+    fn change_hints(&self) -> Option<ChangeHints> {
+        Some(ChangeHints::postgres(self.connections.clone()))
     }
 }
 
@@ -257,9 +259,13 @@ fn not_rolled_back(error: sqlx::Error) -> sqlx::Error {
 async fn run_batch(connection: &mut PgConnection, sql: Sql, units: &[Args]) -> Result<Vec<SqlRow>, sqlx::Error> {
     macro_rules! array {
         ($at:ident, $kind:ident) => {
+            array!($at, $kind, |value| value)
+        };
+        ($at:ident, $kind:ident, $read:expr) => {
             units
                 .iter()
                 .filter_map(|unit| if let Value::$kind(value) = &unit[$at] { Some(value) } else { None })
+                .map($read)
                 .collect::<Vec<_>>()
         };
     }
@@ -269,15 +275,15 @@ async fn run_batch(connection: &mut PgConnection, sql: Sql, units: &[Args]) -> R
             Value::Int(_) => query.bind(array!(at, Int)),
             Value::Real(_) => query.bind(array!(at, Real)),
             Value::Bool(_) => query.bind(array!(at, Bool)),
-            Value::Bytes(_) => query.bind(array!(at, Bytes)),
-            Value::Text(_) => query.bind(array!(at, Text)),
+            Value::Bytes(_) => query.bind(array!(at, Bytes, |value| &**value)),
+            Value::Text(_) => query.bind(array!(at, Text, Option::as_deref)),
         };
     }
-    let mut names = None;
-    connection.fetch_all(query).await?.iter().map(|row| read(row, &mut names)).collect()
+    Ok(connection.fetch_all(query).await?.into_iter().map(SqlRow::from).collect())
 }
 
-fn cell(row: &PgRow, at: usize) -> Result<SqlValue, sqlx::Error> {
+/// One cell of a row, as it was sent.
+pub fn cell(row: &PgRow, at: usize) -> Result<SqlValue<'_>, sqlx::Error> {
     let raw = row.try_get_raw(at)?;
     if raw.is_null() {
         return Ok(SqlValue::Null);

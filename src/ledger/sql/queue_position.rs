@@ -53,18 +53,23 @@ static AROUND: Template = Template::made(|_| {
     };
     let active_before = active("other.priority >= me.priority");
     let active_of_account = active("other.account = me.account");
+    let active_of_flow = active(&format!(
+        "other.provider = me.provider AND {} = {} AND {} = {}",
+        class_of("other"),
+        class_of("me"),
+        account_of("other"),
+        account_of("me"),
+    ));
     format!(
         "SELECT (SELECT count(*) {others}) AS jobs_before, \
              (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {others}) AS cost_before, \
-             (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.provider = me.provider \
-                 WHERE me.id = $1 AND other.{OPEN} AND other.wake_at <= {{now}} AND NOT other.backlog \
-                     AND (other.lease_until IS NULL OR other.lease_until <= {{now}})) AS due, \
              (SELECT count(*) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} AND state <> 'sending' \
                  AND lease_until > {{now}} AND id <> $1) AS active, \
              (SELECT count(*) {active_before}) AS active_before, \
              (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {active_before}) AS active_cost_before, \
              (SELECT count(*) {active_of_account}) AS active_of_account, \
              (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {active_of_account}) AS active_cost_of_account, \
+             (SELECT count(*) {active_of_flow}) AS active_of_flow, \
              (SELECT count(DISTINCT lease_owner) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
                  AND lease_until > {{now}}) AS workers, \
              (SELECT CAST(avg(took_ms) AS bigint) FROM ( \
@@ -101,10 +106,15 @@ impl Database {
             None => (around.get("jobs_before")?, around.get("cost_before")?),
         };
         let active_of_account: u64 = around.get("active_of_account")?;
+        let active_of_flow: u64 = around.get("active_of_flow")?;
         let active_cost: u64 = around.get("active_cost_of_account")?;
         let backlog = place.map(|place| BacklogPosition {
             before_in_flow: place.before_in_flow.jobs,
-            account_ahead: place.urgent_of_account.jobs.saturating_add(active_of_account),
+            active_of_flow,
+            others_of_account: place
+                .urgent_of_account
+                .jobs
+                .saturating_add(active_of_account.saturating_sub(active_of_flow)),
             account_cost_ahead: place.before_in_flow.cost + place.urgent_of_account.cost + active_cost,
             account_holder: place.account_holder,
             flow: place.flow,
@@ -115,7 +125,6 @@ impl Database {
             backlog,
             jobs_ahead,
             cost_ahead,
-            due: around.get("due")?,
             active: around.get("active")?,
             workers: around.get("workers")?,
             mean_request_time: around.get("hold")?,

@@ -5,25 +5,28 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
+use super::claim::Recorded;
 use super::dialect::Template;
-use super::engine::args;
+use super::engine::{Args, args};
 use super::result::{FromRow, ReadRows, SqlRow, from_row, read_each};
 use super::{storable, texts};
-use crate::domain::job::ContentHash;
+use crate::domain::job::{ContentHash, Job};
 use crate::domain::sensitive::{CardNumbers, REDACTED, TextContext, find_sensitive};
 use crate::ledger::LedgerError;
-use crate::ledger::copies::{RejectedMessage, StoredMessage};
 use crate::ledger::database::Database;
 use crate::ledger::operator::{Actor, LIST_MAX};
 use crate::ledger::rejected::{
-    COUNTED_MAX, ContentOfId, OpenRejected, RejectedCount, RejectedDecision, RejectedEvent, RejectedFilter,
-    RejectedPage, RejectedRefusal, RejectedSummary,
+    COUNTED_MAX, ContentOfId, RecordedContent, RejectedCount, RejectedDecision, RejectedEvent, RejectedFilter,
+    RejectedPage, RejectedRefusal, RejectedSummary, StoredSize,
 };
+use crate::ledger::rejected::{RejectedMessage, StoredMessage};
 
 /// Longest stored id of a rejected message, in characters.
 const REJECTED_ID_CHARS_MAX: usize = 255;
 
-static REJECT: Template = Template::new(
+pub(super) static REJECT: Template = Template::new(
     "INSERT INTO rejected_messages \
          (at, lane, job_id, reason, detail, body_sha256, body_bytes, head, body, properties, masked) \
      VALUES ({now}, $1, $2, $3, $4, $5, $6, $7, $8, {json:$9}, $10)",
@@ -96,16 +99,17 @@ impl Database {
         Ok(jobs.iter().filter(differs).cloned().collect())
     }
 
+    /// What the ledger has under the id of a message's job.
+    pub async fn recorded_content(&self, job: &Job, hash: ContentHash) -> Result<RecordedContent, LedgerError> {
+        Ok(match self.recorded(job, hash).await? {
+            Recorded::Same => RecordedContent::Same,
+            Recorded::Conflict(_) => RecordedContent::Other,
+            Recorded::Nothing => RecordedContent::Nothing,
+        })
+    }
+
     pub async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
-        let id = message.job_id.as_deref().map(storable);
-        let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
-        let (detail, bytes) = (storable(&message.detail), i64::try_from(message.body_bytes).unwrap_or(i64::MAX));
-        let (digest, head) = (message.body_sha256.as_slice(), storable(&message.head));
-        let StoredMessage { body, properties, is_masked } = &message.stored;
-        let (body, properties) = (body.as_slice(), storable(properties));
-        let properties = if properties.is_empty() { "{}".to_owned() } else { properties };
-        let args = args![&message.lane, id, message.reason, detail, digest, bytes, head, body, properties, *is_masked];
-        self.query(&REJECT, args).await.map(drop)
+        self.query(&REJECT, reject_args(message)).await.map(drop)
     }
 
     /// Rejected messages with an id below `before`, newest first; at most `at_most`, and never more than [`LIST_MAX`].
@@ -151,10 +155,10 @@ impl Database {
     }
 
     /// What the open messages take; counted up to `rows_max` of them.
-    pub async fn open_rejected(&self, rows_max: u64, body_max: usize) -> Result<OpenRejected, LedgerError> {
+    pub async fn open_rejected(&self, rows_max: u64, body_max: usize) -> Result<StoredSize, LedgerError> {
         let (rows, bytes) = (i64::try_from(rows_max).unwrap_or(i64::MAX), i64::try_from(body_max).unwrap_or(i64::MAX));
         let row = self.query_by_index(&OPEN_SIZE, args![rows, bytes]).await?;
-        row.first().map_or_else(|| Ok(OpenRejected::default()), OpenRejected::from_row)
+        row.first().map_or_else(|| Ok(StoredSize::default()), StoredSize::from_row)
     }
 
     /// Messages whose events are to be published, the oldest first, without those of some lanes.
@@ -199,6 +203,42 @@ impl Database {
     }
 }
 
+/// The arguments of [`REJECT`].
+pub(super) fn reject_args(message: &RejectedMessage) -> Args {
+    let id = message.job_id.as_deref().map(storable);
+    let id = id.map(|id| id.chars().take(REJECTED_ID_CHARS_MAX).collect::<String>());
+    let detail = storable(&message.detail);
+    let bytes = i64::try_from(message.body_bytes).unwrap_or(i64::MAX);
+    let digest = message.body_sha256.as_slice();
+    let head = storable(&message.head);
+    let StoredMessage { body, properties, is_masked } = &message.stored;
+    let properties = stored_properties(properties);
+    args![&message.lane, id, message.reason, detail, digest, bytes, head, body.as_slice(), properties, *is_masked]
+        .into()
+}
+
+/// Properties as a JSON object that a column can hold: without U+0000, which PostgreSQL rejects in `jsonb`.
+pub(super) fn stored_properties(properties: &str) -> String {
+    if properties.is_empty() {
+        return "{}".to_owned();
+    }
+    if !properties.contains("\\u0000") {
+        return properties.to_owned();
+    }
+    without_nul(serde_json::from_str(properties).unwrap_or_else(|_| serde_json::json!({}))).to_string()
+}
+
+fn without_nul(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(text.replace('\0', "")),
+        Value::Array(values) => values.into_iter().map(without_nul).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(name, value)| (name.replace('\0', ""), without_nul(value))).collect()
+        }
+        other => other,
+    }
+}
+
 from_row!(row => RejectedSummary {
     id, at, reason, detail, head, body_bytes, masked, decision, decided_at, decided_by, os_user, program, because;
     provider: row.get("lane")?,
@@ -214,7 +254,7 @@ fn shown_id(row: &SqlRow) -> Result<Option<String>, LedgerError> {
 }
 
 from_row!(row => StoredMessage { body, properties; is_masked: row.get("masked")?, });
-from_row!(row => OpenRejected { messages, bytes });
+from_row!(row => StoredSize { messages, bytes });
 from_row!(row => RejectedEvent {
     id, at, reason;
     provider: row.get("lane")?,

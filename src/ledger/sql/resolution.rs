@@ -15,6 +15,7 @@
 
 use super::dialect::{Dialect, Template};
 use super::engine::{Args, Step, Value, args};
+use super::events::{WRITE_EVENT, is_published};
 use super::fleet::LANES;
 use super::result::{FromRow, SqlRow, read};
 use super::settings::actor_args;
@@ -28,7 +29,7 @@ use crate::ledger::operator::{
     Actor, Charge, DatabaseTime, ErasureCounts, ErasureResult, JobResolution, ReloadedJob, ResolutionError,
     ResolutionRefusal,
 };
-use crate::ledger::upkeep::JobToRepublish;
+use crate::ledger::upkeep::RecordedJob;
 
 /// How often a decision retries when a worker claimed the job between its statements.
 pub(super) const LOOKS_MAX: u32 = 4;
@@ -44,10 +45,7 @@ static FINALIZE: Template = Template::new(
      WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
 );
 
-static WRITE_EVENT: Template = Template::new(
-    "INSERT INTO outcome_events (job_id, provider, state, provider_reference, charged_amount, reason, attempts, at) \
-     SELECT id, provider, state, provider_reference, charged_amount, reason, attempts, updated_at FROM jobs WHERE id = $1",
-);
+static EVENT: Template = Template::new(WRITE_EVENT);
 
 /// The time of the first request stays: the provider may have remembered the key since then. The reference is cleared:
 /// the next response brings its own, and the former one may belong to another payment.
@@ -55,8 +53,7 @@ static REVIVE: Template = Template::new(
     "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = 0, attempts = 0, \
          lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, charged_amount = NULL, wake_at = {now}, \
          wait_reason = NULL, wait_limit = NULL, wait_detail = NULL, \
-         revived_at = {now}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, \
-         updated_at = {now} \
+         revived_at = {now}, updated_at = {now} \
      WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \
          AND (state = 'review' OR NOT maybe_charged) RETURNING id",
 );
@@ -128,7 +125,7 @@ impl Database {
                 vec![self.must_affect(&REVIVE, change)]
             }
             Dialect::Sqlite => {
-                vec![self.must_affect(&FINALIZE, change), self.must_affect(&WRITE_EVENT, args![id])]
+                vec![self.must_affect(&FINALIZE, change), self.must_affect(&EVENT, args![id])]
             }
         };
         self.job_change_by(by, id, change)
@@ -185,8 +182,8 @@ impl Database {
     pub async fn reload_job(&self, id: &JobId, resolution: &JobResolution) -> Result<ReloadedJob, ResolutionError> {
         self.decidable(id, resolution).await?;
         let row = self.query_one(&RELOAD, args![id]).await?.ok_or(ResolutionRefusal::NoSuchJob)?;
-        let JobToRepublish { job, hash, copy, .. } = JobToRepublish::from_row(&row)?;
-        Ok(ReloadedJob { job, hash, fence: row.get("fence")?, copy })
+        let RecordedJob { job, hash } = RecordedJob::from_row(&row)?;
+        Ok(ReloadedJob { job, hash, fence: row.get("fence")? })
     }
 }
 
@@ -217,11 +214,13 @@ pub(super) fn reason(resolution: &JobResolution, by: &Actor, when: &str) -> Stri
 
 /// The states that `jobs_erase()` of PostgreSQL erases. A payment in review has not finished.
 const FINISHED: &str = "state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
-const UNPUBLISHED: &str =
-    "EXISTS (SELECT 1 FROM outcome_events AS event WHERE event.job_id = jobs.id AND event.published_at IS NULL)";
-/// The same, asked of each payment: for `EXISTS` PostgreSQL may read all events that are unpublished, of all accounts.
-const UNPUBLISHED_OF_EACH: &str = "(SELECT count(*) FROM outcome_events AS event \
-     WHERE event.job_id = jobs.id AND event.published_at IS NULL) > 0";
+
+/// Asked of each payment: for `EXISTS` PostgreSQL may read all events, of all accounts.
+fn has_unpublished(dialect: Dialect) -> String {
+    let published = is_published(dialect);
+    format!("((SELECT count(*) FROM events AS event WHERE event.job_id = jobs.id AND NOT {published}) > 0)")
+}
+
 /// As many payments, and as many requests, are counted. An account may have half of a large ledger.
 const COUNTED_MAX: u64 = 100_000;
 
@@ -234,12 +233,14 @@ const ERASED_REASON: &str = "reason = CASE WHEN reason = 'accepted' THEN reason 
 const CHOSEN: &str = "IN ({texts:$1})";
 const DONE: &str = "EXISTS (SELECT 1 FROM jobs WHERE jobs.id = job_id AND jobs.account IS NULL)";
 
-static CHOOSE: Template = Template::made(|_| {
-    format!("SELECT id FROM jobs WHERE account = $1 AND {FINISHED} AND NOT {UNPUBLISHED} ORDER BY created_at LIMIT $2")
+static CHOOSE: Template = Template::made(|dialect| {
+    let unpublished = has_unpublished(dialect);
+    format!("SELECT id FROM jobs WHERE account = $1 AND {FINISHED} AND NOT {unpublished} ORDER BY created_at LIMIT $2")
 });
 
 /// The totals of finished jobs do not include the last minutes yet, and find those jobs by `scrubbed_at`.
-static ERASE_JOBS: Template = Template::made(|_| {
+static ERASE_JOBS: Template = Template::made(|dialect| {
+    let unpublished = has_unpublished(dialect);
     format!(
         "UPDATE jobs SET account = NULL, reference = NULL, provider_reference = NULL, payload = NULL, {ERASED_REASON}, \
              wait_reason = NULL, wait_limit = NULL, wait_detail = NULL, wait_since = NULL, wait_until = NULL, \
@@ -249,12 +250,12 @@ static ERASE_JOBS: Template = Template::made(|_| {
              scrubbed_at = COALESCE(scrubbed_at, CASE \
                  WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM finished_mark) \
                  THEN {{now}} END) \
-         WHERE id {CHOSEN} AND account = $2 AND {FINISHED} AND NOT {UNPUBLISHED} RETURNING id"
+         WHERE id {CHOSEN} AND account = $2 AND {FINISHED} AND NOT {unpublished} RETURNING id"
     )
 });
 
 static ERASE_EVENTS: Template = Template::made(|_| {
-    format!("UPDATE outcome_events SET provider_reference = NULL, {ERASED_REASON} WHERE job_id {CHOSEN} AND {DONE}")
+    format!("UPDATE events SET provider_reference = NULL, {ERASED_REASON} WHERE job_id {CHOSEN} AND {DONE}")
 });
 
 static ERASE_DETAILS: Template =
@@ -280,13 +281,14 @@ static ERASE_REQUESTS: Template = Template::made(|_| {
 static TRUNCATE_LOG: Template = Template::new("PRAGMA wal_checkpoint(TRUNCATE)");
 
 /// The account as a range: for one value PostgreSQL would also read by id, and pass over all other accounts' jobs.
-static COUNTS: Template = Template::made(|_| {
+static COUNTS: Template = Template::made(|dialect| {
+    let has_unpublished = has_unpublished(dialect);
     let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
     let most = COUNTED_MAX + 1;
     let counting = "attempts.provider = lanes.provider AND attempts.account = $1 AND began_at > {after:(0 - $2)}";
     format!(
         "{LANES}, own AS ( \
-             SELECT state, {FINISHED} AND {UNPUBLISHED_OF_EACH} AS unpublished FROM jobs \
+             SELECT state, {FINISHED} AND {has_unpublished} AS unpublished FROM jobs \
              WHERE account >= $1 AND account <= $1 ORDER BY account, id LIMIT {most}), \
          counted AS (SELECT 1 AS one FROM lanes {{join}} attempts ON {counting} LIMIT {most}), \
          latest AS (SELECT max(at) AS at FROM ( \

@@ -6,153 +6,71 @@
 //! Errors are classified: unavailable, refused, corrupt or not migrated, and certainly rolled back or not. Messages name
 //! constraints and tables, never a row's values.
 
-use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sqlx::error::DatabaseError;
-use sqlx::sqlite::SqliteError;
+use sqlx::postgres::PgRow;
+use sqlx::sqlite::{SqliteError, SqliteRow};
+use sqlx::{Column as _, Row as _};
 
-use super::io_error;
+use super::cells::{FromCell, SqlValue, text};
 use super::sqlite::{ACQUIRE_TIMEOUT, READ_MAX};
+use super::{io_error, postgres, sqlite};
 use crate::domain::backend_fault::BackendFault;
-use crate::domain::disposition::Resend;
-use crate::domain::job::{ContentHash, FlowClass, Identifier};
-use crate::domain::outcome::FinalState;
-use crate::domain::provider::ProviderName;
-use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::BlockedReason;
-use crate::ledger::operator::{DatabaseTime, UnreadableRow};
-use crate::ledger::provider_row::Object;
+use crate::ledger::operator::UnreadableRow;
 use crate::tls;
 
-#[derive(Clone, Debug, PartialEq)]
-pub enum SqlValue {
-    Null,
-    Int(i64),
-    Real(f64),
-    Bool(bool),
-    Text(String),
-    Bytes(Vec<u8>),
+/// A row as its driver has it. Its cells are read where they lie.
+#[derive(Debug)]
+pub enum SqlRow {
+    Postgres(PgRow),
+    Sqlite(SqliteRow),
 }
 
-/// The columns of a result, shared by all of its rows.
-pub type Names = Arc<[String]>;
+impl From<PgRow> for SqlRow {
+    fn from(row: PgRow) -> Self {
+        Self::Postgres(row)
+    }
+}
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct SqlRow {
-    names: Names,
-    cells: Vec<SqlValue>,
+impl From<SqliteRow> for SqlRow {
+    fn from(row: SqliteRow) -> Self {
+        Self::Sqlite(row)
+    }
 }
 
 impl SqlRow {
-    pub fn new(names: Names, cells: Vec<SqlValue>) -> Self {
-        Self { names, cells }
-    }
-
     /// Reads the column `{field}`, for an instant or a duration `{field}_ms`.
     ///
     /// # Errors
     /// [`LedgerError::Corrupt`], with the field's name.
     pub fn get<T: FromCell>(&self, field: &str) -> Result<T, LedgerError> {
-        let at = self.names.iter().position(|name| name.strip_prefix(field) == Some(T::SUFFIX));
-        let cell = at.and_then(|at| self.cells.get(at)).ok_or_else(|| corrupt(field, "is missing"))?;
-        T::from_cell(cell).map_err(|fault| corrupt(field, &fault))
+        T::from_cell(self.cell(field, T::SUFFIX)?).map_err(|fault| corrupt(field, &fault))
     }
-}
 
-/// What is wrong with a cell.
-type Fault = Cow<'static, str>;
-
-/// A type that a cell is read as.
-pub trait FromCell: Sized {
-    /// The end of the column's name, after the field's.
-    const SUFFIX: &'static str = "";
-
-    fn from_cell(cell: &SqlValue) -> Result<Self, Fault>;
-}
-
-impl<T: FromCell> FromCell for Option<T> {
-    const SUFFIX: &'static str = T::SUFFIX;
-
-    fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
-        if *cell == SqlValue::Null { Ok(None) } else { T::from_cell(cell).map(Some) }
+    /// Reads the column `{field}` without a copy.
+    ///
+    /// # Errors
+    /// [`LedgerError::Corrupt`], with the field's name.
+    pub fn text(&self, field: &str) -> Result<&str, LedgerError> {
+        text(self.cell(field, "")?).map_err(|fault| corrupt(field, &fault))
     }
-}
 
-/// A type with cells of its own.
-macro_rules! stored_as {
-    ($type:ty, $fault:literal, $($cell:pat => $value:expr),+) => {
-        impl FromCell for $type {
-            fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
-                match cell {
-                    $($cell => Ok($value),)+
-                    SqlValue::Null => Err("is NULL".into()),
-                    _ => Err($fault.into()),
-                }
+    fn cell(&self, field: &str, suffix: &str) -> Result<SqlValue<'_>, LedgerError> {
+        let is_named = |name: &str| name.strip_prefix(field) == Some(suffix);
+        let cell = match self {
+            Self::Postgres(row) => {
+                let at = row.columns().iter().position(|column| is_named(column.name()));
+                at.map(|at| postgres::cell(row, at))
             }
-        }
-    };
-}
-
-stored_as!(i64, "is not an integer", SqlValue::Int(value) => *value);
-stored_as!(f64, "is not a number", SqlValue::Real(value) => *value);
-stored_as!(String, "is not text", SqlValue::Text(value) => value.clone());
-stored_as!(Vec<u8>, "is not a byte string", SqlValue::Bytes(value) => value.clone());
-// SQLite stores 0 and 1.
-stored_as!(bool, "is not a boolean", SqlValue::Bool(value) => *value, SqlValue::Int(0) => false, SqlValue::Int(1) => true);
-
-/// A type that is made of a stored one; `None` has this fault.
-macro_rules! made_of {
-    ($stored:ty => $type:ty, $make:expr, $fault:literal $(, $suffix:literal)?) => {
-        impl FromCell for $type {
-            $(const SUFFIX: &'static str = $suffix;)?
-
-            fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
-                <$stored>::from_cell(cell).and_then(|value| $make(value).ok_or($fault.into()))
+            Self::Sqlite(row) => {
+                let at = row.columns().iter().position(|column| is_named(column.name()));
+                at.map(|at| sqlite::cell(row, at))
             }
-        }
-    };
-}
-
-made_of!(i64 => u8, |value| u8::try_from(value).ok(), "is out of range");
-made_of!(i64 => u16, |value| u16::try_from(value).ok(), "is out of range");
-made_of!(i64 => u32, |value| u32::try_from(value).ok(), "is out of range");
-made_of!(i64 => u64, |value| u64::try_from(value).ok(), "is negative");
-made_of!(u8 => FlowClass, FlowClass::from_number, "is not 0 to 10");
-made_of!(i64 => EpochMs, instant, "is not an instant of the years 1 to 9999", "_ms");
-made_of!(EpochMs => DatabaseTime, |at: EpochMs| Some(DatabaseTime(at.0)), "", "_ms");
-made_of!(i64 => Duration, duration, "is computed from an instant that is not finite", "_ms");
-made_of!(Vec<u8> => ContentHash, |bytes: Vec<u8>| bytes.try_into().ok().map(ContentHash), "is not 32 bytes");
-made_of!(String => Object, |text: String| serde_json::from_str(&text).ok(), "is not a JSON object");
-made_of!(String => Vec<serde_json::Value>, |text: String| serde_json::from_str(&text).ok(), "is not a JSON array");
-made_of!(String => FinalState, |name: String| FinalState::from_name(&name), "is not final");
-made_of!(String => BlockedReason, |code: String| BlockedReason::from_code(&code), "has no known value");
-made_of!(Option<String> => Resend, |name: Option<String>| Resend::from_name(name.as_deref()), "has no known value");
-
-fn instant(ms: i64) -> Option<EpochMs> {
-    Some(EpochMs(ms)).filter(|at| at.is_writable())
-}
-
-/// More than lies between any two instants.
-const SPAN_MAX_MS: u64 = 1_000_000_000_000_000;
-
-/// A negative number (the database's clock was set back) is zero.
-fn duration(ms: i64) -> Option<Duration> {
-    (ms.unsigned_abs() <= SPAN_MAX_MS).then(|| Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
-}
-
-impl FromCell for Identifier {
-    fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
-        Self::new(String::from_cell(cell)?).map_err(|problem| problem.to_string().into())
-    }
-}
-
-impl FromCell for ProviderName {
-    fn from_cell(cell: &SqlValue) -> Result<Self, Fault> {
-        Self::new(String::from_cell(cell)?).map_err(|problem| problem.to_string().into())
+        };
+        Ok(cell.ok_or_else(|| corrupt(field, "is missing"))??)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Sessions of PostgreSQL: time limits of statements, a connection's settings, and hints that settings changed.
+//! Sessions of PostgreSQL: time limits of statements, and a connection's settings.
 //!
 //! A server whose machine lost power never answers, and the driver would wait as long as the kernel does. So each
 //! statement has a limit on the server, and a slightly longer one here.
@@ -6,22 +6,16 @@
 //! Settings are set by statements, because poolers drop unknown start parameters, and then read back. In session mode a
 //! pooler passes both on. In transaction mode it lends one server process to several connections, which then share
 //! settings and locks. Such a pooler is rejected. See `docs/decisions/0028-query-plans-are-pinned.md`.
-//!
-//! NOTIFY is a hint, on a connection of its own. It may be lost with its connection, dropped by a pooler, or late.
-//! Followers poll as well, so a lost hint only delays a change.
 
 use std::io;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnection, PgListener, PgPoolOptions};
+use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Row as _};
 use tokio::time::timeout;
 
-use super::connections::Connections;
-use super::io_error::name_closed;
 use super::slots::ConnectionPurpose;
 use crate::domain::backend_fault::BackendFault;
-use crate::ledger::LedgerError;
 
 /// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
@@ -78,12 +72,14 @@ const IDLE_MAX: &str = "5s";
 pub struct ServerProcess {
     pid: i32,
     since: String,
+    /// The server itself: when it was started, and whether it is a standby. A promoted standby is another server, too.
+    pub server: String,
 }
 
 impl ServerProcess {
     /// A query that returns a row while the process runs a statement.
     pub fn works_sql(&self) -> String {
-        let Self { pid, since } = self;
+        let Self { pid, since, .. } = self;
         let since = since.replace('\'', "");
         format!("SELECT 1 FROM pg_stat_get_activity({pid}) WHERE backend_start::text = '{since}' AND state = 'active'")
     }
@@ -133,7 +129,8 @@ pub async fn establish(connection: &mut PgConnection, rights: SessionRights) -> 
     sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await?;
     let read = "SELECT current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout'), \
                 current_setting('synchronous_commit'), current_setting('lock_timeout'), pg_backend_pid(), \
-                (SELECT backend_start::text FROM pg_stat_get_activity(pg_backend_pid()))";
+                (SELECT backend_start::text FROM pg_stat_get_activity(pg_backend_pid())), \
+                pg_postmaster_start_time()::text || CASE WHEN pg_is_in_recovery() THEN ' standby' ELSE '' END";
     let row = sqlx::raw_sql(read).fetch_one(connection).await?;
     let wanted = [statement_max.as_str(), IDLE_MAX, "on", "5s"];
     for (at, wanted) in wanted.into_iter().enumerate() {
@@ -148,7 +145,7 @@ pub async fn establish(connection: &mut PgConnection, rights: SessionRights) -> 
         }
     }
     let since: Option<String> = row.try_get(5)?;
-    Ok(ServerProcess { pid: row.try_get(4)?, since: since.unwrap_or_default() })
+    Ok(ServerProcess { pid: row.try_get(4)?, since: since.unwrap_or_default(), server: row.try_get(6)? })
 }
 
 /// Sets up a connection for another purpose.
@@ -170,82 +167,4 @@ pub fn pooler_error() -> sqlx::Error {
          connections. {POOLER}"
     );
     sqlx::Error::Configuration(text.into())
-}
-
-/// Named in `migrations/postgres/0001_settings.sql`.
-const CHANNEL: &str = "sluicegate_settings";
-/// Pause between two attempts to listen, and after a lost connection; polling goes on meanwhile.
-const RETRY: Duration = Duration::from_secs(1);
-/// A connection that a firewall has dropped stays silent forever. So each is replaced after this time.
-const RENEW: Duration = Duration::from_secs(300);
-/// Time limit of one connect.
-const CONNECT: Duration = Duration::from_secs(3);
-
-/// Hints that settings may have changed. They are not reliable: one may come without a change, and a change may come
-/// without one.
-pub struct SettingsHints {
-    connections: Connections,
-    listener: Option<PgListener>,
-    /// Set after a loss, so that it is logged once while the database is unavailable.
-    is_disconnected: bool,
-}
-
-impl SettingsHints {
-    pub fn new(connections: Connections) -> Self {
-        Self { connections, listener: None, is_disconnected: false }
-    }
-
-    async fn listen(&self) -> Result<PgListener, sqlx::Error> {
-        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT);
-        let pool = pool.connect_lazy_with(self.connections.options().clone());
-        let mut listener = PgListener::connect_with(&pool).await.map_err(name_closed)?;
-        listener.eager_reconnect(false);
-        with_statement_timeout(listener.listen(CHANNEL)).await?;
-        Ok(listener)
-    }
-
-    /// Whether a notification came. Otherwise the connection is lost, or old enough to be replaced.
-    async fn wait_notification(listener: &mut PgListener) -> bool {
-        matches!(tokio::time::timeout(RENEW, listener.try_recv()).await, Ok(Ok(Some(_))))
-    }
-
-    /// Returns when settings may have changed. Never fails; a lost connection is replaced meanwhile.
-    pub async fn next(&mut self) {
-        let mut short = self.connections.short();
-        loop {
-            // When connections are short, payments need them more than hints do.
-            if *short.borrow_and_update() {
-                self.listener = None;
-                tokio::time::sleep(RETRY).await;
-                continue;
-            }
-            if let Some(listener) = &mut self.listener {
-                let heard = tokio::select! {
-                    heard = Self::wait_notification(listener) => heard,
-                    _ = short.changed() => false,
-                };
-                if heard {
-                    return;
-                }
-                self.listener = None;
-                tokio::time::sleep(RETRY).await;
-            }
-            match self.listen().await {
-                Ok(listener) => {
-                    self.listener = Some(listener);
-                    self.is_disconnected = false;
-                    // A change before this moment sent no hint.
-                    return;
-                }
-                Err(error) => {
-                    if !self.is_disconnected {
-                        self.is_disconnected = true;
-                        let error = LedgerError::from(&error);
-                        tracing::warn!(%error, "cannot listen for changed settings; polling them instead");
-                    }
-                    tokio::time::sleep(RETRY).await;
-                }
-            }
-        }
-    }
 }

@@ -13,7 +13,6 @@ use super::engine::{Args, Step, Value, args};
 use super::limit_returns::{account_returns_of, returns_of};
 use super::pause_of_all::KEEP;
 use super::result::{FromRow, SqlRow, corrupt, from_row, read, read_or_log};
-use super::session::SettingsHints;
 use super::storable;
 use crate::domain::job::JobId;
 use crate::domain::limit::Rate;
@@ -198,11 +197,6 @@ impl Database {
             steps.push(self.step(&KEEP, args![provider]));
         }
         Ok(self.atomically_by(steps, by).await?.is_some())
-    }
-
-    /// Hints that settings may have changed, for one follower; `None` for a database that sends none: callers poll.
-    pub fn settings_hints(&self) -> Option<SettingsHints> {
-        self.engine.settings_hints()
     }
 
     pub(super) async fn read_settings(

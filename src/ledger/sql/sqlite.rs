@@ -19,11 +19,13 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
     SqliteSynchronous,
 };
-use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
 
+use super::cells::SqlValue;
 use super::dialect::{Dialect, JobWrite};
 use super::engine::{Args, Batch, Engine, Sql, Step, Value, driver, run_to_completion};
-use super::result::{Names, SQLITE_BUSY, SqlRow, SqlValue, primary_code};
+use super::hints::ChangeHints;
+use super::result::{SQLITE_BUSY, SqlRow, primary_code};
 use crate::ledger::LedgerError;
 
 mod reads;
@@ -137,6 +139,10 @@ impl Engine for SqliteEngine {
         (!self.in_memory).then(|| Arc::new(SqliteReads::new(options)) as Arc<dyn Engine>)
     }
 
+    fn change_hints(&self) -> Option<ChangeHints> {
+        (!self.in_memory).then(|| ChangeHints::sqlite(self.pool.clone()))
+    }
+
     /// One statement after the other: the file's sync is the main cost, and there is one for all.
     async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
         let pool = self.pool.clone();
@@ -223,14 +229,13 @@ pub async fn checkpoint_held_wal(pool: &SqlitePool) -> Result<Option<u64>, sqlx:
 }
 
 /// Read with the stored value's own type, because the columns of an expression have none.
-fn cell(row: &SqliteRow, at: usize) -> Result<SqlValue, sqlx::Error> {
+pub fn cell(row: &SqliteRow, at: usize) -> Result<SqlValue<'_>, sqlx::Error> {
     let raw = row.try_get_raw(at)?;
     // A NULL has the column's declared type.
     if raw.is_null() {
         return Ok(SqlValue::Null);
     }
-    let kind = raw.type_info().name().to_owned();
-    Ok(match kind.as_str() {
+    Ok(match raw.type_info().name() {
         "REAL" => SqlValue::Real(row.try_get_unchecked(at)?),
         "TEXT" => SqlValue::Text(row.try_get_unchecked(at)?),
         "BLOB" => SqlValue::Bytes(row.try_get_unchecked(at)?),

@@ -141,6 +141,10 @@ impl LaneEgress {
         state.free_slots() > 0 && state.bucket.ready(since_origin) > 0
     }
 
+    pub(crate) fn has_free_slot(&self) -> bool {
+        self.0.lock().free_slots() > 0
+    }
+
     /// Wait for the egress rate of a job with this many paced jobs before it.
     pub(super) fn wait_behind(&self, now: Instant, jobs_ahead: u64) -> Duration {
         let (state, since_origin) = self.state_at(now);

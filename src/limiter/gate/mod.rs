@@ -86,9 +86,9 @@ pub struct AcquireRequest {
     pub kind: CallKind,
     /// Higher first: 0 to 9, and above that a job whose outcome is unknown.
     pub priority: u8,
-    pub account: Option<String>,
+    pub account: Option<Arc<str>>,
     /// The job's reference. Only a digest of it leaves the gate.
-    pub reference: Option<String>,
+    pub reference: Option<Arc<str>>,
     /// Latest start; if the permit would start later, the request is refused at once.
     pub wait_until: Instant,
     /// Length of a block of the queue that is accepted even beyond `wait_until`, while the job may wait for a worker

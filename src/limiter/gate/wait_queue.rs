@@ -47,7 +47,7 @@ pub(crate) struct RequestBatch {
     pub scope: CountingScope,
     pub cost: u32,
     /// The first job's reference.
-    pub reference: Option<String>,
+    pub reference: Option<Arc<str>>,
     pub counted: Arc<CountedSubjects>,
     pub keys: Vec<QueueKey>,
 }
@@ -92,6 +92,7 @@ impl<T: Ticket> WaitQueue<T> {
     pub fn enqueue(&mut self, waiter: PermitWaiter<T>, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
         let mut waiter = waiter;
         match CountedSubjects::of(&waiter, spec) {
+            Ok(counted) if counted.subjects.is_empty() => {}
             Ok(counted) => waiter.counted = Arc::new(counted),
             Err(reason) => {
                 self.decide(waiter.ticket, AcquireResult::Refused(inadmissible_refusal(reason)));
@@ -322,7 +323,9 @@ impl<T: Ticket> WaitQueue<T> {
         kinds: &BlocksByKind,
         now: Instant,
     ) -> Option<QueuePosition> {
-        let (key, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
+        // The job may have given up waiting once, and wait again.
+        let waits = |waiter: &PermitWaiter<T>| waiter.job.as_ref() == Some(job) && !waiter.ticket.is_cancelled();
+        let (key, waiter) = self.waiters.iter().find(|(_, waiter)| waits(waiter))?;
         let goes_first = |earlier: &&PermitWaiter<T>| {
             let is_cancelled = earlier.ticket.is_cancelled();
             !is_cancelled && (earlier.deferral.is_none() || earlier.defers(&waiter.scope))

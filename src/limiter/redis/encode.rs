@@ -38,8 +38,8 @@ pub fn encode_call(spec: &QuotaSpec, call: &LimiterCall) -> Vec<u8> {
     let mut argument = encode_header(call, &terms, subjects.len(), !more.is_empty());
     argument.extend(terms);
     argument.extend(more);
-    argument.extend(call.requests.iter().flat_map(|want| encode_request(want, &places)));
-    argument.extend(call.releases.iter().flat_map(|release| encode_release(release, &places, cells.len())));
+    call.requests.iter().for_each(|want| encode_request(&mut argument, want, &places));
+    call.releases.iter().for_each(|release| encode_release(&mut argument, release, &places, cells.len()));
     argument.extend(rebuild_if_it_fits(call).map(|rebuild| encode_past_uses(&rebuild.ended)).unwrap_or_default());
     argument.extend(seeds);
     argument.extend(subjects.into_iter().flat_map(|subject| encode_subject(spec, subject)));
@@ -151,33 +151,25 @@ fn encode_counters(cells: &[CounterSpec], indices: &[usize]) -> Vec<u8> {
     cells.iter().zip(indices).flat_map(record).collect()
 }
 
-fn encode_request(want: &PermitRequest, all: &SubjectNumbers<'_>) -> Vec<u8> {
+fn encode_request(out: &mut Vec<u8>, want: &PermitRequest, all: &SubjectNumbers<'_>) {
     let [owns, first, second] = subject_numbers(&want.subjects, all);
     let permits = u64::from(want.permits);
     let cost = u64::from(want.cost);
-    pack(&[(permits, 4), (cost, 2), (kind_code(want.kind), 1), (owns, 1), (first, 2), (second, 2)])
+    put(out, &[(permits, 4), (cost, 2), (kind_code(want.kind), 1), (owns, 1), (first, 2), (second, 2)]);
 }
 
-fn encode_release(release: &PermitRelease, all: &SubjectNumbers<'_>, cells: usize) -> Vec<u8> {
+fn encode_release(out: &mut Vec<u8>, release: &PermitRelease, all: &SubjectNumbers<'_>, cells: usize) {
     let [owns, first, second] = subject_numbers(&release.subjects, all);
-    let (fate, age_us, origins) = match &release.release_kind {
-        ReleaseKind::Used { age } => (0, micros_down(*age), Vec::new()),
-        ReleaseKind::Unused { origins } => {
-            (1, 0, origins.iter().copied().chain(std::iter::repeat(0)).take(cells).collect())
-        }
+    let (fate, age_us) = match &release.release_kind {
+        ReleaseKind::Used { age } => (0, micros_down(*age)),
+        ReleaseKind::Unused { .. } => (1, 0),
     };
-    let mut fields = vec![
-        (release.call, 6),
-        (u64::from(release.cost), 4),
-        (kind_code(release.kind), 1),
-        (fate, 1),
-        (owns, 1),
-        (first, 2),
-        (second, 2),
-        (age_us, 6),
-    ];
-    fields.extend(origins.into_iter().map(|origin| (origin, 6)));
-    pack(&fields)
+    put(out, &[(release.call, 6), (u64::from(release.cost), 4), (kind_code(release.kind), 1), (fate, 1)]);
+    put(out, &[(owns, 1), (first, 2), (second, 2), (age_us, 6)]);
+    if let ReleaseKind::Unused { origins } = &release.release_kind {
+        let origins = origins.iter().copied().chain(std::iter::repeat(0));
+        origins.take(cells).for_each(|origin| put(out, &[(origin, 6)]));
+    }
 }
 
 /// The rebuild data, if the list fits. A list that is too long must not be sent in part.
@@ -249,11 +241,16 @@ fn to_u64(value: usize) -> u64 {
 /// Unsigned little-endian numbers, each with its width in bytes.
 fn pack(fields: &[(u64, usize)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(fields.iter().map(|(_, width)| width).sum());
+    put(&mut bytes, fields);
+    bytes
+}
+
+/// Appends what [`pack`] makes of these fields.
+fn put(out: &mut Vec<u8>, fields: &[(u64, usize)]) {
     for (value, width) in fields {
         let value = (*value).min((1 << (8 * width)) - 1);
-        bytes.extend(value.to_le_bytes().iter().take(*width));
+        out.extend(value.to_le_bytes().iter().take(*width));
     }
-    bytes
 }
 
 #[cfg(test)]

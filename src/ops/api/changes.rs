@@ -7,7 +7,6 @@
 
 use axum::Extension;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -19,14 +18,14 @@ use crate::ledger::operator::{Actor, Charge, JobResolution};
 use crate::ledger::provider_row::{LimitReturn, LimitSummary};
 use crate::ledger::settings::InvalidRow;
 use crate::ops::OpsState;
-use crate::ops::change::{JobDecision, ResolutionKind, SettingsChangeError, set_paused};
+use crate::ops::change::{self, JobDecision, ResolutionKind, SettingsChangeError, set_paused};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::{ApiBody, ApiError, JsonResponse, validate_reason};
 use crate::ops::limit_change::{
     ClearInstantChange, ClearTimeChange, CutoffChange, FinishChange, WantedLimit, set_limit as change_limit,
 };
 use crate::ops::until::Until;
-use crate::worker::resend::{ResendError, Resender, provider_names};
+use crate::worker::resend::{Resender, provider_names};
 
 /// The actor for the audit; a blank reason counts as none.
 pub(super) fn actor(caller: &ApiCaller, because: Option<String>) -> Result<Actor, ApiError> {
@@ -76,7 +75,6 @@ pub struct ActionResult {
     request_body = Resolution,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
     )
 )]
 pub async fn resolve(
@@ -124,7 +122,6 @@ pub async fn cancel(
     request_body = ActionReason,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
     )
 )]
 pub async fn replay(
@@ -156,8 +153,6 @@ pub async fn discard(
     apply_resolution(&ops.operator_context, id, JobResolution::Discard, actor(&caller, asked.because)?).await
 }
 
-/// Changes nothing while the broker is unavailable. If the ledger has the change and the broker has no message, the
-/// sweeper of this process will publish it.
 async fn apply_resolution(
     context: &OperatorContext,
     id: String,
@@ -165,26 +160,18 @@ async fn apply_resolution(
     actor: Actor,
 ) -> Result<Response, ApiError> {
     let id = parse_job_id(id)?;
-    let (state, mut done) = (resolution.resulting_state().to_owned(), resolution.past_participle().to_owned());
-    let OperatorContext { ledger, queue, card_numbers } = context;
-    let (queue, card_numbers) = (queue.as_ref(), *card_numbers);
+    let state = resolution.resulting_state().to_owned();
+    let done = resolution.past_participle().to_owned();
+    let ledger = &context.ledger;
     let mut providers = Vec::new();
     let decision = if resolution.needs_resend() {
         providers.extend(provider_names(ledger).await?);
-        queue.ping().await?;
-        JobDecision::Resend(Resender { ledger, queue, providers: &providers, card_numbers, resolution, actor })
+        JobDecision::Resend(Resender { ledger, providers: &providers, resolution, actor })
     } else {
         JobDecision::Record { ledger, resolution, actor }
     };
-    let status = match decision.apply(&id).await {
-        Ok(()) => StatusCode::OK,
-        Err(missing @ ResendError::Unpublished(_)) => {
-            done = missing.to_string();
-            StatusCode::ACCEPTED
-        }
-        Err(error) => return Err(error.into()),
-    };
-    Ok((status, JsonResponse(ActionResult { id: id.to_string(), state, done })).into_response())
+    decision.apply(&id).await?;
+    Ok(JsonResponse(ActionResult { id: id.to_string(), state, done }).into_response())
 }
 
 /// The configured limits of all providers.
@@ -210,11 +197,30 @@ pub struct PauseReason {
     pub(super) because: Option<String>,
 }
 
-/// The result of a pause or a resume.
+/// The result of a pause.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PauseResult {
     /// False if the provider was already paused.
     changed: bool,
+}
+
+/// What a resume does besides, and the reason for it.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeRequest {
+    /// Releases the hold of the lane: its charges start again. Needs `because`.
+    #[serde(default)]
+    release_hold: bool,
+    /// For the audit. At most 500 characters.
+    because: Option<String>,
+}
+
+/// The result of a resume.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ResumeResult {
+    changed: bool,
+    /// Why the lane is still held, and how it is released; `null`: it is not held.
+    held: Option<String>,
 }
 
 /// A limit's new rate.
@@ -300,39 +306,32 @@ pub async fn pause(
     Extension(caller): Extension<ApiCaller>,
     ApiBody(asked): ApiBody<PauseReason>,
 ) -> Result<JsonResponse<PauseResult>, ApiError> {
-    pause_or_resume(&ops, name, true, &caller, asked).await
+    let by = actor(&caller, asked.because)?;
+    let changed = set_paused(&ops.operator_context.ledger, &parse_provider_name(name)?, true, Some(&by)).await?;
+    Ok(JsonResponse(PauseResult { changed }))
 }
 
-/// Resumes a provider in every worker, and lifts waits that it asked for.
+/// Resumes a provider in every worker, and lifts waits that it asked for. A held lane stays held unless that is asked for.
 #[utoipa::path(
     post,
     path = "/api/v1/providers/{name}/resume",
     tag = "providers",
     params(("name" = String, Path, description = "The provider's name")),
-    request_body = PauseReason,
+    request_body = ResumeRequest,
     responses(
-        (status = 200, description = "Resumed, and its waits lifted; workers follow within 2 s", body = PauseResult),
+        (status = 200, description = "Resumed, and its waits lifted; workers follow within 2 s", body = ResumeResult),
     )
 )]
 pub async fn resume(
     State(ops): State<OpsState>,
     Path(name): Path<String>,
     Extension(caller): Extension<ApiCaller>,
-    ApiBody(asked): ApiBody<PauseReason>,
-) -> Result<JsonResponse<PauseResult>, ApiError> {
-    pause_or_resume(&ops, name, false, &caller, asked).await
-}
-
-async fn pause_or_resume(
-    ops: &OpsState,
-    name: String,
-    paused: bool,
-    caller: &ApiCaller,
-    asked: PauseReason,
-) -> Result<JsonResponse<PauseResult>, ApiError> {
-    let by = actor(caller, asked.because)?;
-    let changed = set_paused(&ops.operator_context.ledger, &parse_provider_name(name)?, paused, Some(&by)).await?;
-    Ok(JsonResponse(PauseResult { changed }))
+    ApiBody(asked): ApiBody<ResumeRequest>,
+) -> Result<JsonResponse<ResumeResult>, ApiError> {
+    let by = actor(&caller, asked.because)?;
+    let provider = parse_provider_name(name)?;
+    let held = change::resume(&ops.operator_context.ledger, &provider, asked.release_hold, &by).await?;
+    Ok(JsonResponse(ResumeResult { changed: true, held: held.as_ref().map(change::still_held_text) }))
 }
 
 /// Changes a limit's rate; it takes effect in every worker within 2 s, and recorded usage stays.

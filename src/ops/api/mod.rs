@@ -44,7 +44,8 @@ const DEAD: &str = "dead";
 #[derive(Clone)]
 pub struct OperatorContext {
     pub ledger: Database,
-    pub queue: Arc<dyn Queue>,
+    /// `None`: there is no broker.
+    pub queue: Option<Arc<dyn Queue>>,
     pub card_numbers: CardNumbers,
 }
 
@@ -99,7 +100,8 @@ fn parse_job_id(id: String) -> Result<JobId, ApiError> {
 )]
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
     let details = ops.reads.job_details(&parse_job_id(id)?).await?;
-    details.map(JsonResponse).ok_or_else(|| ResolutionRefusal::NoSuchJob.into())
+    let details = details.ok_or(ResolutionRefusal::NoSuchJob)?;
+    Ok(JsonResponse(details.seen_with(ops.operator_context.queue.is_some())))
 }
 
 /// One dead payment, as `/api/v1/jobs/{id}` shows it.

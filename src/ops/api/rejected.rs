@@ -144,7 +144,8 @@ async fn decide(
 ) -> Result<JsonResponse<RejectedResult>, ApiError> {
     let (id, context) = (parse_id(id)?, &ops.operator_context);
     let providers = provider_names(&context.ledger).await?;
-    let (ledger, queue) = (&context.ledger, context.queue.as_ref());
+    let ledger = &context.ledger;
+    let queue = context.queue.as_deref();
     RejectedDecider { ledger, queue, providers: &providers, actor }.decide(id, decision).await?;
     Ok(JsonResponse(RejectedResult { id, decision: decision.name().to_owned() }))
 }
@@ -160,8 +161,9 @@ mod tests {
     use sha2::{Digest as _, Sha256};
 
     use crate::domain::provider::ProviderName;
-    use crate::ledger::copies::{RejectedMessage, StoredMessage};
+    use crate::ledger::rejected::{RejectedMessage, StoredMessage};
     use crate::ops::api::tests::TestApi;
+    use crate::queue::Queue as _;
 
     async fn reject(api: &TestApi, body: &'static str) {
         let message = RejectedMessage {

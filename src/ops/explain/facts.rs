@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::{UnrecordedJob, find_unrecorded, with_current_times};
+use super::{UnrecordedJob, find_unrecorded};
 use crate::domain::explain::forecast::RecentUsage;
 use crate::domain::explain::{
     BacklogPlace, ClaimState, EgressPosition, Facts, FlowBlock, GatePosition, JobFacts, JobsAhead, LaneFacts,
@@ -40,6 +40,7 @@ pub const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct FactSources<'a> {
     pub ledger: &'a Database,
     pub settings: &'a LoadedSettings,
+    /// `None`: there is no broker.
     pub queue: Option<&'a dyn Queue>,
     /// `None` if the limiter is in another process.
     pub limiter_facts: Option<&'a dyn Limiter>,
@@ -51,6 +52,7 @@ pub struct FactSources<'a> {
 /// Gathers the current facts about one id.
 pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
     let details = sources.ledger.job_details(id).await?;
+    let details = details.map(|details| details.seen_with(sources.queue.is_some()));
     let search = match &details {
         Some(_) => UnrecordedJob::default(),
         None => find_unrecorded(sources, id).await,
@@ -73,7 +75,8 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
     };
     let (ready, queue_problem) = match (sources.queue, &name) {
         (Some(queue), Some(name)) => ready_messages(queue, name).await,
-        _ => (None, None),
+        (None, _) => (Some(0), None),
+        (Some(_), None) => (None, None),
     };
     let account = match (&details, &search.job) {
         (Some(details), _) => details.line.account.as_deref(),
@@ -92,11 +95,6 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         (Some(process), Some(name)) => lane_facts(process, name),
         _ => LaneFacts::NotAsked,
     };
-    let mut before = jobs_ahead(&position, ready);
-    if let Some(in_queue) = search.messages_ahead {
-        let jobs = in_queue + position.active;
-        before = JobsAhead { jobs, cost: jobs.saturating_mul(mean_cost(&position)), ..before };
-    }
     let backlog = match &position.backlog {
         Some(place) => Some(backlog_place(sources, place, &row, position.mean_request_time).await),
         None => None,
@@ -106,10 +104,10 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         now,
         id: id.as_str().to_owned(),
         rejected: position.rejected.clone(),
-        ahead: before,
+        ahead: jobs_ahead(&position, ready),
         backlog,
         queue_problem,
-        unrecorded: search.job.map(|job| with_current_times(job, search.ready_in, now)),
+        unrecorded: search.job.map(|job| JobFacts { created_at: now, updated_at: now, wake_at: now, ..job }),
         message_search: search.message_search,
         job: details.map(|details| job_facts(details, &position)),
         row,
@@ -134,10 +132,11 @@ fn lane_facts(process: &WorkerStatus, name: &ProviderName) -> LaneFacts {
     let ReportedPause { words, ends_in_ms, wait, .. } = pause.unwrap_or_default();
     let ends_in = Duration::from_millis(ends_in_ms.unwrap_or_default());
     match (does, wait) {
+        (LaneState::Held, Some(cause)) => LaneFacts::Held { cause },
         (LaneState::Probing, _) => LaneFacts::Probing { cause: words },
         (LaneState::Stopped, Some(cause)) if !still_sends => LaneFacts::Paused { cause, ends_in },
-        (LaneState::Stopped | LaneState::Resting, Some(cause)) => LaneFacts::IntakePaused { cause, ends_in },
-        (LaneState::Running, _) | (_, None) => LaneFacts::Running,
+        (LaneState::Stopped | LaneState::Resting, Some(cause)) => LaneFacts::ClaimsPaused { cause, ends_in },
+        (LaneState::Running | LaneState::Full, _) | (_, None) => LaneFacts::Running,
     }
 }
 
@@ -249,9 +248,9 @@ async fn backlog_place(
     let block = place.flow.block().map(|blocked| FlowBlock { wait: blocked.wait(), left: blocked.left });
     BacklogPlace {
         priority: place.flow.class.priority(),
-        before_in_flow: place.before_in_flow,
-        waiting_in_flow: place.flow.waiting,
-        account_ahead: place.account_ahead,
+        before_in_flow: place.before_in_flow.saturating_add(place.active_of_flow),
+        waiting_in_flow: place.flow.waiting.saturating_add(place.active_of_flow),
+        account_ahead: place.others_of_account,
         account_cost_ahead: place.account_cost_ahead,
         account_holder: place.account_holder.clone().filter(|_| keeps_order),
         block,
@@ -289,11 +288,10 @@ async fn ready_messages(queue: &dyn Queue, lane: &ProviderName) -> (Option<u64>,
     }
 }
 
-/// Jobs ahead by the ledger, plus queued messages that the ledger does not have yet. No message is ahead of a job of the
-/// backlog.
+/// Jobs ahead by the ledger, plus messages of the lane's queue, which are not recorded yet. No message is ahead of a job
+/// of the backlog.
 fn jobs_ahead(position: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
-    let queued = ready.filter(|_| position.backlog.is_none()).unwrap_or_default();
-    let unrecorded = queued.saturating_sub(position.due);
+    let unrecorded = ready.filter(|_| position.backlog.is_none()).unwrap_or_default();
     JobsAhead {
         jobs: position.jobs_ahead + unrecorded,
         // Of messages the cost is not known: they count as the recorded jobs.
@@ -343,7 +341,7 @@ fn job_facts(details: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
             let reason = Wait { reason, detail: delay.wait_detail };
             Some(LastDelay { reason, since: ms(delay.since), request: delay.request })
         }),
-        event: event.map(|event| event.published_at.map(ms)),
+        is_event_published: event.and_then(|event| event.published),
         manual_change,
         provider: details.line.provider,
         state: details.line.state,

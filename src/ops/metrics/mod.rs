@@ -145,7 +145,8 @@ fn seconds(ms: u64) -> f64 {
 }
 
 /// The states of a lane; exactly one of them has the value 1.
-const LANE_STATES: [&str; 7] = ["running", "resting", "stopped", "probing", "paused", "draining", "absent"];
+const LANE_STATES: [&str; 9] =
+    ["running", "full", "resting", "stopped", "probing", "held", "paused", "draining", "absent"];
 
 fn write_process(
     writer: &mut MetricsWriter<'_>,
@@ -228,8 +229,16 @@ fn write_lanes(writer: &mut MetricsWriter<'_>, status: &WorkerStatus) -> Result<
     });
     writer.gauge(
         "lane_state",
-        "Lane state in this process: the one with value 1. Resting and draining take no jobs; stopped sends none.",
+        "Lane state in this process: the one with value 1. Full takes no messages, draining no jobs; stopped sends none.",
         states,
+    )?;
+    writer.gauge(
+        "lane_held",
+        "1 while the lane starts no charge until an operator releases it; otherwise 0.",
+        enabled().map(|row| {
+            let is_held = status.lanes.get(&row.name).is_some_and(|lane| lane.hold().is_some());
+            (vec![("provider", row.name.to_string())], f64::from(u8::from(is_held)))
+        }),
     )?;
     let breakers = enabled().map(|row| {
         let is_probing = status.lanes.get(&row.name).is_some_and(|lane| lane.is_probing());

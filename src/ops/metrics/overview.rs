@@ -58,6 +58,11 @@ pub fn write(writer: &mut MetricsWriter<'_>, snapshot: &OverviewSnapshot) -> Res
         "Messages in the provider's queue that no worker has taken; absent while the broker does not report them.",
         each(|input, provider| input.depths.get(&provider.name).map(|ready| float(*ready))),
     )?;
+    writer.gauge(
+        "held_messages",
+        "Messages of a newer format that wait in the ledger for a newer worker; absent while it is unavailable.",
+        each(|input, provider| Some(float(input.held.as_ref()?.get(&provider.name).copied().unwrap_or(0)))),
+    )?;
     ledger(writer, input, overview.providers.iter().map(|provider| provider.name.as_str()).collect())
 }
 

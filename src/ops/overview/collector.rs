@@ -54,7 +54,8 @@ pub struct OverviewSources {
     /// For the history, which this process writes.
     pub ledger: Database,
     pub reads: Database,
-    pub queue: Arc<dyn Queue>,
+    /// `None`: there is no broker, and nothing waits before its record.
+    pub queue: Option<Arc<dyn Queue>>,
     pub limiter: Arc<dyn Limiter>,
     /// Id of this worker process.
     pub worker: String,
@@ -83,8 +84,13 @@ const THROTTLING_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// The reports, and the milliseconds by which the database's clock is ahead of ours.
 type ReportsWithSkew = (Vec<StoredReport>, i64);
-/// Rejected messages, and 429s.
-type Refusals = (Option<Vec<RejectedCount>>, Option<ThrottlingByProvider>);
+/// Messages that became no job, and 429s; `None` for a source that did not answer.
+#[derive(Default)]
+struct Refusals {
+    rejected: Option<Vec<RejectedCount>>,
+    held: Option<BTreeMap<String, u64>>,
+    throttling: Option<ThrottlingByProvider>,
+}
 /// The raw rows with their pauses.
 #[derive(Clone, Default)]
 struct RowsWithPauses {
@@ -110,6 +116,7 @@ pub struct OverviewCollector {
     depths: CachedSource<QueueDepths>,
     oldest: CachedSource<BTreeMap<String, i64>>,
     rejected: CachedSource<Vec<RejectedCount>>,
+    held: CachedSource<BTreeMap<String, u64>>,
     throttling: CachedSource<ThrottlingByProvider>,
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
@@ -134,6 +141,7 @@ impl OverviewCollector {
             depths: CachedSource::new(SOURCE_TIMEOUT),
             oldest: CachedSource::new(SOURCE_TIMEOUT),
             rejected: CachedSource::new(SOURCE_TIMEOUT),
+            held: CachedSource::new(SOURCE_TIMEOUT),
             throttling: CachedSource::new(SOURCE_TIMEOUT),
             limit_usage: CachedSource::new(SOURCE_TIMEOUT),
             counts: BacklogCounter::new(),
@@ -257,10 +265,11 @@ impl OverviewCollector {
             }
             self.limit_usage.get(USAGE_AGE_MAX, self.query_limit_usage(&known)).await
         };
-        let refusals =
-            async { if reports.problem.is_some() { (None, None) } else { self.collect_refusals(purpose).await } };
+        let refusals = async {
+            if reports.problem.is_some() { Refusals::default() } else { self.collect_refusals(purpose).await }
+        };
         let stored = self.collect_stored(purpose, reports.problem.is_some(), known.version);
-        let (used, (rejected, throttling), (rows, oldest, counted)) = tokio::join!(used, refusals, stored);
+        let (used, refusals, (rows, oldest, counted)) = tokio::join!(used, refusals, stored);
         let problem_of =
             |what: &str, problem: &Option<String>| problem.as_ref().map(|problem| problem_with_name(what, problem));
         let mut problems: Vec<String> = Vec::new();
@@ -301,9 +310,9 @@ impl OverviewCollector {
             unrecorded,
             depths: counted.depths,
             oldest_ms: oldest.current(),
-            rejected,
-            throttling,
-            queue_reports_ages: self.sources.queue.reports_ages(),
+            rejected: refusals.rejected,
+            held: refusals.held,
+            throttling: refusals.throttling,
             limit_usage: used.value.unwrap_or_default(),
             database_problem,
             backend_problems: problems,
@@ -323,15 +332,15 @@ impl OverviewCollector {
         since.clone()
     }
 
-    /// Rejected messages and 429s; `None` for a source that did not answer.
     async fn collect_refusals(&self, purpose: CollectFor) -> Refusals {
         let throttling = self.throttling.get(THROTTLING_AGE_MAX, self.query_throttling());
         if purpose == CollectFor::HistoryOnly {
-            return (None, throttling.await.current());
+            return Refusals { throttling: throttling.await.current(), ..Refusals::default() };
         }
         let rejected = self.rejected.get(REJECTED_AGE_MAX, self.query_rejected());
-        let (rejected, throttling) = tokio::join!(rejected, throttling);
-        (rejected.current(), throttling.current())
+        let held = self.held.get(REJECTED_AGE_MAX, self.query_held());
+        let (rejected, held, throttling) = tokio::join!(rejected, held, throttling);
+        Refusals { rejected: rejected.current(), held: held.current(), throttling: throttling.current() }
     }
 
     /// The data of the database, and of the queues at the same moment.

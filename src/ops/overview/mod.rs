@@ -191,7 +191,8 @@ pub async fn workers(State(state): State<OpsState>) -> Response {
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct LaneOverview {
     provider: String,
-    /// `running`; `resting`: starts no more jobs; `stopped`: takes and sends none; `probing`: sends one job at a time.
+    /// `running`; `full`: takes no messages; `resting`: starts no more jobs; `stopped`: sends none; `probing`: sends one job
+    /// at a time.
     #[schema(value_type = String)]
     state: LaneState,
     #[serde(skip_serializing_if = "Option::is_none")]

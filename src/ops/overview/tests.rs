@@ -19,7 +19,6 @@ use crate::ledger::fleet::WorkerReport;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::limiter::embedded::EmbeddedLimiter;
 use crate::limiter::{LimitStatus, Limiter, LimiterError};
-use crate::queue::embedded::EmbeddedQueue;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 
@@ -32,7 +31,7 @@ pub fn test_collector(
         worker_status: progress,
         ledger: database.clone(),
         reads: database.clone(),
-        queue: Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap())),
+        queue: None,
         limiter,
         worker: "this-one".to_owned(),
         version: "0.1.0".to_owned(),
@@ -185,8 +184,8 @@ async fn paused_lane_shows_cause_and_end() {
     let lanes: BTreeMap<_, Arc<LaneControl>> =
         ["acme", "bolt", "crate"].into_iter().map(|name| (ProviderName::new(name).unwrap(), Arc::default())).collect();
     let pauses = |name: &str| &lanes[&ProviderName::new(name).unwrap()];
-    pauses("bolt").pause_intake(Duration::from_secs(600), PauseCause::Limit, Wait::for_limit("all"));
-    pauses("crate").pause_intake(Duration::from_secs(900), PauseCause::Limit, Wait::for_limit("all"));
+    pauses("bolt").pause_claims(Duration::from_secs(600), PauseCause::Limit, Wait::for_limit("all"));
+    pauses("crate").pause_claims(Duration::from_secs(900), PauseCause::Limit, Wait::for_limit("all"));
     pauses("crate").pause_sending(
         Duration::from_secs(600),
         PauseCause::Breaker,

@@ -57,7 +57,7 @@ pub struct ProviderResponse {
 
 impl ProviderResponse {
     /// The body, if it is JSON.
-    pub(super) fn json(&self) -> Option<ResponseJson> {
+    pub(super) fn json(&self) -> Option<ResponseJson<'_>> {
         let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match &self.body {
             ResponseBody::Whole(bytes) => ResponseJson::parse(bytes, content_type),
@@ -204,7 +204,7 @@ fn has_header(headers: &HeaderMap, wanted: Option<&HeaderCondition>) -> Result<b
     if same.all(|other| other == first) { Ok(first) } else { Err(AmbiguousValue) }
 }
 
-fn has_code(body: Option<&ResponseJson>, wanted: Option<&CodeCondition>) -> Result<bool, AmbiguousValue> {
+fn has_code(body: Option<&ResponseJson<'_>>, wanted: Option<&CodeCondition>) -> Result<bool, AmbiguousValue> {
     let Some(wanted) = wanted else { return Ok(true) };
     let Some(body) = body else { return Ok(false) };
     let is_code = |field: &FieldValue| match field {
@@ -255,7 +255,7 @@ fn accepted(reading: &ProviderResponse, rules: &ResponseRules) -> Result<Outcome
 }
 
 /// The value at the pointer, if it can be a reference.
-pub(super) fn reference(body: &ResponseJson, pointer: &str) -> Result<Option<String>, AmbiguousValue> {
+pub(super) fn reference(body: &ResponseJson<'_>, pointer: &str) -> Result<Option<String>, AmbiguousValue> {
     let Some(FieldValue::Text(text) | FieldValue::Number(text)) = body.field(pointer)? else { return Ok(None) };
     let fits = !text.is_empty() && text.chars().count() <= REFERENCE_CHARS_MAX;
     Ok((fits && !text.chars().any(char::is_control)).then_some(text))
@@ -270,7 +270,7 @@ fn reason(reading: &ProviderResponse) -> String {
 }
 
 /// The first value at [`CODE_POINTERS`] that is a short token.
-fn error_token(body: &ResponseJson) -> Option<String> {
+fn error_token(body: &ResponseJson<'_>) -> Option<String> {
     let text = |pointer| match body.field(pointer) {
         Ok(Some(FieldValue::Text(text))) if is_token(&text) => Some(text),
         _ => None,

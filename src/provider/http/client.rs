@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 use tower::Service as _;
-use url::{Host, Position, Url};
+use url::{Host, Url};
 
 use super::classify::ResponseBody;
 use super::connection::{ExchangeResult, HttpConnection, ReceivedResponse};
@@ -38,7 +38,6 @@ use super::header_names::HeaderNames;
 use super::outbound::OutboundTarget;
 use super::resolver::GuardedResolver;
 use super::socket::{Socket, SocketStream};
-use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::UnknownCause;
 use crate::domain::printable::redact_url;
 use crate::provider::{ConnectionWatch, FreezeError};
@@ -56,7 +55,7 @@ pub struct PreparedRequest {
     pub method: Method,
     pub target: Arc<OutboundTarget>,
     pub headers: HeaderMap,
-    pub body: Option<Vec<u8>>,
+    pub body: Option<Bytes>,
 }
 
 /// Room for the headers of most requests.
@@ -113,7 +112,7 @@ impl HttpClient {
     /// [`RequestFailure`] when there was no response.
     pub async fn exchange(&self, outgoing: PreparedRequest) -> Result<Box<ReceivedResponse>, RequestFailure> {
         let deadline = Instant::now() + self.timeout;
-        let mut request = build_request(outgoing)?;
+        let mut request = build_request(outgoing);
         if !self.pool.reuse.is_allowed {
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -168,21 +167,17 @@ fn into_response(exchange: ExchangeResult) -> Result<Box<ReceivedResponse>, Requ
     }
 }
 
-fn build_request(outgoing: PreparedRequest) -> Result<Request<Full<Bytes>>, RequestFailure> {
-    let url = &outgoing.target.url;
-    let unusable = |what: &str| {
-        RequestFailure::Local(LocalFault::Unbuildable(format!("the address has a {what} that cannot be sent")))
-    };
-    let path = url[Position::BeforePath..Position::AfterQuery].parse().map_err(|_| unusable("path"))?;
-    // `host` or `host:port`, without the scheme's default port.
-    let host = HeaderValue::from_str(&url[Position::BeforeHost..Position::AfterPort]).map_err(|_| unusable("host"))?;
-    let length = outgoing.body.as_ref().map(Vec::len);
-    let mut request = Request::new(Full::from(outgoing.body.unwrap_or_default()));
-    (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) = (outgoing.method, path, outgoing.headers);
-    request.headers_mut().insert(HOST, host);
+fn build_request(outgoing: PreparedRequest) -> Request<Full<Bytes>> {
+    let PreparedRequest { method, target, headers, body } = outgoing;
+    let length = body.as_ref().map(Bytes::len);
+    let mut request = Request::new(Full::new(body.unwrap_or_default()));
+    *request.method_mut() = method;
+    *request.uri_mut() = target.path.clone();
+    *request.headers_mut() = headers;
+    request.headers_mut().insert(HOST, target.host_header.clone());
     // A POST without a length is refused by some servers (411).
     request.headers_mut().extend(length.map(|length| (CONTENT_LENGTH, HeaderValue::from(length))));
-    Ok(request)
+    request
 }
 
 /// Longest time that making a connection may take.

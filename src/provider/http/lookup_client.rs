@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use reqwest::Method;
 
 use super::classify::{ProviderResponse, ResponseRules, is_token, reference, row_meaning};
@@ -64,7 +65,7 @@ impl LookupClient {
                 LookupMethod::Post => "POST",
             },
             url: lookup_url(&self.policy, &self.lookup.url, job).map_err(|error| error.to_string())?,
-            account: job.account.as_ref().map(|account| account.as_str().to_owned()),
+            account: job.account.as_ref().map(Arc::from),
             payment: PaymentIdentity::new(job, sum),
         })
     }
@@ -116,7 +117,7 @@ impl LookupClient {
         headers.resolve(request.account.as_deref(), &target.host).await?.insert_into(&mut map)?;
         let method = if request.method == "POST" { Method::POST } else { Method::GET };
         // Some servers refuse a POST without a length (411).
-        let body = (method == Method::POST).then(Vec::new);
+        let body = (method == Method::POST).then(Bytes::new);
         Ok(PreparedRequest { method, target, headers: map, body })
     }
 }

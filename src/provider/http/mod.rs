@@ -255,6 +255,8 @@ pub struct RequestBuilder {
     policy: OutboundPolicy,
     /// Target of `url`, with sample values for its placeholders. The host is the same for every job.
     target: Arc<OutboundTarget>,
+    /// The target's URL as text.
+    own_url: Arc<str>,
     url: UrlTemplate,
     lookup_url: Option<LookupUrl>,
     plan: RequestPlan,
@@ -278,7 +280,8 @@ impl RequestBuilder {
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref())?;
         let headers = HeaderTemplates::parse(&headers, &plan.key_header, outbound)?;
         headers.check_grants(&target_hosts(provider, outbound)?)?;
-        Ok(Self { policy: outbound.clone(), target, url, lookup_url, plan, headers })
+        let own_url = target.url.as_str().into();
+        Ok(Self { policy: outbound.clone(), target, own_url, url, lookup_url, plan, headers })
     }
 
     /// The request that this job's first attempt would send, for this sum. Reads secrets, in bounded time.
@@ -286,16 +289,15 @@ impl RequestBuilder {
     /// # Errors
     /// [`FreezeError::Job`] if the job is invalid. Any other error comes from the row or the environment.
     pub async fn freeze(&self, job: &Job, sum: SentSum) -> Result<FrozenRequest, FreezeError> {
-        let account = job.account.as_ref().map(|account| account.as_str().to_owned());
         Ok(FrozenRequest {
-            method: self.plan.method.to_string(),
+            method: Arc::clone(&self.plan.method),
             url: self.url(job)?,
-            idempotency_key: job.effective_key().to_string(),
-            content_type: self.plan.content_type.clone(),
-            body: self.plan.body(job, sum)?,
+            idempotency_key: job.effective_key().into(),
+            content_type: Arc::clone(&self.plan.content_type),
+            body: self.plan.body(job, sum)?.into(),
+            account: job.account.as_ref().map(Arc::from),
             sum,
-            credential_fingerprint: self.credential_fingerprint(account.as_deref()).await?,
-            account,
+            credential_fingerprint: self.credential_fingerprint(job.account_name()).await?.into(),
         })
     }
 
@@ -312,13 +314,18 @@ impl RequestBuilder {
             })
         };
         let key = &self.plan.key_header;
-        let mut headers = base_headers(Some(header(&CONTENT_TYPE, &request.content_type)?));
-        // An older version of the row may have frozen another host. The row's own URL was admitted when the row was read.
-        let is_own = request.url == self.target.url.as_str();
+        // An older version of the row may have frozen another content type, and another host. The row's own URL was
+        // admitted when the row was read.
+        let content_type = match request.content_type == self.plan.content_type {
+            true => self.plan.content_type_header.clone(),
+            false => header(&CONTENT_TYPE, &request.content_type)?,
+        };
+        let mut headers = base_headers(Some(content_type));
+        let is_own = request.url == self.own_url;
         let target = if is_own { Arc::clone(&self.target) } else { Arc::new(self.policy.admit(&request.url)?) };
         let resolved = self.headers.resolve(request.account.as_deref(), &target.host).await?;
         // A repeat after an unknown outcome must carry the credential that the request was frozen with.
-        if resolved.fingerprint(key) != request.credential_fingerprint {
+        if resolved.fingerprint(key) != *request.credential_fingerprint {
             return Err(FreezeError::CredentialChanged);
         }
         resolved.insert_into(&mut headers)?;
@@ -341,9 +348,9 @@ impl RequestBuilder {
     ///
     /// # Errors
     /// [`FreezeError::Job`] if the job lacks a field of it, or has one that changes the host or is too long.
-    pub fn url(&self, job: &Job) -> Result<String, FreezeError> {
+    pub fn url(&self, job: &Job) -> Result<Arc<str>, FreezeError> {
         if !self.url.has_placeholders() {
-            return Ok(self.target.url.as_str().to_owned());
+            return Ok(Arc::clone(&self.own_url));
         }
         let written = self.url.for_job(job, RequestPart::Url).map_err(FreezeError::Job)?;
         let target = admit_within_bound(&self.policy, &written, RequestPart::Url, job)?;
@@ -352,7 +359,7 @@ impl RequestBuilder {
                 "a field of the job would change the host of url".to_owned(),
             )));
         }
-        Ok(target.url.into())
+        Ok(target.url.as_str().into())
     }
 
     /// The address of this job's look-ups; `None` if the row has no look-up.

@@ -4,16 +4,15 @@
 //! link-local addresses and plain http need an entry in the list. A provider's URL comes from a database row: it must
 //! not open the worker's network to the operator who writes rows.
 //!
-//! A rule for addresses is for IP addresses, not for names. So the address that was checked is the address of the
-//! connection.
+//! A rule for addresses is for IP addresses, not for names. So a connection's address is the one that was checked.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
+use hyper::{Uri, header::HeaderValue};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use reqwest::Url;
-use url::Host;
+use url::{Host, Position, Url};
 
 use crate::domain::printable::redact_url;
 use crate::domain::sensitive::secret::quote_if_safe;
@@ -38,6 +37,10 @@ pub struct OutboundPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboundTarget {
     pub url: Url,
+    /// Path and query of the URL, as a request line has them.
+    pub path: Uri,
+    /// `host` or `host:port`, without the scheme's default port.
+    pub host_header: HeaderValue,
     /// The URL's host in canonical form.
     pub host: String,
     pub address_rule: AddressRule,
@@ -121,7 +124,10 @@ impl OutboundPolicy {
         }
         let is_named = self.https_targets.contains(&key);
         let authorities = if is_named { self.authorities.clone() } else { Authorities::default() };
-        Ok(OutboundTarget { url, host: key.0, address_rule: addresses, authorities })
+        let path = url[Position::BeforePath..Position::AfterQuery].parse().map_err(|_| refused("unsendable path"))?;
+        let host = HeaderValue::from_str(&url[Position::BeforeHost..Position::AfterPort]);
+        let host_header = host.map_err(|_| refused("unsendable host"))?;
+        Ok(OutboundTarget { url, path, host_header, host: key.0, address_rule: addresses, authorities })
     }
 }
 

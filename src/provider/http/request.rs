@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
-use reqwest::Method;
 use reqwest::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -30,9 +30,11 @@ pub(super) const KEY_HEADER: &str = "idempotency-key";
 /// Form of one provider's charges.
 #[derive(Clone, Debug)]
 pub struct RequestPlan {
-    pub(super) method: Method,
+    pub(super) method: Arc<str>,
     pub(super) key_header: HeaderName,
-    pub(super) content_type: String,
+    pub(super) content_type: Arc<str>,
+    /// The same, as it is sent.
+    pub(super) content_type_header: HeaderValue,
     form_encoded: bool,
     template: Option<Template>,
 }
@@ -43,12 +45,10 @@ impl RequestPlan {
     /// # Errors
     /// [`FreezeError`] naming the invalid field of `request`.
     pub fn parse(shape: &RequestShape, content_type: Option<&str>) -> Result<Self, FreezeError> {
-        let method = match shape.method.as_deref().unwrap_or("POST") {
-            "POST" => Method::POST,
-            "PUT" => Method::PUT,
-            "PATCH" => Method::PATCH,
-            other => return Err(FreezeError::Template(format!("method `{other}`: use POST, PUT or PATCH"))),
-        };
+        let method = shape.method.as_deref().unwrap_or("POST");
+        if !matches!(method, "POST" | "PUT" | "PATCH") {
+            return Err(FreezeError::Template(format!("method `{method}`: use POST, PUT or PATCH")));
+        }
         let key_header = shape.key_header.as_deref().unwrap_or(KEY_HEADER);
         let refused =
             |problem: &str| FreezeError::Header { header: key_header.to_owned(), problem: problem.to_owned() };
@@ -60,16 +60,17 @@ impl RequestPlan {
             return Err(refused("key_header has more than 255 characters"));
         }
         let content_type = content_type.unwrap_or(if shape.form_encoded { FORM } else { JSON });
-        let is_plain = !content_type.contains("${") && HeaderValue::from_str(content_type).is_ok();
-        if !is_plain || content_type.len() > CLIENT_HEADER_CHARS_MAX {
+        let is_short = !content_type.contains("${") && content_type.len() <= CLIENT_HEADER_CHARS_MAX;
+        let Some(content_type_header) = HeaderValue::from_str(content_type).ok().filter(|_| is_short) else {
             let problem = "must be plain text of at most 255 characters: it is frozen with the request".to_owned();
             return Err(FreezeError::Header { header: "content-type".to_owned(), problem });
-        }
+        };
         let template = shape.template.as_deref().map(Template::parse).transpose().map_err(FreezeError::Template)?;
         Ok(Self {
-            method,
+            method: method.into(),
             key_header: name,
-            content_type: content_type.to_owned(),
+            content_type: content_type.into(),
+            content_type_header,
             form_encoded: shape.form_encoded,
             template,
         })
@@ -231,14 +232,14 @@ mod tests {
         assert_eq!(body(&default, &job("pay-1")), r#"{"id":"pay-1","amount":1299,"currency":"EUR"}"#);
         let full = Job {
             account: Some(Identifier::new("a1").unwrap()),
-            reference: Some("r\"1".to_owned()),
-            payload: Some("{ \"b\":1.50,\n \"a\" : 1e3 }".to_owned()),
+            reference: Some("r\"1".into()),
+            payload: Some("{ \"b\":1.50,\n \"a\" : 1e3 }".into()),
             ..job("pay-1")
         };
         let wanted = "{\"id\":\"pay-1\",\"amount\":1299,\"currency\":\"EUR\",\"account\":\"a1\",\
                       \"reference\":\"r\\\"1\",\"payload\":{ \"b\":1.50,\n \"a\" : 1e3 }}";
         assert_eq!(body(&default, &full), wanted);
-        let broken = Job { payload: Some("{".to_owned()), ..job("pay-1") };
+        let broken = Job { payload: Some("{".into()), ..job("pay-1") };
         let sum = SentSum { units: 50_000, decimals: 2 };
         let plan = RequestPlan::parse(&default, None).unwrap();
         assert!(plan.body(&broken, sum).is_err());
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn forms_come_from_default_body_and_templates() {
-        let job = Job { payload: Some(r#"{"card":"tok_1"}"#.to_owned()), ..job("pay-1") };
+        let job = Job { payload: Some(r#"{"card":"tok_1"}"#.into()), ..job("pay-1") };
         let plain = RequestShape { form_encoded: true, ..RequestShape::default() };
         assert_eq!(body(&plain, &job), "amount=1299&currency=EUR&id=pay-1&payload%5Bcard%5D=tok_1");
         let template = Some(r#"{"amount":"${amount}","metadata":{"job":"${id}"}}"#.to_owned());
@@ -272,7 +273,7 @@ mod tests {
         }
         assert!(RequestPlan::parse(&shape(), Some("text/${env:X}")).is_err());
         let plan = RequestPlan::parse(&shape(), Some("application/vnd.api+json")).unwrap();
-        assert_eq!((plan.content_type.as_str(), plan.key_header.as_str()), ("application/vnd.api+json", KEY_HEADER));
+        assert_eq!((&*plan.content_type, plan.key_header.as_str()), ("application/vnd.api+json", KEY_HEADER));
     }
 
     fn encode(json: &str) -> Result<String, BodyError> {

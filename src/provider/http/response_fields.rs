@@ -66,7 +66,7 @@ fn compare(
 /// Compares one field. It is the same if at least one place has the value, and no place has another.
 fn compare_field(
     reading: &ProviderResponse,
-    body: Option<&ResponseJson>,
+    body: Option<&ResponseJson<'_>>,
     echoed: &EchoedField,
     payment: &PaymentIdentity,
 ) -> Result<EchoComparison, AmbiguousValue> {
@@ -100,7 +100,7 @@ fn matches_payment(value: &FieldValue, field: EchoField, payment: &PaymentIdenti
         EchoField::Id => payment.id.as_str(),
         EchoField::IdempotencyKey => payment.idempotency_key.as_str(),
         EchoField::Reference => match &payment.reference {
-            Some(reference) => reference.as_str(),
+            Some(reference) => reference,
             None => return false,
         },
         EchoField::Amount => return minor_units(value) == Some(payment.sum.units),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     fn compare_with(echo: &Echo, headers: &[(&'static str, &str)], body: &str) -> EchoComparison {
-        let job = Job { reference: Some("no. 7".to_owned()), ..job("pay-1") };
+        let job = Job { reference: Some("no. 7".into()), ..job("pay-1") };
         compare(&reading(200, headers, body), echo, &PaymentIdentity::new(&job, SUM)).unwrap()
     }
 

@@ -14,8 +14,8 @@ use serde_json::value::RawValue;
 use crate::domain::amount::Decimal;
 
 /// A whole JSON text.
-pub struct ResponseJson {
-    text: String,
+pub struct ResponseJson<'a> {
+    text: Cow<'a, str>,
     /// Some bytes are not valid text; U+FFFD replaces them.
     has_invalid_bytes: bool,
 }
@@ -61,10 +61,10 @@ impl FieldValue {
     }
 }
 
-impl ResponseJson {
+impl<'a> ResponseJson<'a> {
     /// Parses a body. Its encoding is the first of these that makes it JSON: its byte-order mark's, UTF-16 by its zero
     /// bytes, the charset of its `Content-Type`, UTF-8. `None` if none does.
-    pub fn parse(body: &[u8], content_type: Option<&str>) -> Option<Self> {
+    pub fn parse(body: &'a [u8], content_type: Option<&str>) -> Option<Self> {
         let marked = Encoding::for_bom(body);
         let (by_mark, rest) = match marked {
             Some((encoding, length)) => (Some(encoding), body.get(length..).unwrap_or_default()),
@@ -74,11 +74,14 @@ impl ResponseJson {
         candidates.into_iter().flatten().find_map(|encoding| Self::decode(rest, encoding))
     }
 
-    fn decode(body: &[u8], encoding: &'static Encoding) -> Option<Self> {
-        let (text, is_damaged) = encoding.decode_without_bom_handling(body);
-        let text = text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '\0' | '\u{feff}'));
-        serde_json::from_str::<&RawValue>(text).ok()?;
-        Some(Self { text: text.to_owned(), has_invalid_bytes: is_damaged })
+    fn decode(body: &'a [u8], encoding: &'static Encoding) -> Option<Self> {
+        let (text, has_invalid_bytes) = encoding.decode_without_bom_handling(body);
+        let text = match text {
+            Cow::Borrowed(text) => Cow::Borrowed(trim(text)),
+            Cow::Owned(text) => Cow::Owned(trim(&text).to_owned()),
+        };
+        serde_json::from_str::<&RawValue>(&text).ok()?;
+        Some(Self { text, has_invalid_bytes })
     }
 
     pub fn is_object(&self) -> bool {
@@ -90,7 +93,7 @@ impl ResponseJson {
     /// # Errors
     /// [`AmbiguousValue`] when a key of the pointer appears twice in its object.
     pub fn field(&self, pointer: &str) -> Result<Option<FieldValue>, AmbiguousValue> {
-        let mut raw = self.text.as_str();
+        let mut raw = &*self.text;
         if !pointer.is_empty() {
             let Some(steps) = pointer.strip_prefix('/') else { return Ok(None) };
             for step in steps.split('/') {
@@ -122,6 +125,10 @@ impl ResponseJson {
     }
 }
 
+fn trim(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '\0' | '\u{feff}'))
+}
+
 /// UTF-16 without a byte-order mark. JSON begins with an ASCII character, so one of the first two bytes is zero.
 fn detect_utf_16(body: &[u8]) -> Option<&'static Encoding> {
     match body {
@@ -144,10 +151,8 @@ fn charset(content_type: &str) -> Option<&'static Encoding> {
 fn child<'a>(raw: &'a str, step: &str) -> Result<Option<&'a str>, AmbiguousValue> {
     match raw.as_bytes().first() {
         Some(b'{') => {
-            let Ok(JsonMembers(members)) = serde_json::from_str(raw) else { return Ok(None) };
-            let mut named = members.into_iter().filter(|(LossyKey(key), _)| *key == step).map(|(_, value)| value.get());
-            let value = named.next();
-            if named.next().is_some() { Err(AmbiguousValue) } else { Ok(value) }
+            let found = serde_json::Deserializer::from_str(raw).deserialize_map(MemberFinder(step));
+            Ok(found.unwrap_or(Ok(None))?.map(RawValue::get))
         }
         Some(b'[') => Ok(index(step).and_then(|index| items(raw).into_iter().nth(index))),
         _ => Ok(None),
@@ -164,9 +169,6 @@ fn items(raw: &str) -> Vec<&str> {
     let items: Vec<&RawValue> = serde_json::from_str(raw).unwrap_or_default();
     items.into_iter().map(RawValue::get).collect()
 }
-
-/// Members of an object, in their order.
-struct JsonMembers<'a>(Vec<(LossyKey<'a>, &'a RawValue)>);
 
 /// A key; U+FFFD replaces what is not valid text in it.
 struct LossyKey<'a>(Cow<'a, str>);
@@ -196,27 +198,24 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for LossyKey<'a> {
     }
 }
 
-impl<'de: 'a, 'a> serde::Deserialize<'de> for JsonMembers<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct MembersVisitor;
+/// Finds the value of one key in an object.
+struct MemberFinder<'k>(&'k str);
 
-        impl<'de> Visitor<'de> for MembersVisitor {
-            type Value = Vec<(LossyKey<'de>, &'de RawValue)>;
+impl<'de> Visitor<'de> for MemberFinder<'_> {
+    type Value = Result<Option<&'de RawValue>, AmbiguousValue>;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(members)
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = Ok(None);
+        while let Some((LossyKey(key), value)) = map.next_entry()? {
+            if key == self.0 {
+                found = if matches!(found, Ok(None)) { Ok(Some(value)) } else { Err(AmbiguousValue) };
             }
         }
-
-        deserializer.deserialize_map(MembersVisitor).map(JsonMembers)
+        Ok(found)
     }
 }
 

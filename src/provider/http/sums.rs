@@ -23,7 +23,7 @@ pub enum SumComparison {
 
 /// Compares the sum at the row's places with the payment's.
 pub fn compare_sum(
-    body: Option<&ResponseJson>,
+    body: Option<&ResponseJson<'_>>,
     fields: &SumFields,
     payment: &PaymentIdentity,
 ) -> Result<SumComparison, AmbiguousValue> {
@@ -39,7 +39,7 @@ pub fn compare_sum(
     let currency = match &fields.currency {
         None => payment.currency.clone(),
         Some(pointer) => match at(pointer)? {
-            Some(FieldValue::Text(code)) if code.len() == 3 && code.is_ascii() => code.to_uppercase(),
+            Some(FieldValue::Text(code)) if code.len() == 3 && code.is_ascii() => code.to_uppercase().into(),
             _ => return Ok(SumComparison::Unreadable("currency")),
         },
     };
@@ -104,7 +104,7 @@ mod tests {
     use crate::domain::sum::SentSum;
 
     fn compared(fields: &SumFields, currency: &str, sum: SentSum, body: &str) -> SumComparison {
-        let payment = PaymentIdentity::new(&Job { currency: currency.to_owned(), ..job("pay-1") }, sum);
+        let payment = PaymentIdentity::new(&Job { currency: currency.into(), ..job("pay-1") }, sum);
         let body = ResponseJson::parse(body.as_bytes(), None);
         compare_sum(body.as_ref(), fields, &payment).unwrap()
     }

@@ -309,10 +309,10 @@ mod tests {
     fn lone_placeholder_keeps_its_type() {
         let full = Job {
             account: Some(crate::domain::job::Identifier::new("acct_1").unwrap()),
-            reference: Some("say \"hi\"\n".to_owned()),
+            reference: Some("say \"hi\"\n".into()),
             payload: Some(
                 r#"{ "card":{"token":"tok_1","year":2031,"big":12345678901234567890.10, "no":null},"list":[1,"b"]}"#
-                    .to_owned(),
+                    .into(),
             ),
             ..job("pay-1")
         };
@@ -354,14 +354,14 @@ mod tests {
             (i64::MAX, "EUR", "92233720368547758.07"),
         ];
         for (amount, currency, units) in table {
-            let job = Job { amount, currency: currency.to_owned(), ..job("pay-1") };
+            let job = Job { amount, currency: currency.into(), ..job("pay-1") };
             assert_eq!(render(r#"{"x":"${amount_decimal}"}"#, &job), format!(r#"{{"x":"{units}"}}"#));
         }
     }
 
     #[test]
     fn amounts_are_the_sum_as_sent() {
-        let job = Job { amount: 500, currency: "ISK".to_owned(), ..job("pay-1") };
+        let job = Job { amount: 500, currency: "ISK".into(), ..job("pay-1") };
         let sum = SentSum { units: 50_000, decimals: 2 };
         let mut out = BoundedBuffer::new(4_096);
         let template = Template::parse(r#"{"a":"${amount}","b":"${amount_decimal}","c":"${amount} ISK"}"#).unwrap();
@@ -371,10 +371,10 @@ mod tests {
 
     #[test]
     fn values_cannot_escape_their_placeholder() {
-        let sly = Job { reference: Some(r#"","amount":1,"x":"${id}"#.to_owned()), ..job("pay-1") };
+        let sly = Job { reference: Some(r#"","amount":1,"x":"${id}"#.into()), ..job("pay-1") };
         let body: Value =
             serde_json::from_str(&render(r#"{"r":"ref ${reference}","s":"${reference}"}"#, &sly)).unwrap();
-        assert_eq!(body["s"], sly.reference.clone().unwrap());
+        assert_eq!(body["s"], *sly.reference.clone().unwrap());
         assert_eq!(body["r"], format!("ref {}", sly.reference.unwrap()));
         assert_eq!(body.as_object().unwrap().len(), 2);
     }

@@ -7,6 +7,8 @@
 //! number notation and defaults written out make no difference. The form never changes, because the ledger keeps hashes
 //! longer than any version runs.
 
+use std::sync::Arc;
+
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use sha2::{Digest, Sha256};
 
@@ -127,18 +129,18 @@ impl<'a> MessageFields<'a> {
     }
 
     /// ISO 4217 codes are upper case; `iso_currency` holds the list.
-    fn currency(&self) -> Result<String, InvalidMessage> {
+    fn currency(&self) -> Result<Arc<str>, InvalidMessage> {
         let bad = || InvalidMessage::new(InvalidReason::BadCurrency, "currency: must be an ISO 4217 code like EUR");
         let Some(Json::Text(code)) = self.value("currency") else { return Err(bad()) };
-        if is_currency(code) { Ok(code.to_string()) } else { Err(bad()) }
+        if is_currency(code) { Ok(Arc::from(&**code)) } else { Err(bad()) }
     }
 
-    fn reference(&self) -> Result<Option<String>, InvalidMessage> {
+    fn reference(&self) -> Result<Option<Arc<str>>, InvalidMessage> {
         let reference = self.text("reference")?;
         if reference.is_some_and(|text| text.chars().count() > REFERENCE_CHARS_MAX) {
             return Err(bad_field(format!("reference: must have at most {REFERENCE_CHARS_MAX} characters")));
         }
-        Ok(reference.map(str::to_owned))
+        Ok(reference.map(Arc::from))
     }
 
     fn within<N>(&self, key: &'static str, default: N, range: std::ops::RangeInclusive<N>) -> Result<N, InvalidMessage>
@@ -163,10 +165,10 @@ impl<'a> MessageFields<'a> {
         if at.is_writable() { Ok(Some(at)) } else { Err(bad()) }
     }
 
-    fn payload(&self) -> Result<Option<String>, InvalidMessage> {
+    fn payload(&self) -> Result<Option<Arc<str>>, InvalidMessage> {
         match self.0.iter().find(|member| member.key == "payload") {
             None | Some(Member { value: Json::Null, .. }) => Ok(None),
-            Some(Member { value: Json::Object(_), raw, .. }) => Ok(Some((*raw).to_owned())),
+            Some(Member { value: Json::Object(_), raw, .. }) => Ok(Some((*raw).into())),
             Some(_) => Err(bad_field("payload: must be a JSON object")),
         }
     }
@@ -209,7 +211,7 @@ pub fn content_hash(job: &Job, payload: Option<&Json<'_>>) -> ContentHash {
     put(&mut sha, &job.amount.to_be_bytes());
     put(&mut sha, job.currency.as_bytes());
     put_optional(&mut sha, job.account.as_ref().map(|account| account.as_str().as_bytes()));
-    put_optional(&mut sha, job.reference.as_ref().map(String::as_bytes));
+    put_optional(&mut sha, job.reference.as_ref().map(|reference| reference.as_bytes()));
     put(&mut sha, job.effective_key().as_str().as_bytes());
     put(&mut sha, &job.cost.to_be_bytes());
     put(&mut sha, &[job.priority]);

@@ -5,10 +5,10 @@
 
 use super::content::{holds_secret, is_sensitive};
 use super::{parse_json, text_of};
-use crate::domain::job::BODY_BYTES_MAX;
+use crate::domain::job::{BODY_BYTES_MAX, InvalidReason};
 use crate::domain::sensitive::secret::looks_secret;
 use crate::domain::sensitive::{CardNumbers, REDACTED, TextContext, find_sensitive};
-use crate::ledger::copies::StoredMessage;
+use crate::ledger::rejected::StoredMessage;
 use crate::queue::Properties;
 
 /// Characters that are shown.
@@ -38,6 +38,16 @@ pub fn stored_message(body: &[u8], properties: &Properties) -> StoredMessage {
     masked.truncate(end.unwrap_or(0));
     let properties = if are_clean { properties } else { String::new() };
     StoredMessage { body: masked.into_bytes(), properties, is_masked: true }
+}
+
+/// Why [`stored_message`] masks a message.
+pub fn masked_because(body: &[u8], properties: &Properties) -> InvalidReason {
+    let properties = serde_json::to_string(properties).unwrap_or_default();
+    if body.len().max(properties.len()) > BODY_BYTES_MAX {
+        return InvalidReason::TooLarge;
+    }
+    let is_secret = looks_secret(&properties) || text_of(body).is_ok_and(has_secret);
+    if is_secret { InvalidReason::Secret } else { InvalidReason::CardNumber }
 }
 
 /// Whether a whole text holds nothing sensitive: as JSON field by field, and as text.

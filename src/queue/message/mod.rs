@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use jiff::Timestamp;
-use serde::Serialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -20,7 +20,7 @@ use crate::domain::provider::ProviderName;
 pub use crate::domain::sensitive::CardNumbers;
 use crate::domain::sensitive::{TextContext, find_sensitive};
 use crate::domain::time::EpochMs;
-use crate::ledger::OutcomeEvent;
+use crate::ledger::events::OutcomeEvent;
 use crate::ledger::rejected::RejectedEvent;
 
 mod content;
@@ -28,7 +28,7 @@ mod fields;
 mod head;
 
 use fields::MessageFields;
-pub use head::{HEAD_CHARS_MAX, body_head, stored_message};
+pub use head::{HEAD_CHARS_MAX, body_head, masked_because, stored_message};
 
 /// The version of the message format that this program writes and reads.
 pub const VERSION: u64 = 1;
@@ -67,6 +67,13 @@ pub fn decode(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Re
 /// As [`decode`], but never for a card number or a secret.
 pub fn decode_recorded(body: &[u8], lane: &ProviderName) -> Result<Decoded, DecodeError> {
     read(body, lane, None)
+}
+
+/// Whether a job is still what its message said. An emptied payload, or a row that was changed by hand, gives another
+/// hash.
+pub fn is_unchanged(job: &Job, hash: ContentHash) -> bool {
+    let payload = job.payload.as_deref().map(parse_json).transpose();
+    payload.is_ok_and(|payload| fields::content_hash(job, payload.as_ref()) == hash)
 }
 
 /// With `rules` as one of a new job, whose content is judged.
@@ -151,9 +158,9 @@ fn text(job: &Job, whole: bool) -> String {
     put("id", Some(json!(job.id.as_str())));
     put("provider", whole.then(|| json!(job.provider.as_str())));
     put("amount", Some(json!(job.amount)));
-    put("currency", Some(json!(job.currency)));
+    put("currency", Some(json!(&*job.currency)));
     put("account", job.account.as_ref().map(|account| json!(account.as_str())));
-    put("reference", job.reference.as_ref().map(|reference| json!(reference)));
+    put("reference", job.reference.as_ref().map(|reference| json!(&**reference)));
     put("idempotency_key", job.idempotency_key.as_ref().map(|key| json!(key.as_str())));
     put("cost", (job.cost != 1).then(|| json!(job.cost)));
     put("priority", (job.priority != 0).then(|| json!(job.priority)));
@@ -175,10 +182,12 @@ pub const REJECTED_EVENT: &str = "rejected";
 /// An event on `payments.outcomes`; absent fields are `null`.
 #[derive(Serialize)]
 struct OutcomeBody<'a> {
-    at: String,
+    at: Rfc3339,
     attempts: u32,
     charged_amount: Option<i64>,
+    event_id: &'a str,
     id: &'a str,
+    n: u32,
     provider: &'a str,
     provider_reference: Option<&'a str>,
     reason: Option<&'a str>,
@@ -188,10 +197,12 @@ struct OutcomeBody<'a> {
 /// The body of an event on `payments.outcomes`.
 pub fn outcome_event_json(event: &OutcomeEvent) -> Vec<u8> {
     let body = OutcomeBody {
-        at: rfc3339(EpochMs(event.at_ms)),
+        at: Rfc3339(EpochMs(event.at_ms)),
         attempts: event.attempts,
         charged_amount: event.charged_amount,
+        event_id: &event.event_id,
         id: &event.id,
+        n: event.n,
         provider: event.provider.as_str(),
         provider_reference: event.provider_reference.as_deref(),
         reason: event.reason.as_deref(),
@@ -209,15 +220,19 @@ pub fn rejected_event_json(event: &RejectedEvent) -> Vec<u8> {
         "provider": event.provider,
         "state": REJECTED_EVENT,
         "reason": event.reason,
-        "at": rfc3339(EpochMs(event.at.0)),
+        "at": Rfc3339(EpochMs(event.at.0)),
     })
     .to_string()
     .into_bytes()
 }
 
-/// With milliseconds, in UTC.
-fn rfc3339(at: EpochMs) -> String {
-    format!("{:.3}", timestamp(at))
+/// Written with milliseconds, in UTC.
+struct Rfc3339(EpochMs);
+
+impl Serialize for Rfc3339 {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:.3}", timestamp(self.0)))
+    }
 }
 
 /// An instant beyond the years that RFC 3339 can write becomes the last (or first) that it can.
@@ -227,6 +242,9 @@ fn timestamp(at: EpochMs) -> Timestamp {
 
 /// Deepest nesting that is read; the same as serde_json's own limit, which does not hold for raw values.
 const DEPTH_MAX: usize = 128;
+
+/// Room for the members of most objects.
+const MEMBERS_USUAL: usize = 8;
 
 /// A JSON value that keeps what [`serde_json::Value`] would lose.
 #[derive(Debug)]
@@ -337,7 +355,7 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for Pairs<'a> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut pairs = Vec::new();
+                let mut pairs = Vec::with_capacity(MEMBERS_USUAL);
                 while let Some(pair) = map.next_entry()? {
                     pairs.push(pair);
                 }

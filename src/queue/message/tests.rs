@@ -7,7 +7,7 @@ use super::*;
 use crate::domain::job::Identifier;
 use crate::domain::outcome::FinalState;
 use crate::domain::time::EpochMs;
-use crate::ledger::OutcomeEvent;
+use crate::ledger::events::OutcomeEvent;
 
 fn lane() -> ProviderName {
     ProviderName::new("stripe").unwrap()
@@ -255,6 +255,8 @@ fn the_payload_is_kept_as_written() {
 fn an_outcome_event_names_all_its_fields() {
     let event = OutcomeEvent {
         sequence: 7,
+        event_id: "b6f2a8e0-3c41-4d0c-9a53-0d4d6f3f2a10".to_owned(),
+        n: 2,
         id: "p-1".to_owned(),
         provider: lane(),
         state: FinalState::Succeeded,
@@ -266,7 +268,7 @@ fn an_outcome_event_names_all_its_fields() {
     };
     let written: Value = serde_json::from_slice(&outcome_event_json(&event)).unwrap();
     let expected = json!({
-        "id": "p-1", "provider": "stripe", "state": "succeeded", "provider_reference": "ch_1", "charged_amount": 500, "reason": null,
+        "event_id": "b6f2a8e0-3c41-4d0c-9a53-0d4d6f3f2a10", "n": 2, "id": "p-1", "provider": "stripe", "state": "succeeded", "provider_reference": "ch_1", "charged_amount": 500, "reason": null,
         "attempts": 2, "at": "1970-01-01T00:00:01.500Z",
     });
     assert_eq!(written, expected);
@@ -314,8 +316,8 @@ prop_compose! {
         payload in prop::option::of(payload()),
     ) -> Job {
         Job {
-            id, provider: lane(), amount, currency: currency.to_owned(), account, reference, idempotency_key, cost,
-            priority, not_before, expires_at, payload,
+            id, provider: lane(), amount, currency: currency.into(), account, reference: reference.map(Into::into),
+            idempotency_key, cost, priority, not_before, expires_at, payload: payload.map(Into::into),
         }
     }
 }
@@ -366,4 +368,46 @@ fn recorded_job_skips_content_checks() {
     for other in [with("colour", "1"), with("amount", "0"), "{".to_owned()] {
         assert_eq!(recorded(&other), decode(other.as_bytes(), &lane(), CardNumbers::Refuse), "{other}");
     }
+}
+
+#[test]
+fn recorded_job_is_unchanged() {
+    for body in [
+        r#"{"id":"p-1","amount":1299,"currency":"EUR"}"#,
+        r#"{"id":"p-1","amount":1,"currency":"EUR","payload":{"card":"4242424242424242","auth":"Bearer 0123456789abcdefghij"}}"#,
+        r#"{ "v": 1, "id": "p-1", "provider": "stripe", "amount": 1, "currency": "EUR", "account": "a", "cost": 7,
+             "reference": "Rechnung \u00e9 \" \n", "idempotency_key": "k", "priority": 9,
+             "not_before": "2027-01-31T23:00:00.0005+01:00", "expires_at": "2027-02-01T00:00:00.9Z",
+             "payload": { "b" : 1.0e2, "a": "\u0041", "a b": [ ] } }"#,
+    ] {
+        let recorded = decode_recorded(body.as_bytes(), &lane()).unwrap();
+        assert!(is_unchanged(&recorded.job, recorded.hash), "{body}");
+    }
+}
+
+#[test]
+fn changed_row_is_found() {
+    let body = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":1}}"#;
+    let recorded = decode_recorded(body.as_bytes(), &lane()).unwrap();
+    let changes: [fn(&mut Job); 4] = [
+        |job| job.payload = None,
+        |job| job.payload = Some("{}".into()),
+        |job| job.amount += 1,
+        |job| job.payload = Some("no JSON".into()),
+    ];
+    for change in changes {
+        let mut job = recorded.job.clone();
+        change(&mut job);
+        assert!(!is_unchanged(&job, recorded.hash), "{job:?}");
+    }
+}
+
+/// What the lane name says need not be in the message, so a message of the largest size still fits.
+#[test]
+fn largest_job_is_unchanged() {
+    let head = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":""#;
+    let body = format!("{head}{}\"}}}}", "x".repeat(BODY_BYTES_MAX - head.len() - 3));
+    assert_eq!(body.len(), BODY_BYTES_MAX);
+    let recorded = decode_recorded(body.as_bytes(), &lane()).unwrap();
+    assert!(is_unchanged(&recorded.job, recorded.hash));
 }

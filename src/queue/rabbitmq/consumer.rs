@@ -12,10 +12,11 @@
 //! of one comes from the broker's own header, which no producer can write.
 
 use std::collections::BTreeMap;
+use std::task::Poll;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream, SelectAll};
+use futures_util::stream::{self, BoxStream};
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicQosOptions,
@@ -40,7 +41,7 @@ pub struct RabbitLane {
     channel: OpenChannel,
     prefetch: usize,
     receipts: AckWriter,
-    arrivals: SelectAll<DeliveryStream>,
+    arrivals: Vec<DeliveryStream>,
     /// Streams in `arrivals` that have not ended.
     live_streams: usize,
     /// Tags of the consumers that take messages.
@@ -71,7 +72,7 @@ impl RabbitLane {
             receipts: AckWriter::new(Channel::clone(&channel)),
             channel,
             prefetch: usize::from(places),
-            arrivals: SelectAll::new(),
+            arrivals: Vec::new(),
             live_streams: 0,
             tags: Vec::new(),
             tags_used: 0,
@@ -164,6 +165,24 @@ impl RabbitLane {
     }
 }
 
+/// What a consumer yields next, the first one first; `None` when one has ended, or none is left. Dropped, it loses nothing.
+async fn next_arrival(streams: &mut Vec<DeliveryStream>) -> Option<lapin::Result<lapin::message::Delivery>> {
+    std::future::poll_fn(|context| {
+        for at in 0..streams.len() {
+            match streams[at].poll_next_unpin(context) {
+                Poll::Ready(Some(Some(arrival))) => return Poll::Ready(Some(arrival)),
+                Poll::Ready(Some(None) | None) => {
+                    drop(streams.remove(at));
+                    return Poll::Ready(None);
+                }
+                Poll::Pending => {}
+            }
+        }
+        if streams.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
+}
+
 /// Polls the future in its place, and clears the place with the answer: dropped before that, nothing is lost.
 async fn ready<T>(place: &mut Option<BoxFuture<'static, T>>) -> T {
     std::future::poll_fn(|context| match place {
@@ -171,7 +190,7 @@ async fn ready<T>(place: &mut Option<BoxFuture<'static, T>>) -> T {
             *place = None;
             answer
         }),
-        None => std::task::Poll::Pending,
+        None => Poll::Pending,
     })
     .await
 }
@@ -222,8 +241,8 @@ impl LaneConsumer for RabbitLane {
             let (live, waiting) = (self.live_streams > 0, !self.draining && self.consumers_prefetch < self.prefetch);
             let opening = self.opening.is_some();
             tokio::select! {
-                arrival = self.arrivals.next(), if live => {
-                    if let Some(delivery) = self.handle_item(arrival.flatten())? {
+                arrival = next_arrival(&mut self.arrivals), if live => {
+                    if let Some(delivery) = self.handle_item(arrival)? {
                         return Ok(Some(delivery));
                     }
                 }
@@ -301,32 +320,22 @@ pub async fn take_dead_letter(generation: &Generation, topology: &Topology) -> R
     let got = take_one(generation, &topology.dead()).await?;
     Ok(got.map(|(message, channel)| DeadLetter {
         lane: lane_of(&message.properties, topology),
-        cause: cause_of(&message.properties, topology),
+        cause: cause_of(&message.properties),
         properties: wire::from_amqp(&message.properties),
         body: message.data.into(),
         receipt: Box::new(HeldMessage::new(message.acker, channel)),
     }))
 }
 
-/// The lane that gave up last, for whatever reason: too many deliveries, or an `expiration` that the producer set. A message
-/// that was delayed has died in delay queues too, by their time; those tell its lane by the routing key.
+/// The lane that gave up last, for whatever reason: too many deliveries, or an `expiration` that the producer set.
 fn lane_of(properties: &BasicProperties, topology: &Topology) -> Option<ProviderName> {
-    deaths(properties).find_map(|death| {
-        let queue = text(death.get("queue")?)?;
-        match topology.is_delay(&queue) {
-            true => ProviderName::new(text(death.get("routing-keys")?.as_array()?.as_slice().first()?)?).ok(),
-            false => topology.provider_of(&queue),
-        }
-    })
+    deaths(properties).find_map(|death| topology.provider_of(&text(death.get("queue")?)?))
 }
 
 /// The broker puts the last death first.
-fn cause_of(properties: &BasicProperties, topology: &Topology) -> DeathCause {
-    let last = deaths(properties).next().and_then(|death| text(death.get("queue")?));
-    match last.is_some_and(|queue| topology.is_delay(&queue)) {
-        true => DeathCause::NoQueue,
-        false => DeathCause::DeliveryLimit,
-    }
+fn cause_of(properties: &BasicProperties) -> DeathCause {
+    let reason = deaths(properties).next().and_then(|death| text(death.get("reason")?));
+    if reason.as_deref() == Some("expired") { DeathCause::Expired } else { DeathCause::DeliveryLimit }
 }
 
 fn deaths(properties: &BasicProperties) -> impl Iterator<Item = &BTreeMap<ShortString, AMQPValue>> {
@@ -394,25 +403,14 @@ mod tests {
         lane_of(&with(deaths), &Topology::new("payments")).map(|provider| provider.to_string())
     }
 
-    /// What a delay queue gave back, and no lane took.
-    fn unrouted() -> AMQPValue {
-        let AMQPValue::FieldTable(mut death) = death("payments.delay.250", "expired") else { panic!("no table") };
-        let keys = vec![AMQPValue::LongString("acme".into())];
-        death.insert("routing-keys".into(), AMQPValue::FieldArray(FieldArray::from(keys)));
-        AMQPValue::FieldTable(death)
-    }
-
     #[test]
     fn death_header_names_the_lane() {
-        let delayed = || death("payments.delay.250", "expired");
-        assert_eq!(lane(vec![death("payments.acme", "delivery_limit"), delayed()]).as_deref(), Some("acme"));
-        assert_eq!(lane(vec![delayed(), death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
-        assert_eq!(lane(vec![death("payments.acme", "expired"), delayed()]).as_deref(), Some("acme"));
-        assert_eq!(lane(vec![unrouted()]).as_deref(), Some("acme"));
-        let cause = |deaths| cause_of(&with(deaths), &Topology::new("payments"));
-        assert_eq!(cause(vec![unrouted(), death("payments.acme", "delivery_limit")]), DeathCause::NoQueue);
-        assert_eq!(cause(vec![death("payments.acme", "delivery_limit"), unrouted()]), DeathCause::DeliveryLimit);
-        for other in [delayed(), death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
+        assert_eq!(lane(vec![death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![death("payments.acme", "expired")]).as_deref(), Some("acme"));
+        let cause = |deaths| cause_of(&with(deaths));
+        assert_eq!(cause(vec![death("payments.acme", "delivery_limit")]), DeathCause::DeliveryLimit);
+        assert_eq!(cause(vec![death("payments.acme", "expired")]), DeathCause::Expired);
+        for other in [death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
             assert_eq!(lane(vec![other.clone()]), None, "{other:?}");
         }
         assert_eq!(lane_of(&BasicProperties::default(), &Topology::new("payments")), None);

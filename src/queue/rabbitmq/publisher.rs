@@ -99,6 +99,19 @@ struct Pipelines {
     late: Vec<Weak<Pipeline>>,
 }
 
+impl RouteGroup {
+    /// Whether a message may be published with those of the group.
+    fn takes(&self, message: &OutgoingMessage) -> bool {
+        let is_same = |(_, first): &(usize, OutgoingMessage)| first.destination == message.destination;
+        self.is_long == is_long(message) && self.messages.front().is_some_and(is_same)
+    }
+}
+
+/// Whether a message is longer than any that is a job.
+fn is_long(message: &OutgoingMessage) -> bool {
+    message.body.len() > BODY_BYTES_MAX
+}
+
 impl Part<'_> {
     /// Whether a message has no result.
     fn is_open(&self) -> bool {
@@ -156,17 +169,17 @@ impl Publisher {
     fn group(&self, messages: Vec<OutgoingMessage>, results: &Results) -> Vec<RouteGroup> {
         let mut groups: Vec<RouteGroup> = Vec::new();
         for (place, message) in messages.into_iter().enumerate() {
-            let is_long = message.body.len() > BODY_BYTES_MAX;
-            let route = match self.topology.route(&message.destination) {
-                Ok(route) => route,
-                Err(error) => {
-                    results.send((place, Err(error))).unwrap_or_default();
-                    continue;
+            if let Some(group) = groups.iter_mut().find(|group| group.takes(&message)) {
+                group.messages.push_back((place, message));
+                continue;
+            }
+            match self.topology.route(&message.destination) {
+                Ok(route) => {
+                    let is_long = is_long(&message);
+                    groups.push(RouteGroup { route: route.into(), is_long, messages: [(place, message)].into() });
                 }
-            };
-            match groups.iter_mut().find(|group| *group.route == route && group.is_long == is_long) {
-                Some(group) => group.messages.push_back((place, message)),
-                None => groups.push(RouteGroup { route: route.into(), is_long, messages: [(place, message)].into() }),
+                // If the caller no longer waits, it takes the message for not confirmed.
+                Err(error) => results.send((place, Err(error))).unwrap_or_default(),
             }
         }
         groups

@@ -5,19 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 
 use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 
 use crate::domain::provider::ProviderName;
-use crate::domain::time::millis_up;
-use crate::queue::{DELAY_STEPS, Destination, QueueError, lane_queue};
+use crate::queue::{Destination, LANE_DELIVERY_LIMIT, QueueError, lane_queue};
 
-/// Deliveries of one message before the broker gives up on it. High, because a lost worker costs every message in its
-/// hands one delivery; finite, because a message that kills workers must end somewhere; written out, because 4.0 made
-/// 20 the default. <https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling>
-const LANE_DELIVERY_LIMIT: i32 = 1_000;
 /// In effect none: from `invalid` and `dead` nothing may be dropped. (`-1` is understood from 4.0 on only.)
 const RETAINED_DELIVERY_LIMIT: i32 = 1_000_000;
 
@@ -76,21 +70,6 @@ impl Topology {
         format!("{}.outcomes", self.prefix)
     }
 
-    /// Delay queues give their messages to it: to their lanes, or where one has no queue, to [`Self::unrouted`].
-    fn requeue(&self) -> String {
-        format!("{}.requeue", self.prefix)
-    }
-
-    /// Leads to `dead`.
-    fn unrouted(&self) -> String {
-        format!("{}.unrouted", self.prefix)
-    }
-
-    /// Queue and exchange of one delay step.
-    fn delay(&self, step: Duration) -> String {
-        format!("{}.delay.{}", self.prefix, millis_up(step))
-    }
-
     /// What all providers share and these providers' lanes, in an order in which nothing names what is not there yet.
     ///
     /// # Errors
@@ -104,44 +83,22 @@ impl Topology {
     }
 
     fn shared(&self) -> Vec<Declaration> {
-        let mut declarations = vec![
+        vec![
             exchange(self.prefix.clone(), ExchangeKind::Direct),
             exchange(self.outcomes(), ExchangeKind::Topic),
             // Messages stay in these until a person or the sweeper takes them.
             Declaration::Queue { name: self.invalid(), arguments: quorum(RETAINED_DELIVERY_LIMIT) },
             Declaration::Queue { name: self.dead(), arguments: quorum(RETAINED_DELIVERY_LIMIT) },
-            exchange(self.unrouted(), ExchangeKind::Fanout),
-            Declaration::Binding { queue: self.dead(), exchange: self.unrouted(), routing_key: String::new() },
-            // At-least-once dead-lettering has 32 messages out at a time and waits for a queue that takes each. One lane
-            // that is gone would hold up all others.
-            // <https://www.rabbitmq.com/docs/quorum-queues#limitations-and-caveats-of-at-least-once-dead-lettering>
-            Declaration::Exchange {
-                name: self.requeue(),
-                kind: ExchangeKind::Direct,
-                arguments: vec![("alternate-exchange", text(self.unrouted()))],
-            },
-        ];
-        for step in DELAY_STEPS {
-            let name = self.delay(step);
-            // Fanout, so that the routing key stays free to carry the provider's name through the delay.
-            declarations.push(exchange(name.clone(), ExchangeKind::Fanout));
-            declarations.push(Declaration::Queue { name: name.clone(), arguments: self.delay_arguments(step) });
-            declarations.push(Declaration::Binding { queue: name.clone(), exchange: name, routing_key: String::new() });
-        }
-        declarations
+        ]
     }
 
     fn lane(&self, provider: &ProviderName) -> Result<Vec<Declaration>, QueueError> {
         let queue = self.lane_queue(provider)?;
-        let bound_to = |exchange| Declaration::Binding {
-            queue: queue.clone(),
-            exchange,
-            routing_key: provider.as_str().to_owned(),
-        };
+        let exchange = self.prefix.clone();
+        let routing_key = provider.as_str().to_owned();
         Ok(vec![
             Declaration::Queue { name: queue.clone(), arguments: self.lane_arguments() },
-            bound_to(self.prefix.clone()),
-            bound_to(self.requeue()),
+            Declaration::Binding { queue, exchange, routing_key },
         ])
     }
 
@@ -158,29 +115,14 @@ impl Topology {
         self.lane_queue(&provider).ok().map(|_| provider)
     }
 
-    /// Whether this is the queue of a delay step.
-    pub fn is_delay(&self, queue: &str) -> bool {
-        DELAY_STEPS.iter().any(|step| self.delay(*step) == queue)
-    }
-
     fn lane_arguments(&self) -> Arguments {
-        let mut arguments = quorum(LANE_DELIVERY_LIMIT);
+        // Written out, because 4.0 made 20 the default.
+        // <https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling>
+        let mut arguments = quorum(LANE_DELIVERY_LIMIT.into());
         // What the broker gives up on goes to `dead`, straight through the default exchange.
         // <https://www.rabbitmq.com/docs/dlx#routing>
         arguments.push(("x-dead-letter-exchange", text("")));
         arguments.push(("x-dead-letter-routing-key", text(self.dead())));
-        arguments.extend(at_least_once());
-        arguments
-    }
-
-    fn delay_arguments(&self, step: Duration) -> Arguments {
-        let ms = i32::try_from(millis_up(step)).unwrap_or(i32::MAX);
-        let mut arguments = quorum(RETAINED_DELIVERY_LIMIT);
-        // One time for the whole queue: with a time per message a long one at the head holds up the short ones.
-        // <https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats>
-        arguments.push(("x-message-ttl", AMQPValue::LongInt(ms)));
-        // No x-dead-letter-routing-key: the message keeps its own, the provider's name.
-        arguments.push(("x-dead-letter-exchange", text(self.requeue())));
         arguments.extend(at_least_once());
         arguments
     }
@@ -190,13 +132,6 @@ impl Topology {
             Destination::Lane(provider) => {
                 self.lane_queue(provider)?;
                 Route { exchange: self.prefix.clone(), routing_key: provider.as_str().to_owned(), mandatory: true }
-            }
-            Destination::Delay { provider, step } => {
-                self.lane_queue(provider)?;
-                if !DELAY_STEPS.contains(step) {
-                    return Err(QueueError::Refused(format!("{step:?} is not one of the delay steps")));
-                }
-                Route { exchange: self.delay(*step), routing_key: provider.as_str().to_owned(), mandatory: true }
             }
             Destination::Invalid { .. } => {
                 Route { exchange: String::new(), routing_key: self.invalid(), mandatory: true }
@@ -259,21 +194,12 @@ mod tests {
         }
     }
 
-    /// The page shows the rows of one delay step and of one lane, with places for what differs.
+    /// The page shows the rows of one lane, with places for its name.
     fn documented_form(topology: &Topology) -> Vec<String> {
         let stripe = ProviderName::new("stripe").unwrap();
         let mut rows: Vec<String> = topology.lane(&stripe).unwrap().iter().map(row).collect();
         rows.iter_mut().for_each(|row| *row = row.replace("stripe", "<provider>"));
-        for declaration in topology.shared() {
-            let mut row = row(&declaration);
-            for ms in DELAY_STEPS.map(millis_up) {
-                row = row.replace(&format!(".delay.{ms}`"), ".delay.<ms>`");
-                row = row.replace(&format!("`x-message-ttl` = `{ms}`"), "`x-message-ttl` = `<ms>`");
-            }
-            if !rows.contains(&row) {
-                rows.push(row);
-            }
-        }
+        rows.extend(topology.shared().iter().map(row));
         rows
     }
 
@@ -285,8 +211,6 @@ mod tests {
         let documented: Vec<&str> =
             page.lines().filter(|line| heads.iter().any(|head| line.starts_with(head))).collect();
         assert_eq!(documented, rows, "docs/topology.md should read:\n{}", rows.join("\n"));
-        let steps: Vec<String> = DELAY_STEPS.map(|step| millis_up(step).to_string()).into();
-        assert!(page.contains(&format!("`<ms>` is each of {}.", steps.join(", "))), "{steps:?}");
     }
 
     #[test]
@@ -304,11 +228,7 @@ mod tests {
         let stripe = ProviderName::new("stripe").unwrap();
         let lane = topology.route(&Destination::Lane(stripe.clone())).unwrap();
         assert!(lane.mandatory);
-        let outcome = topology.route(&Destination::Outcomes { provider: stripe.clone(), state: "dead" }).unwrap();
+        let outcome = topology.route(&Destination::Outcomes { provider: stripe, state: "dead" }).unwrap();
         assert_eq!((outcome.routing_key.as_str(), outcome.mandatory), ("stripe.dead", false));
-        let delay = |step| Destination::Delay { provider: stripe.clone(), step };
-        assert!(topology.route(&delay(DELAY_STEPS[0])).unwrap().mandatory);
-        let odd = delay(Duration::from_millis(300));
-        assert!(topology.route(&odd).is_err());
     }
 }

@@ -59,7 +59,7 @@ pub fn to_amqp(properties: &Properties, frame_max: u32) -> Result<BasicPropertie
 /// All headers share one frame, and the broker closes the connection on one that is too long. So those that no longer
 /// fit, longest first, stay behind; ours never do.
 fn table(given: &BTreeMap<String, String>, mut room: usize) -> Result<FieldTable, QueueError> {
-    let ours = |key: &str| [headers::REASON, headers::DETAIL, headers::DEAD_ROUNDS].contains(&key);
+    let ours = |key: &str| [headers::REASON, headers::DETAIL].contains(&key);
     let mut sorted: Vec<(&String, &String)> = given.iter().collect();
     sorted.sort_by_key(|(key, value)| (!ours(key), key.len() + value.len()));
     let mut table = FieldTable::default();

@@ -18,11 +18,13 @@ use crate::worker::job::backlog::{LIMIT_BLOCK_MIN, WAKE_AHEAD};
 impl Simulation<'_> {
     fn flow_of(&self, job: JobIndex) -> Flow<u32> {
         let arrival = &self.arrivals.jobs()[job];
-        Flow { class: FlowClass::of_priority(arrival.priority), account: arrival.account }
+        let is_unknown = self.record.jobs[job].unknown_us.is_some();
+        let class = if is_unknown { FlowClass::UNKNOWN } else { FlowClass::of_priority(arrival.priority) };
+        Flow { class, account: arrival.account }
     }
 
     fn weight_of(&self, flow: Flow<u32>) -> u32 {
-        let name = flow.account.and_then(|account| self.accounts[account as usize].as_ref());
+        let name = flow.account.and_then(|account| self.accounts[account as usize].as_deref());
         name.and_then(|name| self.model.weights.get(name)).copied().unwrap_or(1)
     }
 
@@ -47,13 +49,10 @@ impl Simulation<'_> {
 
     /// Whether a new job is recorded in the backlog and not taken to the gate.
     pub fn must_wait(&self, now_us: u64, process: usize, job: JobIndex) -> bool {
-        if self.record.jobs[job].recorded_us.is_some() {
-            return false;
-        }
         let (flow, process) = (self.flow_of(job), &self.processes[process]);
         self.keeps_order_of(flow)
             || process.dispatcher.knows(&flow)
-            || (self.model.is_blocking() && process.is_limited(now_us, u32::from(self.arrivals.jobs()[job].cost)))
+            || process.is_limited(now_us, u32::from(self.arrivals.jobs()[job].cost))
     }
 
     /// The record of a new job in the backlog is committed, and its message acknowledged.
@@ -84,10 +83,10 @@ impl Simulation<'_> {
         self.backlog.put_back(flow, weight, self.waiting_job(job), how);
     }
 
-    /// Where a job waits that the gate has refused; `None`: in a delay queue.
+    /// Where a job waits that the gate has refused; `None`: asleep.
     pub(super) fn backlog_step(&mut self, now_us: u64, job: JobIndex, refusal: &GateRefusal) -> Option<JobStep> {
         let state = &self.record.jobs[job];
-        let (process, is_claimed) = (state.process, state.is_claimed);
+        let process = state.process;
         if state.unknown_us.is_some() {
             return None;
         }
@@ -97,18 +96,16 @@ impl Simulation<'_> {
                 let wait = refusal.retry_after.saturating_sub(WAKE_AHEAD).max(LIMIT_BLOCK_MIN);
                 Some(JobStep::Backlog { blocked_until_us: Some(now_us + micros_up(wait)) })
             }
-            RefusalScope::Cost if is_limit && self.model.is_blocking() => {
+            RefusalScope::Cost if is_limit => {
                 let cost = u32::from(self.arrivals.jobs()[job].cost);
                 self.processes[process].record_cost_wait(now_us, cost, refusal);
                 Some(JobStep::Backlog { blocked_until_us: None })
             }
-            RefusalScope::Charges | RefusalScope::All if is_limit && self.model.is_blocking() => {
-                self.processes[process].pause_for_limit(now_us + micros_up(refusal.retry_after));
+            RefusalScope::Charges | RefusalScope::All if is_limit => {
+                self.processes[process].pause_claims(now_us + micros_up(refusal.retry_after));
                 Some(JobStep::Backlog { blocked_until_us: None })
             }
-            RefusalScope::Charges | RefusalScope::All if is_claimed => {
-                Some(self.hold_back(now_us, process, refusal.retry_after))
-            }
+            RefusalScope::Charges | RefusalScope::All => Some(self.hold_back(now_us, process, refusal.retry_after)),
             _ => None,
         }
     }

@@ -22,9 +22,8 @@ use crate::limiter::gate::{
     AcquireRequest, AcquireResult, BlockReason, EgressRequest, EgressRule, GateRefusal, GrantedSlots, PendingRelease,
     PermitWaiter, RefusalScope,
 };
-use crate::queue::DELAY_STEPS;
-use crate::worker::job::EGRESS_DELAY;
-use crate::worker::job::acquire::ACCOUNT_WAIT;
+use crate::worker::job::acquire::{ACCOUNT_WAIT, REQUEUE_WAIT};
+use crate::worker::job::{EGRESS_DELAY, UNSENT_DELAY};
 
 impl Simulation<'_> {
     /// Delivers the queue's jobs to the processes that accept them, in round-robin order.
@@ -45,26 +44,14 @@ impl Simulation<'_> {
                 self.agenda.at(now_us + self.commit_us(process), Event::Recorded(job));
                 continue;
             }
-            if self.record.jobs[job].recorded_us.is_none() {
-                self.processes[process].dispatcher.waits.admit(job);
-            }
+            self.processes[process].dispatcher.waits.admit(job);
             self.agenda.at(now_us + self.commit_us(process), Event::Claimed(job));
         }
     }
 
     pub fn claimed(&mut self, now_us: u64, job: JobIndex) {
         self.record.jobs[job].recorded_us.get_or_insert(now_us);
-        let state = &self.record.jobs[job];
-        let expires_us = self.expires_us(job).filter(|_| state.unknown_us.is_none()).unwrap_or(u64::MAX);
-        let ready_us = state.wake_us.min(expires_us);
-        let wait_us = ready_us.saturating_sub(now_us);
-        if wait_us == 0 {
-            self.enter(now_us, job);
-        } else if wait_us < micros_up(DELAY_STEPS[0]) {
-            self.agenda.at(ready_us, Event::WaitOver(job));
-        } else {
-            self.commit(now_us, job, JobStep::Retry { wait_us });
-        }
+        self.enter(now_us, job);
     }
 
     /// Requests a permit for a job, unless nothing must be sent any more.
@@ -83,7 +70,7 @@ impl Simulation<'_> {
         let (wait_until_us, accepted_wait) = if self.model.is_blocking() {
             (egress_until_us, Duration::ZERO)
         } else {
-            (now_us + micros_up(DELAY_STEPS[0]), DELAY_STEPS[0])
+            (now_us + micros_up(REQUEUE_WAIT), REQUEUE_WAIT)
         };
         let account_wait = if state.unknown_us.is_none() { ACCOUNT_WAIT } else { Duration::MAX };
         self.begin_wait(now_us, job);
@@ -138,7 +125,7 @@ impl Simulation<'_> {
     fn refused_worker_slot(&mut self, now_us: u64, job: JobIndex) {
         self.end_wait(job, None);
         let state = &self.record.jobs[job];
-        let next = if state.unknown_us.is_none() && (state.is_claimed || self.model.is_blocking()) {
+        let next = if state.unknown_us.is_none() {
             let until = self.clock.instant(now_us) + EGRESS_DELAY;
             self.processes[state.process].dispatcher.await_slot(until);
             JobStep::Backlog { blocked_until_us: None }
@@ -161,7 +148,10 @@ impl Simulation<'_> {
             RefusalScope::Job | RefusalScope::Account | RefusalScope::Cost => {}
             RefusalScope::Charges | RefusalScope::All => {
                 let process = self.record.jobs[job].process;
-                self.pause_intake(now_us, process, wait_us);
+                match refusal.reason {
+                    BlockReason::Cold | BlockReason::NeedsHistory => self.pause_intake(now_us, process, wait_us),
+                    _ => self.processes[process].pause_claims(now_us + wait_us),
+                }
             }
         }
         self.commit(now_us, job, JobStep::Retry { wait_us });
@@ -230,7 +220,7 @@ impl Simulation<'_> {
             if self.processes[process].deadline_misses.record_miss(Duration::from_micros(now_us)) {
                 self.pause_intake(now_us, process, micros_up(DEADLINE_MISS_PAUSE));
             }
-            return self.commit(now_us, job, JobStep::Retry { wait_us: micros_up(DELAY_STEPS[0]) });
+            return self.commit(now_us, job, JobStep::Retry { wait_us: micros_up(UNSENT_DELAY) });
         }
         let process = self.record.jobs[job].process;
         self.processes[process].deadline_misses.record_on_time();

@@ -22,7 +22,6 @@ use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota::Quota;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::{CountingScope, GrantedSlots, WindowSlot};
-use crate::queue::{DELAY_STEPS, delay_step};
 use crate::worker::backlog::permit_waits::OngoingWait;
 use crate::worker::lane::max_local_wait;
 
@@ -49,7 +48,6 @@ pub struct SimulatedJob {
     is_ahead: bool,
     /// Its wait at the gate, and since when.
     wait: Option<OngoingWait>,
-    wake_us: u64,
     attempts: u32,
     requests: u32,
     unknown_us: Option<u64>,
@@ -143,7 +141,7 @@ pub struct Simulation<'a> {
     ended: usize,
     clock: VirtualClock,
     /// Names of the accounts, as permits are counted for; `None`: a rule blocks the account.
-    accounts: Vec<Option<String>>,
+    accounts: Vec<Option<Arc<str>>>,
     commit_us: u64,
     commit_of_last_us: u64,
     max_hold_us: u64,
@@ -167,11 +165,11 @@ impl<'a> Simulation<'a> {
             SimulatedProcess::new(clock, &model.provider, gate, model.start_us)
         };
         // The simulation makes no look-ups.
-        let may_charge = |account: &&String| {
-            let scope = CountingScope { kind: CallKind::Charge, account: Some((*account).clone()), reference: None };
+        let may_charge = |account: &Arc<str>| {
+            let scope = CountingScope { kind: CallKind::Charge, account: Some(Arc::clone(account)), reference: None };
             scope.subjects(&model.spec).is_ok()
         };
-        let accounts = arrivals.accounts().iter().map(|account| Some(account).filter(may_charge).cloned());
+        let accounts = arrivals.accounts().iter().map(|account| Some(Arc::from(account.as_str())).filter(may_charge));
         Self {
             policy: model.retry_policy(),
             processes: (0..model.processes).map(&mut process).collect(),
@@ -220,15 +218,14 @@ impl<'a> Simulation<'a> {
                 self.arrive_next();
                 self.deliver(now_us);
             }
-            Event::Return(job) => {
-                self.queue.push_back(job);
-                self.deliver(now_us);
+            Event::Wake(job) => {
+                self.put_back(now_us, job, None);
+                self.dispatch(now_us, self.record.jobs[job].process);
             }
             Event::ResumeIntake(_) => self.deliver(now_us),
             Event::Recorded(job) => self.recorded(now_us, job),
             Event::Dispatch(process) => self.dispatcher_woken(now_us, process),
             Event::Claimed(job) => self.claimed(now_us, job),
-            Event::WaitOver(job) => self.enter(now_us, job),
             Event::GateWake(process) => self.gate_woken(now_us, process),
             Event::LimiterCall(process) => self.limiter_called(now_us, process),
             Event::LimiterReply(process) => self.limiter_replied(now_us, process),
@@ -262,9 +259,7 @@ impl<'a> Simulation<'a> {
         match state.next.take() {
             Some(JobStep::Retry { wait_us }) => {
                 self.record.delayed += 1;
-                state.wake_us = now_us + wait_us;
-                let step = delay_step(Duration::from_micros(wait_us)).unwrap_or(DELAY_STEPS[0]);
-                self.agenda.at(now_us + micros_up(step), Event::Return(job));
+                self.agenda.at(now_us + wait_us, Event::Wake(job));
             }
             Some(JobStep::Backlog { blocked_until_us }) => {
                 self.put_back(now_us, job, blocked_until_us);
@@ -308,12 +303,10 @@ impl<'a> Simulation<'a> {
 enum Event {
     /// The next job arrives.
     Arrive,
-    /// A job returns from a delay queue.
-    Return(JobIndex),
-    /// A job is recorded and its lease is acquired.
+    /// A sleeping job returns to the backlog.
+    Wake(JobIndex),
+    /// A job that asks for its permit at once is recorded.
     Claimed(JobIndex),
-    /// A job that stayed in the worker has waited long enough.
-    WaitOver(JobIndex),
     /// The lane's pause may be over.
     ResumeIntake(ProcessIndex),
     GateWake(ProcessIndex),

@@ -62,6 +62,8 @@ pub(crate) struct LaneFacts {
     pub bounds: AheadBounds,
     /// Until when the lane sends no charge; `None`: it may.
     pub paused_until: Option<Instant>,
+    /// Meanwhile it sends look-ups.
+    pub sends_lookups: bool,
     /// A worker slot and a turn by the egress rate are free.
     pub can_start: bool,
     pub order: JobOrder,
@@ -126,9 +128,15 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
     }
 
     /// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger.
-    /// `startable_soon`: jobs that its limits let it start soon.
-    pub fn is_limited(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: &GateView) -> bool {
-        self.has_more || self.waits.are_long(now, startable_soon, gate)
+    /// `startable_soon`: jobs that its limits let it start soon. `by_slots`: as [`PermitWaits::are_long`] has it.
+    pub fn is_limited(
+        &self,
+        now: Instant,
+        startable_soon: impl FnOnce() -> u32,
+        gate: &GateView,
+        by_slots: impl Fn() -> bool,
+    ) -> bool {
+        self.has_more || self.waits.are_long(now, startable_soon, gate, by_slots)
     }
 
     /// A new job has entered the backlog. Returns whether the driver is to be woken.
@@ -136,6 +144,16 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         let is_free = self.flows.record_new(flow, now);
         self.is_claimable |= is_free;
         is_free
+    }
+
+    /// Another process may have recorded jobs. Returns whether the driver is to be woken: while flows are known, looks come
+    /// soon enough.
+    pub fn record_news(&mut self, now: Instant) -> bool {
+        let is_idle = self.is_idle();
+        if is_idle {
+            self.look_at = now;
+        }
+        is_idle
     }
 
     /// A job has returned, and its flow may be blocked until then. The driver is to be woken.
@@ -196,15 +214,22 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         if !self.is_claimable && self.wake_at.is_none_or(|wake_at| wake_at > now) {
             return DispatchStep::Wait(self.wake_at.map_or(self.look_at, |wake_at| wake_at.min(self.look_at)));
         }
-        let LaneFacts { mut bounds, paused_until, can_start, order, cost_bound } = facts();
+        let LaneFacts { mut bounds, paused_until, sends_lookups, can_start, order, cost_bound } = facts();
         let no_slot_until = self.no_slot_until.filter(|_| !can_start);
-        if let Some(at) = paused_until.max(self.not_before).max(no_slot_until).filter(|at| *at > now) {
+        let paused_until = paused_until.filter(|at| *at > now);
+        let first_class = self.flows.first_class(now);
+        let lookups_only = paused_until.is_some() && sends_lookups && first_class == Some(FlowClass::UNKNOWN);
+        let held_until = self.not_before.max(no_slot_until).max(paused_until.filter(|_| !lookups_only));
+        if let Some(at) = held_until.filter(|at| *at > now) {
             return DispatchStep::Wait(at.min(now + PAUSED_INTERVAL));
         }
         if self.slots_short_until.is_some_and(|until| until > now) {
             bounds.all = bounds.all.min((bounds.all / 4).max(AHEAD_MIN));
         }
-        let room = self.ahead.room_within(bounds, self.flows.first_class(now));
+        let mut room = self.ahead.room_within(bounds, first_class);
+        if lookups_only {
+            room.class_max = FlowClass::UNKNOWN;
+        }
         if room.jobs == 0 {
             // A claimed job may come to wait for its own account alone, without a word from the gate.
             let check_at = if bounds.grow() { now + FULL_CHECK } else { self.look_at };
@@ -216,7 +241,8 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         }
         self.claimed_at = now;
         // What happens during the claim sets them again.
-        (self.wake_at, self.is_claimable) = (cost_bound.map(|bound| bound.until), false);
+        self.wake_at = [cost_bound.map(|bound| bound.until), paused_until].into_iter().flatten().min();
+        self.is_claimable = false;
         DispatchStep::Claim(FairClaim {
             at_most: room.jobs.min(CLAIM_MAX),
             quantum: QUANTUM,
@@ -250,7 +276,14 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
     ) {
         let (is_empty, is_bounded) = (flows.len() == 0, claim.cost_below.is_some());
         let has_more = u32::try_from(flows.len()).is_ok_and(|jobs| jobs == claim.at_most);
-        flows.for_each(|flow| self.ahead.add(flow));
+        let mut of_flow = HashMap::<Flow<A>, u32>::new();
+        for flow in flows {
+            *of_flow.entry(flow.clone()).or_default() += 1;
+            self.ahead.add(flow);
+        }
+        if !has_more && !is_bounded && claim.order == JobOrder::None {
+            self.flows.forget_drained(claim, &of_flow, self.claimed_at, now);
+        }
         if claim.class_max == FlowClass::LAST {
             self.has_more = has_more;
         }
@@ -361,6 +394,22 @@ impl<A: Clone + Eq + Hash> KnownFlows<A> {
         self.0.insert(flow, KnownFlow { seen_at: now, blocked_until });
     }
 
+    /// Forgets the flows of which a claim that began at `began` has left no job: new jobs of these wait for none.
+    pub fn forget_drained(
+        &mut self,
+        claim: &FairClaim<A>,
+        claimed: &HashMap<Flow<A>, u32>,
+        began: Instant,
+        now: Instant,
+    ) {
+        let may_have_more = |flow: &Flow<A>| {
+            flow.class > claim.class_max
+                || claim.except.contains(flow)
+                || claimed.get(flow).is_some_and(|jobs| *jobs >= claim.flow_max)
+        };
+        self.0.retain(|flow, known| !known.is_free(now) || known.seen_at >= began || may_have_more(flow));
+    }
+
     /// Replaces what was known before `read_at` by the flows that the ledger had then.
     pub fn refresh(&mut self, read_at: Instant, flows: Vec<SeenFlow<A>>) {
         self.0.retain(|_, known| known.seen_at >= read_at);
@@ -371,5 +420,7 @@ impl<A: Clone + Eq + Hash> KnownFlows<A> {
     }
 }
 
+#[cfg(test)]
+mod claim_tests;
 #[cfg(test)]
 mod tests;

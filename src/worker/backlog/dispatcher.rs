@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, sleep_until};
 
 use super::AheadGuard;
@@ -17,15 +18,13 @@ use crate::faults::{self, CrashPoint};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowStatus};
 use crate::ledger::database::Database;
-use crate::ledger::upkeep::JobToRepublish;
-use crate::queue::message::Decoded;
+use crate::ledger::record_notices::RecordNews;
+use crate::queue::message::is_unchanged;
 use crate::telemetry::spans;
 use crate::worker::active_jobs::LEASE;
 use crate::worker::intake::{DeliveryAction, run_without_message};
-use crate::worker::job::{Arrival, review_changed_row, run_claimed};
-use crate::worker::lane::{LaneContext, RESUME_AHEAD, current_prefetch};
-use crate::worker::publish::{MessageCopy, job_properties, publish_delayed};
-use crate::worker::sweeper::republish::rebuild_message;
+use crate::worker::job::{review_changed_row, run_claimed};
+use crate::worker::lane::{LaneContext, RESUME_AHEAD, claims_ahead_max};
 
 /// Age at which the lanes with flows are read again.
 const FLOW_LANES_AGE_MAX: Duration = Duration::from_secs(1);
@@ -42,11 +41,18 @@ struct ReadLanes {
 }
 
 impl FlowLanes {
-    /// When the ledger was read last, if it had no flow of this lane. One query runs at a time.
-    async fn read_without(&self, lane: &ProviderName, ledger: &Database) -> Result<Option<Instant>, LedgerError> {
+    /// When the ledger was read last, if it had no flow of this lane. One query runs at a time, and one from before
+    /// `since` is repeated.
+    async fn read_without(
+        &self,
+        lane: &ProviderName,
+        ledger: &Database,
+        since: Option<Instant>,
+    ) -> Result<Option<Instant>, LedgerError> {
         let mut last = self.0.lock().await;
         let now = Instant::now();
-        let read = match last.take().filter(|read| now < read.read_at + FLOW_LANES_AGE_MAX) {
+        let is_fresh = |read: &ReadLanes| now < read.read_at + FLOW_LANES_AGE_MAX && since <= Some(read.read_at);
+        let read = match last.take().filter(is_fresh) {
             Some(fresh) => fresh,
             None => ReadLanes { read_at: now, lanes: ledger.lanes_with_flows().await? },
         };
@@ -57,6 +63,8 @@ impl FlowLanes {
 
 /// Claims jobs from the backlog until the lane is stopped.
 pub async fn run(lane: Arc<LaneContext>) {
+    let mut news = lane.worker.backends.ledger.record_news().subscribe();
+    let mut heard_at = None;
     loop {
         let step = lane.backlog.core.lock().next_step(Instant::now(), || lane_facts(&lane));
         if let DispatchStep::Wait(until) = step {
@@ -64,8 +72,9 @@ pub async fn run(lane: Arc<LaneContext>) {
                 () = lane.stop.cancelled() => return,
                 () = sleep_until(until) => {}
                 () = lane.backlog.changed.notified() => {}
+                heard = news.recv() => heard_at = heard_of_records(&lane, heard).or(heard_at),
             }
-        } else if let Err(error) = perform(&lane, &step).await {
+        } else if let Err(error) = perform(&lane, &step, heard_at).await {
             tracing::debug!(provider = %lane.name, %error, "failed to claim from the backlog, retrying");
             lane.backlog.core.lock().failed(&step, Instant::now());
         }
@@ -75,11 +84,26 @@ pub async fn run(lane: Arc<LaneContext>) {
     }
 }
 
-async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Result<(), LedgerError> {
+/// When other processes have recorded jobs that this lane now looks for; `None`: it does not.
+fn heard_of_records(lane: &LaneContext, heard: Result<RecordNews, RecvError>) -> Option<Instant> {
+    let now = Instant::now();
+    let heard_at = match heard {
+        Ok(RecordNews { lane: Some(other), .. }) if other != lane.name => return None,
+        Ok(news) => news.heard_at,
+        Err(_) => now,
+    };
+    lane.backlog.core.lock().record_news(now).then_some(heard_at)
+}
+
+async fn perform(
+    lane: &Arc<LaneContext>,
+    step: &DispatchStep<Identifier>,
+    heard_at: Option<Instant>,
+) -> Result<(), LedgerError> {
     match step {
         DispatchStep::EndBlocks => drop(lane.worker.backends.ledger.unblock_flows(&lane.name).await?),
         DispatchStep::Look => tokio::select! {
-            looked = look(lane) => looked?,
+            looked = look(lane, heard_at) => looked?,
             () = lane.stop.cancelled() => {}
         },
         DispatchStep::Claim(claim) => claim_jobs(lane, claim).await?,
@@ -88,10 +112,10 @@ async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Re
     Ok(())
 }
 
-async fn look(lane: &LaneContext) -> Result<(), LedgerError> {
+async fn look(lane: &LaneContext, heard_at: Option<Instant>) -> Result<(), LedgerError> {
     let ledger = &lane.worker.backends.ledger;
     if lane.backlog.core.lock().is_idle()
-        && let Some(read_at) = lane.worker.flow_lanes.read_without(&lane.name, ledger).await?
+        && let Some(read_at) = lane.worker.flow_lanes.read_without(&lane.name, ledger, heard_at).await?
     {
         lane.backlog.core.lock().looked(read_at, Vec::new(), read_at);
         return Ok(());
@@ -131,49 +155,42 @@ fn flow_of(job: &BacklogJob) -> FlowKey {
 fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
     let ahead = AheadGuard::new(&lane.backlog, flow_of(&job));
     let (context, id) = (Arc::clone(lane), job.job.id.clone());
-    let work = async move { run_without_message(&context, &id, process(&context, job, ahead)).await };
-    // Boxed because a future of thousands of bytes is moved several times on its way into a task.
-    lane.worker.jobs.spawn(Box::pin(work));
+    let work = async move {
+        // Boxed because a future of thousands of bytes would be moved several times, and kept twice.
+        let steps = Box::pin(process(&context, job, ahead));
+        run_without_message(&context, &id, steps).await;
+    };
+    lane.worker.jobs.spawn(work);
 }
 
 fn lane_facts(lane: &LaneContext) -> LaneFacts {
-    let (prefetch, paused_until) = (current_prefetch(lane), cannot_send_until(lane));
+    let prefetch = claims_ahead_max(lane);
+    let paused_until = claims_paused_until(lane);
     let provider = &lane.settings.borrow().provider;
     let bounds = AheadBounds::of(provider, prefetch, lane.egress.release_waiters());
     let (can_start, cost_bound) = (lane.egress.can_start(Instant::now()), lane.control.cost_bound());
-    LaneFacts { bounds, paused_until, can_start, order: provider.order, cost_bound }
+    let sends_lookups = provider.lookup.is_some() && !provider.paused && lane.control.accepts_lookups();
+    LaneFacts { bounds, paused_until, sends_lookups, can_start, order: provider.order, cost_bound }
 }
 
-/// Until when the lane sends no charge; `None`: it may.
-fn cannot_send_until(lane: &LaneContext) -> Option<Instant> {
+/// Until when the lane claims no charge; `None`: it may.
+pub(super) fn claims_paused_until(lane: &LaneContext) -> Option<Instant> {
     let now = Instant::now();
-    if lane.settings.borrow().provider.paused {
-        // Ends with the row's next change, not by time.
+    if lane.settings.borrow().provider.paused || lane.control.hold().is_some() {
+        // Ends with the row's next change or a release, not by time.
         return Some(now + PAUSED_INTERVAL);
     }
-    let control = &lane.control;
-    let outcomes = control.outcomes.watch_pause();
-    let pauses = [control.watch_intake(), control.watch_charges(), control.watch_sending(), outcomes];
-    let until = pauses.iter().filter_map(|pause| pause.borrow().as_ref().map(|pause| pause.until)).max();
-    let until = until.map(|until| until.checked_sub(RESUME_AHEAD).unwrap_or(until));
-    until.filter(|until| *until > now)
+    let until = lane.control.charges_paused_until()?;
+    let until = until.checked_sub(RESUME_AHEAD).unwrap_or(until);
+    (until > now).then_some(until)
 }
 
-/// Processes the job as a delivery does, but without a message: nothing is acknowledged or requeued.
+/// Runs a claimed job, unless its row no longer says what was recorded.
 async fn process(lane: &LaneContext, claimed: BacklogJob, ahead: AheadGuard) -> DeliveryAction {
     let BacklogJob { job, hash, claimed, .. } = claimed;
     spans::record_job(&job.id);
-    let recorded = JobToRepublish { job, hash, sweeps: 0, copy: claimed.copy };
-    let body = rebuild_message(&recorded);
-    let arrival = Arrival { ahead: Some(ahead), ..Arrival::now() };
-    let decoded = Box::new(Decoded { job: recorded.job, hash, warnings: Vec::new() });
-    let Some(body) = body else { return review_changed_row(lane, decoded.job, claimed, arrival).await };
-    let copy = MessageCopy { provider: lane.name.clone(), body, properties: job_properties(&decoded.job.id) };
-    let action = run_claimed(lane, decoded, Box::new(claimed), arrival).await;
-    if let DeliveryAction::Delay { wait, number } = action
-        && let Err(error) = publish_delayed(&lane.worker, &copy.with_number(number), wait).await
-    {
-        tracing::warn!(provider = %lane.name, %error, "failed to delay a job; a sweeper publishes it when it is overdue");
+    match is_unchanged(&job, hash) {
+        true => run_claimed(lane, job, claimed, ahead).await,
+        false => review_changed_row(lane, job, claimed, ahead).await,
     }
-    action
 }

@@ -1,4 +1,4 @@
-//! A lane's backlog in the ledger: jobs that must wait stay there, without message, worker slot or memory.
+//! A lane's backlog in the ledger: jobs that must wait stay there, without worker slot or memory.
 //!
 //! A job that a limit of its account refuses blocks its flow until the exact instant, and new jobs of the flow are
 //! recorded behind it. While a limit of the provider or the worker slots hold the lane back, all new jobs are recorded
@@ -6,10 +6,13 @@
 //! dispatcher while it is on its way. See `docs/decisions/0041-account-limits-block-flows.md` and
 //! `docs/decisions/0042-limited-lane-empties-its-queue.md`.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::poll;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -17,17 +20,18 @@ use tracing::Instrument as _;
 
 use self::claimed_ahead::startable_soon;
 use self::core::DispatchCore;
+use self::dispatcher::claims_paused_until;
 use self::permit_waits::OngoingWait;
+use self::unrecorded::{Unrecorded, UnrecordedPayment};
 use super::lane::LaneContext;
-use super::lane_control::LanePause;
 use super::retry::{RetryEnded, retry_while_unavailable};
-use crate::domain::job::{FlowKey, Identifier, JobId};
+use crate::domain::commit_memory::Progress;
+use crate::domain::job::{FlowKey, Identifier, Job, JobId};
 use crate::domain::persist_window::{STARTS_LOOKED_AT, delay_of_record};
-use crate::domain::provider::{Mode, Provider};
+use crate::domain::provider::Provider;
 use crate::faults::{self, CrashPoint};
-use crate::fleet::report::PauseCause;
-use crate::ledger::LedgerError;
 use crate::ledger::backlog::BacklogRecord;
+use crate::ledger::{LeaseToken, LedgerError};
 use crate::limiter::gate::GateView;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
@@ -38,18 +42,21 @@ pub(crate) mod cost_waits;
 pub(super) mod dispatcher;
 pub(super) mod intake_pace;
 pub(crate) mod permit_waits;
+pub(super) mod unrecorded;
 
 /// What this process knows of a lane's backlog.
 #[derive(Debug)]
 pub struct LaneBacklog {
     core: Mutex<DispatchCore<Identifier, JobId>>,
+    pub unrecorded: Unrecorded,
     /// The dispatcher has to ask for its next step again.
     changed: Notify,
 }
 
 impl LaneBacklog {
     pub fn new() -> Self {
-        Self { core: Mutex::new(DispatchCore::new(Instant::now())), changed: Notify::new() }
+        let core = Mutex::new(DispatchCore::new(Instant::now()));
+        Self { core, unrecorded: Unrecorded::default(), changed: Notify::new() }
     }
 
     /// Records that a job has returned, and until when its flow is blocked.
@@ -96,55 +103,80 @@ impl LaneBacklog {
     }
 }
 
-/// Whether intake goes on during this pause, and records new jobs in the backlog: a limit of the provider is used up.
-pub(super) fn is_recorded_during(pause: &LanePause, provider: &Provider) -> bool {
-    pause.cause == PauseCause::Limit && provider.mode == Mode::Blocking
-}
-
-/// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs of this cost wait in the
-/// ledger. Then all of them are counted and ordered, and none waits in memory.
-///
-/// In `requeue` mode, jobs wait in delay queues. While something else pauses the lane, they stay in its queue.
+/// Whether the lane is paused, tests its provider, or is kept back by a limit of the provider or the worker slots, so that
+/// new jobs of this cost wait in the ledger. Then all of them are counted and ordered, and none waits in memory.
 fn is_limited(lane: &LaneContext, cost: u16) -> bool {
-    if lane.settings.borrow().provider.mode != Mode::Blocking {
-        return false;
+    if claims_paused_until(lane).is_some() || lane.control.is_probing() {
+        return true;
     }
     let startable = || startable_soon(&lane.settings.borrow().provider);
     let view = lane.gate.view();
-    let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, &view.borrow());
-    is_held_back || lane.control.is_at_limit() || lane.control.cost_wait(u32::from(cost)).is_some()
+    let by_slots = || !writes_hold_slots(lane);
+    let is_held_back = lane.backlog.core.lock().is_limited(Instant::now(), startable, &view.borrow(), by_slots);
+    is_held_back || lane.control.cost_wait(u32::from(cost)).is_some()
 }
 
-/// Records a new job in the backlog, if earlier jobs of its flow wait there, if its account is paused, if the lane keeps
-/// the order of its account, or if the lane is limited. One with a `not_before` is claimed first: by its own clock, the
-/// database says whether it is due. `None`: it does not wait there, or it is known already and not in the backlog.
-pub(super) async fn record_if_it_must_wait(
+/// Whether most worker slots are busy with the writes of this process, and not with requests: then it is the ledger, or
+/// the processor, that holds the lane back.
+fn writes_hold_slots(lane: &LaneContext) -> bool {
+    let workers = u64::from(lane.settings.borrow().provider.workers);
+    !lane.egress.has_free_slot() && lane.meter.in_flight() < workers / 2
+}
+
+/// Whether a new job must be recorded before it is sent: it has a time of its own, earlier jobs of its flow wait, its
+/// account is refused or paused, the lane keeps the order of its account, or the lane is limited.
+pub(super) fn must_wait(lane: &LaneContext, job: &Job) -> bool {
+    let flow = FlowKey::of(job);
+    let provider = Arc::clone(&lane.settings.borrow().provider);
+    let account = flow.account.as_ref();
+    job.not_before.is_some()
+        || job.expires_at.is_some()
+        || provider.refuses_account(job.account_name())
+        || provider.keeps_order_of(account)
+        || lane.backlog.core.lock().knows(&flow)
+        || lane.backlog.unrecorded.is_recording(&flow)
+        || is_limited(lane, job.cost)
+        || lane.control.account_pause(account).is_some()
+}
+
+/// Records a new job in the backlog, or asleep until its `not_before`, in its turn among the starts of other jobs and
+/// behind the earlier jobs of its flow.
+pub(super) async fn record(
     lane: &LaneContext,
     decoded: &Decoded,
-) -> Option<Result<BacklogRecord, RetryEnded<LedgerError>>> {
-    let flow = FlowKey::of(&decoded.job);
-    let is_paused = || lane.control.account_pause(flow.account.as_ref()).is_some();
-    let has_order = lane.settings.borrow().provider.keeps_order_of(flow.account.as_ref());
-    let must_wait =
-        || has_order || lane.backlog.core.lock().knows(&flow) || is_limited(lane, decoded.job.cost) || is_paused();
-    if decoded.job.not_before.is_some() || !must_wait() {
-        return None;
-    }
+    arrival: UnrecordedPayment<'_>,
+) -> Result<BacklogRecord, RetryEnded<LedgerError>> {
+    arrival.must_be_recorded();
     tokio::select! {
         () = lane.worker.intake_turns.wait() => {}
         () = lane.stop.cancelled() => {}
     }
+    arrival.turn().await;
     let ledger = &lane.worker.backends.ledger;
     let delay = delay_of_record(&lane.worker.start_timer.starts_within(STARTS_LOOKED_AT));
     let recorded = retry_while_unavailable("record a job in the backlog", &lane.stop, || {
         ledger.record_backlog(&decoded.job, decoded.hash, delay)
     });
-    let recorded = recorded.instrument(spans::step("record in the backlog")).await;
-    if matches!(recorded, Ok(BacklogRecord::Recorded)) {
+    let mut recorded = pin!(recorded.instrument(spans::step("record in the backlog")));
+    let under_way = poll!(&mut recorded);
+    // The jobs of a batch are recorded in the order in which they joined it.
+    let _under_way = arrival.under_way();
+    let recorded = match under_way {
+        Poll::Ready(recorded) => recorded?,
+        Poll::Pending => recorded.await?,
+    };
+    if let BacklogRecord::Recorded { wait } = &recorded {
         faults::crash(CrashPoint::AfterBacklogRecord);
-        lane.backlog.wake_if(|core| core.record_new(&flow, Instant::now()));
+        let token = LeaseToken { id: decoded.job.id.clone(), fence: 0 };
+        lane.worker.guard.remember(&lane.name, &token, 0, Progress::Recorded);
+        lane.room.record();
+        if wait.is_zero() {
+            lane.backlog.wake_if(|core| core.record_new(&FlowKey::of(&decoded.job), Instant::now()));
+        } else {
+            lane.sleepers.add(*wait);
+        }
     }
-    (!matches!(recorded, Ok(BacklogRecord::Open))).then_some(recorded)
+    Ok(recorded)
 }
 
 /// Counts one claimed job until its permit is granted, or until it is dropped.
@@ -173,10 +205,6 @@ impl AheadGuard {
     /// Of a job that the core has counted.
     pub(super) fn new(backlog: &Arc<LaneBacklog>, flow: FlowKey) -> Self {
         Self { backlog: Arc::clone(backlog), flow, is_released: AtomicBool::new(false) }
-    }
-
-    pub fn flow(&self) -> &FlowKey {
-        &self.flow
     }
 
     /// The job has its permit.

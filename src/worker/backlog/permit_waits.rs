@@ -18,7 +18,8 @@ use crate::limiter::gate::GateView;
 /// A job that a limit makes wait longer shows a limited lane: a permit that could be booked ahead would have been.
 pub const LIMITED_AFTER: Duration = BOOKING_HORIZON;
 /// The same for a job that waits for a worker slot or for the egress rate. A lane holds what it finishes in a tenth of a
-/// second, so a lane that is not slow does not let a job wait that long.
+/// second, so a lane that is not slow does not let a job wait that long. If its slots are busy with the writes of this
+/// process, such a wait does not count.
 const SLOTS_SHORT_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -47,6 +48,11 @@ fn long_wait(is_by_limit: bool) -> Duration {
 impl Grant {
     fn was_long(self) -> bool {
         self.waited > long_wait(self.is_by_limit)
+    }
+
+    /// Whether its wait counts: by a limit, or while the worker slots hold the lane back.
+    fn counts(self, by_slots: impl FnOnce() -> bool) -> bool {
+        self.was_long() && (self.is_by_limit || by_slots())
     }
 
     fn shows_a_limited_lane(self, now: Instant) -> bool {
@@ -97,8 +103,15 @@ impl<J: Eq + Hash> PermitWaits<J> {
     }
 
     /// Whether a job waits for longer than a free lane would let it, or surely will: more wait than the lane starts soon,
-    /// or the last grant shows it.
-    pub fn are_long(&self, now: Instant, startable_soon: impl FnOnce() -> u32, gate: &GateView) -> bool {
+    /// or the last grant shows it. `by_slots`: whether its slots or its egress rate hold the lane back, and not the
+    /// writes of this process.
+    pub fn are_long(
+        &self,
+        now: Instant,
+        startable_soon: impl FnOnce() -> u32,
+        gate: &GateView,
+        by_slots: impl Fn() -> bool,
+    ) -> bool {
         let pending = self.admitted.len() + self.waiting.len();
         if pending >= AHEAD_MIN as usize && pending >= startable_soon() as usize
             || self.last_grant.is_some_and(|grant| grant.shows_a_limited_lane(now))
@@ -107,9 +120,9 @@ impl<J: Eq + Hash> PermitWaits<J> {
         }
         let is_long = |began: &Instant| {
             let is_by_limit = gate.is_blocked_by_limit() || gate.was_at_limit_since(*began);
-            gate.waited_for_limits(*began, now) > long_wait(is_by_limit)
+            gate.waited_for_limits(*began, now) > long_wait(is_by_limit) && (is_by_limit || by_slots())
         };
-        let last_was_long = || self.last_grant.is_some_and(Grant::was_long);
+        let last_was_long = || self.last_grant.is_some_and(|grant| grant.counts(&by_slots));
         self.waiting.first_key_value().is_some_and(|(_, began)| is_long(began))
             && (last_was_long() || gate.is_blocked_by_limit())
     }
@@ -125,11 +138,12 @@ mod tests {
         waits: PermitWaits<u32>,
         now: Instant,
         unavailable_at: Option<Instant>,
+        by_slots: bool,
     }
 
     impl Waits {
         fn new() -> Self {
-            Self { waits: PermitWaits::default(), now: Instant::now(), unavailable_at: None }
+            Self { waits: PermitWaits::default(), now: Instant::now(), unavailable_at: None, by_slots: true }
         }
 
         fn begin(&mut self, job: u32) -> OngoingWait {
@@ -146,7 +160,7 @@ mod tests {
         fn are_long(&self, startable_soon: u32, is_at_limit: bool) -> bool {
             let block = is_at_limit.then(|| (BlockReason::Limit("all".to_owned()), self.now));
             let gate = GateView { block, unavailable_at: self.unavailable_at, ..GateView::default() };
-            self.waits.are_long(self.now, || startable_soon, &gate)
+            self.waits.are_long(self.now, || startable_soon, &gate, || self.by_slots)
         }
     }
 
@@ -208,6 +222,21 @@ mod tests {
             rig.now += waited;
             rig.grant(granted, is_by_limit);
             assert_eq!(rig.are_long(100, is_by_limit), is_limited, "{waited:?}, by a limit: {is_by_limit}");
+        }
+    }
+
+    /// Slots that are busy with this process's own writes are no reason to record payments first, which writes more.
+    #[test]
+    fn wait_for_a_slot_counts_while_the_slots_hold_the_lane_back() {
+        for (by_slots, is_by_limit, is_limited) in
+            [(true, false, true), (false, false, false), (false, true, true), (true, true, true)]
+        {
+            let mut rig = Waits { by_slots, ..Waits::new() };
+            let granted = rig.begin(0);
+            rig.begin(1);
+            rig.now += SLOTS_SHORT_AFTER * 2;
+            rig.grant(granted, is_by_limit);
+            assert_eq!(rig.are_long(100, is_by_limit), is_limited, "by slots: {by_slots}, by a limit: {is_by_limit}");
         }
     }
 

@@ -1,17 +1,15 @@
 //! Acquires the permit for one request, and with it a worker slot: waits as long as the provider's mode and the lane's
 //! pauses allow.
 //!
-//! It sends nothing. A refusal becomes a wait, for which the job is delayed.
+//! It sends nothing. A refusal becomes a wait, for which the job sleeps or returns to the backlog.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use super::backlog::{BacklogReturnReason, LIMIT_BLOCK_MIN};
-use super::fast_path::{Reservation, discard};
 use super::prepare::ProviderCall;
 use super::{JobRun, LaneContext, WaitCause};
 use crate::domain::disposition::OVERSIZED_WAIT;
@@ -23,7 +21,6 @@ use crate::fleet::report::PauseCause;
 use crate::limiter::gate::{
     AcquireRequest, AcquireResult, BlockReason, EgressRequest, EgressRule, GateRefusal, Permit, RefusalScope,
 };
-use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::lane::{RESUME_AHEAD, max_local_wait};
@@ -33,6 +30,10 @@ use crate::worker::lane::{RESUME_AHEAD, max_local_wait};
 /// jobs of an account wait longer for a slot in flight, because a release wakes them at once.
 pub(crate) const ACCOUNT_WAIT: Duration = BOOKING_HORIZON;
 
+/// Longest wait of an active job for its permit in `requeue` mode.
+pub(crate) const REQUEUE_WAIT: Duration = Duration::from_millis(250);
+/// Shortest wait of a job whose cost exceeds a limit.
+const COST_WAIT_MIN: Duration = Duration::from_millis(250);
 /// Longest wait of costly jobs for slots whose instant is not known: responses make them free.
 const INEXACT_COST_WAIT: Duration = Duration::from_secs(1);
 
@@ -65,8 +66,8 @@ pub(super) fn acquire_request(
 ) -> AcquireRequest {
     let (wait_until, accepted_wait) = match provider.mode {
         Mode::Blocking => (egress.wait_until, Duration::ZERO),
-        // A wait that is too short for a delay queue is slept.
-        Mode::Requeue => (Instant::now() + DELAY_STEPS[0], DELAY_STEPS[0]),
+        // A wait that is shorter than a return to the backlog and a new claim is slept.
+        Mode::Requeue => (Instant::now() + REQUEUE_WAIT, REQUEUE_WAIT),
     };
     AcquireRequest {
         job: Some(job.id.clone()),
@@ -74,7 +75,7 @@ pub(super) fn acquire_request(
         cost: if kind == CallKind::Charge { u32::from(job.cost) } else { 1 },
         kind,
         priority: if is_unknown { UNKNOWN_OUTCOME_PRIORITY } else { job.priority },
-        account: job.account.as_ref().map(|account| account.as_str().to_owned()),
+        account: job.account.as_ref().map(Arc::from),
         reference: job.reference.clone(),
         wait_until,
         accepted_wait,
@@ -149,22 +150,15 @@ fn cost_refusal(lane: &LaneContext, request: &AcquireRequest) -> Option<GateRefu
 }
 
 impl JobRun<'_> {
-    /// Waits for the permit of the call: the one that is reserved, or a new request.
-    pub(super) async fn acquire(&self, call: &ProviderCall, reservation: Option<Reservation<'_>>) -> PermitWait {
-        let permit_wait = match (reservation, call.kind()) {
-            (Some(Reservation(permit_wait)), CallKind::Charge) => permit_wait,
-            (reservation, kind) => {
-                discard(self.lane, reservation);
-                let provider = &self.settings.provider;
-                let egress = egress_request(self.lane, call.egress_rule(provider), self.delivered_at);
-                let acquire = acquire_request(&self.job, kind, self.claimed.maybe_charged, provider, egress);
-                let account_wait = if self.is_for_backlog() { acquire.account_wait } else { Duration::MAX };
-                let acquire = AcquireRequest { account_wait, ..acquire };
-                wait_for_permit(self.lane, acquire).boxed()
-            }
-        };
+    /// Waits for the permit of the call.
+    pub(super) async fn acquire(&self, call: &ProviderCall) -> PermitWait {
+        let provider = &self.settings.provider;
+        let egress = egress_request(self.lane, call.egress_rule(provider), self.delivered_at);
+        let acquire = acquire_request(&self.job, call.kind(), self.claimed.maybe_charged, provider, egress);
+        let account_wait = if self.is_for_backlog() { acquire.account_wait } else { Duration::MAX };
+        let acquire = AcquireRequest { account_wait, ..acquire };
         let waiting = spans::step("wait for a permit");
-        let waited = permit_wait.instrument(waiting.clone()).await;
+        let waited = wait_for_permit(self.lane, acquire).instrument(waiting.clone()).await;
         if let Some(ahead) = &self.ahead {
             ahead.release();
         }
@@ -204,12 +198,16 @@ impl JobRun<'_> {
             // The refusal says nothing about the jobs behind it.
             RefusalScope::Job | RefusalScope::Account | RefusalScope::Cost => {}
             RefusalScope::Charges => control.pause_charges(refusal.retry_after, by, cause.reason.clone()),
-            RefusalScope::All => control.pause_intake(refusal.retry_after, by, cause.reason.clone()),
+            // Over soon: to record what arrives meanwhile would cost more than to let it wait in the queue.
+            RefusalScope::All if by == PauseCause::Cold => {
+                control.pause_intake(refusal.retry_after, by, cause.reason.clone());
+            }
+            RefusalScope::All => control.pause_claims(refusal.retry_after, by, cause.reason.clone()),
         }
         if refusal.scope == RefusalScope::Job {
             return self.delay(refusal.retry_after, cause).await;
         }
-        if by == PauseCause::Limit && self.waits_in_backlog() {
+        if by == PauseCause::Limit && self.is_for_backlog() {
             return self.return_to_backlog(cause.into()).await;
         }
         self.wait_for_lane(refusal.retry_after, cause).await
@@ -218,7 +216,7 @@ impl JobRun<'_> {
     /// Delays a job that costs more than a limit has free. Cheaper ones go on, and those that cost as much wait with it.
     async fn delay_costly(&self, limit: &str, refusal: &GateRefusal, cause: WaitCause) -> DeliveryAction {
         self.lane.control.record_cost_wait(u32::from(self.job.cost), limit, Instant::now() + cost_wait(refusal));
-        if self.waits_in_backlog() {
+        if self.is_for_backlog() {
             return self.return_to_backlog(cause.into()).await;
         }
         self.delay(refusal.retry_after, cause).await
@@ -228,7 +226,7 @@ impl JobRun<'_> {
     /// raised.
     fn cost_wait(&self) -> Duration {
         let left = self.lane.settings.borrow().provider.max_age.saturating_sub(self.age());
-        left.clamp(DELAY_STEPS[0], OVERSIZED_WAIT)
+        left.clamp(COST_WAIT_MIN, OVERSIZED_WAIT)
     }
 
     /// Counts a refusal, and records it on the span of the wait and among the lane's decisions; never with an account.

@@ -1,8 +1,7 @@
 //! Writing of an answer that the ledger has refused: again, whatever the error, until the ledger has it.
 //!
-//! [`crate::domain::kept_answers`] says when, and how. The job waits for that with its delivery and its worker slot for
-//! a short time. Then the writes go on in the background: a redelivered message meets the lease, which this process
-//! renews. If the drain's time is over, the answer is logged.
+//! [`crate::domain::kept_answers`] says when, and how. The job waits for that with its worker slot for
+//! a short time. Then the writes go on in the background, under the lease, which this process renews. If the drain's time is over, the answer is logged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::JobRun;
-use super::commit::{AnswerText, AttemptResult, CommittedState, write_answer};
+use super::commit::{AnswerText, AttemptResult, write_answer};
 use crate::domain::kept_answers::{KeptStage, KeptWrite, REFUSALS_MAX};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
@@ -23,7 +22,7 @@ use crate::worker::outcome_writes::KeptAnswer;
 use crate::worker::retry::retry_while_unavailable;
 use crate::worker::unwritten::UnwrittenAnswer;
 
-/// Time for which a job waits for the write of its answer with its delivery and its worker slot.
+/// Time for which a job waits for the write of its answer with its worker slot.
 const FOREGROUND_MAX: Duration = Duration::from_secs(30);
 const REFUSED: &str = "the ledger refused an outcome; it is written again until it is accepted";
 
@@ -52,7 +51,8 @@ struct AnswerGuards {
 
 /// How the writes of an answer ended.
 pub(super) enum Rewritten {
-    Applied(JobState, Box<CommittedState>),
+    /// With the final state that was written, if one was.
+    Applied(JobState, Option<FinalState>),
     /// The ledger had it already, and only the reply was lost.
     Known,
     TakenOver,
@@ -100,12 +100,12 @@ impl RefusedAnswer {
     pub(super) async fn finish(mut self) {
         match self.write_until(None).await {
             Rewritten::Applied(JobState::Final { state, .. }, committed) => {
-                let state = committed.state.unwrap_or(state);
-                self.meter.record_finished(state.name(), self.age + self.since.elapsed());
-                committed.publish(&self.worker);
+                let state = committed.unwrap_or(state);
+                self.meter.record_finished(state, self.age + self.since.elapsed());
+                self.worker.new_events.notify_one();
             }
             Rewritten::TakenOver => self.text().log_taken_over(),
-            // A waiting job has a message in a delay queue, or the sweeper publishes it.
+            // A sleeping job is found when it is due.
             Rewritten::Applied(..) | Rewritten::Known | Rewritten::Abandoned | Rewritten::Continues => {}
         }
     }
@@ -127,7 +127,7 @@ impl RefusedAnswer {
             match written {
                 Ok((FencedWrite::Applied, state, committed)) => {
                     self.kept.record_accepted();
-                    return Rewritten::Applied(state, Box::new(committed));
+                    return Rewritten::Applied(state, committed);
                 }
                 Ok((FencedWrite::Stale, ..)) if self.is_recorded().await => {
                     self.kept.record_accepted();
@@ -144,7 +144,7 @@ impl RefusedAnswer {
         }
     }
 
-    async fn write_once(&self, write: KeptWrite) -> Result<(FencedWrite, JobState, CommittedState), LedgerError> {
+    async fn write_once(&self, write: KeptWrite) -> Result<(FencedWrite, JobState, Option<FinalState>), LedgerError> {
         let review;
         let (result, state) = match write {
             KeptWrite::Answer => (&self.result, &self.state),
@@ -153,8 +153,7 @@ impl RefusedAnswer {
                 (&review.0, &review.1)
             }
         };
-        let ledger = &self.worker.backends.ledger;
-        let writing = write_answer(ledger, &self.active.lease, result, state, Duration::ZERO);
+        let writing = write_answer(&self.worker, &self.active.lease, result, state, Duration::ZERO);
         let (written, committed) = faults::unread(CrashPoint::OutcomeCommitUnacknowledged, writing).await?;
         faults::crash(CrashPoint::AfterOutcome);
         Ok((written, state.clone(), committed))

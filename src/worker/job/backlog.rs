@@ -1,27 +1,26 @@
-//! Returns jobs to the backlog instead of delaying their messages.
+//! Returns of claimed jobs to the backlog.
 //!
-//! A job that a limit of its account refuses returns with a block of its flow. In blocking mode, one that a limit of the
-//! provider refuses returns, too. One that came from the backlog also returns when its lane cannot send: it has no
-//! message that could be delayed.
+//! If a limit of its account refuses a job, the job returns with a block of its flow. If a limit of the provider refuses
+//! it, or its lane cannot send, the job returns without a block.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::prepare::ProviderCall;
-use super::{Arrival, EGRESS_DELAY, JobRun, LANE_PAUSED_DELAY, LaneContext, WaitCause};
+use super::{EGRESS_DELAY, JobRun, LANE_PAUSED_DELAY, LaneContext, WaitCause};
 use crate::domain::account_faults::SetupSign;
 use crate::domain::disposition::Transition;
 use crate::domain::job::{FlowKey, Job};
 use crate::domain::outcome::FinalState;
 use crate::domain::permit_protocol::CallKind;
-use crate::domain::provider::Mode;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
 use crate::ledger::backlog::{BacklogReturn, BlockedReason, FlowBlock};
 use crate::ledger::{Claimed, FencedWrite};
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
 use crate::telemetry::spans;
+use crate::worker::backlog::AheadGuard;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::retry::retry_while_unavailable;
 
@@ -37,6 +36,9 @@ const CHANGED_ROW: &str = "its message cannot be made from the ledger: content a
 /// A flow wakes this long before its limit has a slot, so that its first job is at the gate by then. Shorter than an
 /// active job waits for a limit of its account.
 pub(crate) const WAKE_AHEAD: Duration = Duration::from_millis(150);
+/// Longest time for which nothing is claimed after a job whose lane could not send. Its pause may end earlier than
+/// expected.
+const HOLD_MAX: Duration = Duration::from_millis(500);
 /// Shortest block: a job that was refused is not claimed again at once.
 pub(crate) const LIMIT_BLOCK_MIN: Duration = Duration::from_millis(20);
 
@@ -64,16 +66,10 @@ impl From<WaitCause> for BacklogReturnReason {
 }
 
 impl JobRun<'_> {
-    /// Whether the job waits in the backlog before its call: for its turn, if it came by a message and its account has
-    /// an order, or while the provider refuses its account.
+    /// Why the job waits in the backlog before its request. `None`: the job may be sent.
     pub(super) fn must_return_to_backlog(&self, call: &ProviderCall) -> Option<BacklogReturnReason> {
         if !self.is_for_backlog() {
             return None;
-        }
-        let account = self.job.account.as_ref();
-        let has_order = self.settings.provider.keeps_order_of(account);
-        if has_order && self.ahead.is_none() && self.claimed.attempts == 0 {
-            return Some(BacklogReturnReason { label: "account_order", reason: None, block: None });
         }
         if call.kind() != CallKind::Charge {
             return None;
@@ -108,26 +104,29 @@ impl JobRun<'_> {
         }
     }
 
-    /// Whether a job that its lane's limit refuses waits in the backlog, and not in a delay queue.
-    pub(super) fn waits_in_backlog(&self) -> bool {
-        self.is_for_backlog() && self.lane.settings.borrow().provider.mode == Mode::Blocking
-    }
-
     /// Ends the run of a job whose lane cannot send now.
     pub(super) async fn wait_for_lane(&self, wait: Duration, cause: WaitCause) -> DeliveryAction {
-        if self.ahead.is_none() || !self.is_for_backlog() {
+        if !self.is_for_backlog() {
             return self.delay(wait, cause).await;
         }
-        self.lane.backlog.hold(wait.min(LANE_PAUSED_DELAY));
+        self.lane.backlog.hold(wait.min(HOLD_MAX));
         self.return_to_backlog(cause.into()).await
     }
 
+    /// Ends the run of a charge whose lane is held.
+    pub(super) async fn wait_for_release(&self, held: Wait) -> DeliveryAction {
+        let cause = WaitCause::new("lane_held", held);
+        match self.is_for_backlog() {
+            true => self.return_to_backlog(cause.into()).await,
+            false => self.delay(LANE_PAUSED_DELAY, cause).await,
+        }
+    }
+
     /// Ends the run of a job that got no worker slot in time. In the backlog it keeps its place, and is claimed again as
-    /// soon as a slot is free. Delayed, it would come back late, and the slots of a lane with few jobs would be idle.
+    /// soon as a slot is free. A job of unknown outcome sleeps.
     pub(super) async fn wait_for_slot(&self) -> DeliveryAction {
         let cause = WaitCause::new("egress", WaitReason::Egress);
-        let is_of_backlog = self.ahead.is_some() && self.is_for_backlog();
-        if !is_of_backlog && !self.waits_in_backlog() {
+        if !self.is_for_backlog() {
             return self.delay(EGRESS_DELAY, cause).await;
         }
         self.lane.backlog.await_slot(EGRESS_DELAY);
@@ -158,7 +157,7 @@ impl JobRun<'_> {
                 self.lane.backlog.record_return(FlowKey::of(&self.job), block.map(|block| block.at));
                 spans::record_result(label);
                 let why = reason.map_or_else(|| BEHIND_OTHERS.to_owned(), |reason| reason.to_string());
-                self.lane.meter.record_delay(label, &why);
+                self.lane.meter.record_delay(label, why);
                 DeliveryAction::Ack
             }
             Ok(FencedWrite::Stale) => DeliveryAction::Requeue,
@@ -175,10 +174,10 @@ pub(in crate::worker) async fn review_changed_row(
     lane: &LaneContext,
     job: Job,
     claimed: Claimed,
-    mut arrival: Arrival<'_>,
+    ahead: AheadGuard,
 ) -> DeliveryAction {
     tracing::error!(provider = %lane.name, job = %job.id, CHANGED_ROW);
-    let run = JobRun::new(lane, job, claimed, &mut arrival);
+    let run = JobRun::new(lane, job, claimed, ahead);
     let next = Transition::Finalize { state: FinalState::Review, reason: CHANGED_ROW.to_owned(), reference: None };
     run.transition(next, "review").await
 }

@@ -1,7 +1,6 @@
 //! Commits the state of a job: after a request, without one, or by releasing it unchanged.
 //!
-//! A delivery is acknowledged only when its job's state is committed. Otherwise the next worker finds the request open
-//! in the ledger.
+//! A job that waits sleeps in the ledger until its instant.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +8,8 @@ use std::time::Duration;
 use tracing::Instrument as _;
 
 use super::answer::{RefusedAnswer, Rewritten};
-use super::{JobRun, WaitCause};
+use super::{JobRun, LANE_PAUSED_DELAY, UNSENT_DELAY, WaitCause};
+use crate::domain::commit_memory::Progress;
 use crate::domain::disposition::Transition;
 use crate::domain::job::JobId;
 use crate::domain::outcome::{FinalState, NOT_SENT};
@@ -17,42 +17,13 @@ use crate::domain::permit_protocol::CallKind;
 use crate::domain::persist_window::delay_after_response;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
-use crate::ledger::copies::ReturnPlan;
-use crate::ledger::database::Database;
-use crate::ledger::{
-    AttemptEnd, BatchOptions, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd, OutcomeEvent,
-};
-use crate::queue::DELAY_STEPS;
+use crate::fleet::report::PauseCause;
+use crate::ledger::{AttemptEnd, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd};
 use crate::telemetry::spans;
 use crate::worker::WorkerContext;
+use crate::worker::commit_guard::{HeldBack, KeptResponse, PROOFS_ARRIVE_WITHIN};
 use crate::worker::intake::{BACKEND_REFUSAL_PAUSE, DeliveryAction, pause_intake};
-use crate::worker::outbox::EVENT_LEASE;
 use crate::worker::retry::{Transient as _, retry_while_unavailable};
-
-/// State of a job as it was committed.
-#[derive(Default)]
-pub(super) struct CommittedState {
-    /// Not always the requested state: a charge that belongs to another payment makes it `review`.
-    pub state: Option<FinalState>,
-    /// The outcome event, if this process publishes it.
-    event: Option<OutcomeEvent>,
-    /// Copy of a waiting job.
-    next_copy: Option<ReturnPlan>,
-}
-
-impl CommittedState {
-    fn delayed(next_copy: Option<ReturnPlan>) -> Self {
-        Self { next_copy, ..Self::default() }
-    }
-
-    /// Hands the event to the outbox.
-    pub(super) fn publish(self, worker: &WorkerContext) {
-        match self.event {
-            Some(event) => worker.outbox.push(event),
-            None => worker.outbox.notify_unleased(),
-        }
-    }
-}
 
 /// Result of a request, for its row.
 pub(super) enum AttemptResult {
@@ -79,6 +50,21 @@ impl AttemptResult {
         }
     }
 
+    /// How far the job is with this result and state. `committed`: the final state that was written, if it is known.
+    fn progress(&self, state: &JobState, committed: Option<FinalState>) -> Progress<KeptResponse> {
+        match (self, state) {
+            // A look-up never takes back that its job may have been charged.
+            (Self::Charge(_), JobState::Waiting { .. }) => Progress::Recorded,
+            (Self::Lookup(_), JobState::Waiting { .. }) | (_, JobState::Unknown { .. }) => Progress::Sent,
+            (_, JobState::Final { .. } | JobState::SucceededInPart(_)) => {
+                let (outcome, status) = self.outcome_and_status();
+                let requested = if let JobState::Final { state, .. } = state { *state } else { FinalState::Succeeded };
+                let end = committed.unwrap_or(requested);
+                Progress::Ended(KeptResponse { outcome, status, state: state.clone(), end })
+            }
+        }
+    }
+
     pub(super) fn number(&self) -> u32 {
         match self {
             Self::Charge(end) => end.number,
@@ -95,25 +81,22 @@ impl AttemptResult {
     }
 }
 
-/// Writes the result of a request and the job's state under the lease.
+/// Writes the result of a request and the job's state under the lease, and remembers the commit. Returns the final state
+/// that was written, which is not always the requested one: a charge that belongs to another payment makes it `review`.
 pub(super) async fn write_answer(
-    ledger: &Database,
+    worker: &WorkerContext,
     lease: &LeaseToken,
     result: &AttemptResult,
     state: &JobState,
     max_batch_delay: Duration,
-) -> Result<(FencedWrite, CommittedState), LedgerError> {
-    match result {
-        AttemptResult::Charge(end) => {
-            let timing = BatchOptions { lease: EVENT_LEASE, max_batch_delay };
-            let (written, event, next_copy) = ledger.finish_attempt_batched(lease, end, state, timing).await?;
-            Ok((written, CommittedState { state: event.as_ref().map(|event| event.state), event, next_copy }))
-        }
-        AttemptResult::Lookup(end) => {
-            let (written, state, next_copy) = ledger.finish_lookup(lease, end, state).await?;
-            Ok((written, CommittedState { state, event: None, next_copy }))
-        }
-    }
+) -> Result<(FencedWrite, Option<FinalState>), LedgerError> {
+    let ledger = &worker.backends.ledger;
+    let (written, committed) = match result {
+        AttemptResult::Charge(end) => ledger.finish_attempt_batched(lease, end, state, max_batch_delay).await?,
+        AttemptResult::Lookup(end) => ledger.finish_lookup(lease, end, state).await?,
+    };
+    worker.guard.record_end(lease, result.number(), result.progress(state, committed), written);
+    Ok((written, committed))
 }
 
 impl JobRun<'_> {
@@ -121,16 +104,27 @@ impl JobRun<'_> {
         &self,
         result: &AttemptResult,
         state: &JobState,
-    ) -> Result<(FencedWrite, CommittedState), LedgerError> {
+    ) -> Result<(FencedWrite, Option<FinalState>), LedgerError> {
         let max_batch_delay = delay_after_response(self.delivered_at.elapsed());
-        write_answer(&self.lane.worker.backends.ledger, &self.active.lease, result, state, max_batch_delay).await
+        write_answer(&self.lane.worker, &self.active.lease, result, state, max_batch_delay).await
     }
 
     /// Ends a request that was recorded too late for its permit: nothing was sent.
     pub(super) async fn finish_unsent(&self, kind: CallKind, number: u32) -> DeliveryAction {
         let result = AttemptResult::unsent(kind, number, "recorded too late for its permit");
-        let (after, unknown, reason) = (DELAY_STEPS[0], self.claimed.maybe_charged, WaitReason::PermitMissed.into());
+        let (after, unknown, reason) = (UNSENT_DELAY, self.claimed.maybe_charged, WaitReason::PermitMissed.into());
         self.commit_result(result, Transition::Retry { after, unknown, reason }, "late").await
+    }
+
+    /// Ends a charge that was recorded and may not be sent now.
+    pub(super) async fn finish_held_back(&self, number: u32, held_back: HeldBack) -> DeliveryAction {
+        let reason = held_back.wait();
+        if matches!(held_back, HeldBack::NotCompared) {
+            self.lane.control.pause_sending(PROOFS_ARRIVE_WITHIN, PauseCause::Backend, reason.clone());
+        }
+        let result = AttemptResult::unsent(CallKind::Charge, number, &reason.to_string());
+        let unknown = self.claimed.maybe_charged;
+        self.commit_result(result, Transition::Retry { after: LANE_PAUSED_DELAY, unknown, reason }, "lane_held").await
     }
 
     /// Commits the result of a request and the job's state; `label` names its wait, if it waits, in metrics.
@@ -160,7 +154,7 @@ impl JobRun<'_> {
 
     async fn write_again(&self, mut answer: RefusedAnswer, label: &'static str) -> DeliveryAction {
         match answer.write().instrument(spans::step("write the outcome down again")).await {
-            Rewritten::Applied(state, committed) => return self.to_delivery_action(&state, *committed, label),
+            Rewritten::Applied(state, committed) => return self.to_delivery_action(&state, committed, label),
             Rewritten::TakenOver => answer.text().log_taken_over(),
             Rewritten::Known | Rewritten::Abandoned => {}
             Rewritten::Continues => drop(self.lane.worker.jobs.spawn(answer.finish())),
@@ -175,7 +169,7 @@ impl JobRun<'_> {
         let refused = !error.is_transient();
         let (after, cause, label) = match refused {
             true => (BACKEND_REFUSAL_PAUSE, error.to_string(), "ledger_refused"),
-            false => (DELAY_STEPS[0], "the ledger was unavailable".to_owned(), "ledger_unavailable"),
+            false => (UNSENT_DELAY, "the ledger was unavailable".to_owned(), "ledger_unavailable"),
         };
         let reason = if refused { WaitReason::LedgerRefused } else { WaitReason::LedgerUnavailable };
         let open = AttemptResult::unsent(kind, self.claimed.last_attempt + 1, &cause);
@@ -184,10 +178,7 @@ impl JobRun<'_> {
         let written = retry_while_unavailable("cancel an unsent request", &self.lane.worker.abandon, || async {
             match self.write_result(&open, &state).await? {
                 (FencedWrite::Applied, committed) => Ok::<_, LedgerError>((FencedWrite::Applied, committed)),
-                (FencedWrite::Stale, _) => {
-                    let (written, next_copy) = ledger.transition_with_copy(lease, &state).await?;
-                    Ok((written, CommittedState::delayed(next_copy)))
-                }
+                (FencedWrite::Stale, _) => Ok((ledger.transition(lease, &state).await?, None)),
             }
         });
         match written.await {
@@ -206,15 +197,13 @@ impl JobRun<'_> {
     pub(super) async fn transition(&self, next: Transition, label: &'static str) -> DeliveryAction {
         let (state, ledger) = (job_state(next), &self.lane.worker.backends.ledger);
         let written = retry_while_unavailable("update job state", &self.lane.worker.abandon, || {
-            ledger.transition_with_copy(&self.active.lease, &state)
+            ledger.transition(&self.active.lease, &state)
         });
         match written.await {
-            Ok((FencedWrite::Applied, next_copy)) => {
-                self.to_delivery_action(&state, CommittedState::delayed(next_copy), label)
-            }
-            Ok((FencedWrite::Stale, _)) => DeliveryAction::Requeue,
+            Ok(FencedWrite::Applied) => self.to_delivery_action(&state, None, label),
+            Ok(FencedWrite::Stale) => DeliveryAction::Requeue,
             Err(error) => {
-                tracing::warn!(job = %self.job.id, %error, "failed to update job state; requeueing");
+                tracing::warn!(job = %self.job.id, %error, "failed to update job state; the job returns when its lease expires");
                 DeliveryAction::RequeueAndPause
             }
         }
@@ -234,25 +223,31 @@ impl JobRun<'_> {
         DeliveryAction::Requeue
     }
 
-    fn to_delivery_action(&self, state: &JobState, committed: CommittedState, label: &'static str) -> DeliveryAction {
+    /// Follows a commit; `committed`: the final state that was written, if it is known.
+    fn to_delivery_action(
+        &self,
+        state: &JobState,
+        committed: Option<FinalState>,
+        label: &'static str,
+    ) -> DeliveryAction {
         match state {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
                 spans::record_result(label);
-                self.lane.meter.record_delay(label, &reason.to_string());
-                self.action_after_delay(*wait, committed.next_copy)
+                self.lane.meter.record_delay(label, reason.to_string());
+                self.lane.sleepers.add(*wait);
             }
             JobState::Final { .. } | JobState::SucceededInPart(_) => {
                 let requested = match state {
                     JobState::Final { state, .. } => *state,
                     _ => FinalState::Succeeded,
                 };
-                let state = committed.state.unwrap_or(requested);
+                let state = committed.unwrap_or(requested);
                 spans::record_result(state.name());
-                self.lane.meter.record_finished(state.name(), self.age());
-                committed.publish(&self.lane.worker);
-                DeliveryAction::Ack
+                self.lane.meter.record_finished(state, self.age());
+                self.lane.worker.new_events.notify_one();
             }
         }
+        DeliveryAction::Ack
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{JobRun, LANE_PAUSED_DELAY, WaitCause};
+use super::{JobRun, LANE_PAUSED_DELAY, UNSENT_DELAY, WaitCause};
 use crate::domain::disposition::{
     AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, PreSend, Refusals, SendObstacle, Transition, before_request,
     review_unless_lookup,
@@ -17,7 +17,6 @@ use crate::domain::sum::{SentSum, UnsupportedSum};
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::limiter::gate::EgressRule;
 use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
-use crate::queue::DELAY_STEPS;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::log_throttle::pause_for_fault;
 
@@ -133,7 +132,7 @@ impl JobRun<'_> {
             (PreSend::LookUp, ProviderCall::Charge(_)) => {
                 let reason = "waited too long to be sent again: the provider is asked";
                 let reason = Wait::with_detail(WaitReason::Lookup, reason);
-                Some(Transition::Retry { after: DELAY_STEPS[0], unknown: true, reason })
+                Some(Transition::Retry { after: UNSENT_DELAY, unknown: true, reason })
             }
             // A job that could be sent again is looked up instead where its request would differ.
             (PreSend::Charge | PreSend::LookUp, _) => None,

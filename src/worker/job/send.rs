@@ -4,6 +4,7 @@
 //! Only a recorded request is sent, and one permit allows one request. See
 //! `docs/decisions/0031-one-request-per-permit.md`.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -14,6 +15,7 @@ use super::commit::AttemptResult;
 use super::prepare::ProviderCall;
 use crate::domain::account_faults::{FaultScope, SetupSign};
 use crate::domain::breaker::BreakerTransition;
+use crate::domain::commit_memory::Progress;
 use crate::domain::disposition::lookup::after_lookup;
 use crate::domain::disposition::{AttemptHistory, PauseRequest, Refusals, Transition, after_outcome};
 use crate::domain::job::{Job, JobField};
@@ -100,6 +102,7 @@ impl JobRun<'_> {
             }
             Err(error) => return self.on_begin_failed(call.kind(), permit, &error).await,
         };
+        self.lane.worker.guard.remember(&self.lane.name, lease, number, Progress::Sent);
         self.send(BegunRequest { call, number, permit, permission, is_ahead: !lead.is_zero() }).await
     }
 
@@ -131,14 +134,13 @@ impl JobRun<'_> {
         let starting = spans::step("wait for the permit's start");
         lane.worker.start_timer.sleep_until(permit.start_at).instrument(starting).await;
         let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
-        let Ok(permit) = permit.begin() else {
-            lane.meter.record_return(ReturnReason::DeadlineMissed);
-            if lane.worker.log_throttle.admits(lane.name.as_str(), RECORDED_LATE, "deadline") {
-                tracing::warn!(provider = %lane.name, "{RECORDED_LATE}");
-            }
-            lane.control.record_deadline_miss();
-            return self.finish_unsent(call.kind(), number).await;
-        };
+        if call.kind() == CallKind::Charge
+            && let Err(held_back) = lane.worker.guard.admit_charge(&self.settings.provider)
+        {
+            drop(permit);
+            return self.finish_held_back(number, held_back).await;
+        }
+        let Ok(permit) = permit.begin() else { return self.finish_late(call.kind(), number).await };
         lane.control.record_on_time();
         let started = lane.meter.request_started(lateness, is_ahead);
         // A start in the past says nothing: it was late before it could be recorded.
@@ -185,6 +187,17 @@ impl JobRun<'_> {
                 self.finish_lookup(number, history, self.redact(answer, LookupResult::redact)).await
             }
         }
+    }
+
+    /// Ends a request that was recorded too late for its permit.
+    async fn finish_late(&self, kind: CallKind, number: u32) -> DeliveryAction {
+        let lane = self.lane;
+        lane.meter.record_return(ReturnReason::DeadlineMissed);
+        if lane.worker.log_throttle.admits(lane.name.as_str(), RECORDED_LATE, "deadline") {
+            tracing::warn!(provider = %lane.name, "{RECORDED_LATE}");
+        }
+        lane.control.record_deadline_miss();
+        self.finish_unsent(kind, number).await
     }
 
     /// Takes out of a response what is not stored, and logs that.
@@ -337,7 +350,7 @@ fn record_breaker_transition(lane: &LaneContext, change: Option<BreakerTransitio
                 outcome.code(),
                 open_for.as_secs_f64()
             );
-            LaneDecision { merge_key: String::new(), ..LaneDecision::new(DecisionKind::BreakerOpened, &words) }
+            LaneDecision { merge_key: Cow::Borrowed(""), ..LaneDecision::new(DecisionKind::BreakerOpened, &words) }
         }
         Some(BreakerTransition::Closes) => LaneDecision::new(DecisionKind::BreakerClosed, "the provider answers again"),
         None => return,
@@ -377,18 +390,18 @@ fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, 
                 wait.as_secs_f64()
             );
             lane.meter.record_decision(LaneDecision {
-                merge_key: String::new(),
+                merge_key: Cow::Borrowed(""),
                 ..LaneDecision::new(DecisionKind::Throttled, &words)
             });
             lane.gate.pause(wait, rand::random());
-            lane.control.pause_intake(wait, PauseCause::Provider, WaitReason::ProviderPaused.into());
+            lane.control.pause_claims(wait, PauseCause::Provider, WaitReason::ProviderPaused.into());
         }
         Some(PauseRequest::Lane { wait, cause }) => {
             tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), %cause, "lane paused");
             lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause.to_string()));
             lane.control.pause_sending(wait, by, cause);
         }
-        Some(PauseRequest::Intake { wait, fault }) => pause_for_fault(lane, wait, &fault),
+        Some(PauseRequest::Claims { wait, fault }) => pause_for_fault(lane, wait, &fault),
         None => {}
     }
 }

@@ -3,6 +3,7 @@
 //! Equal decisions within one second are one line with a count, and the oldest lines are dropped. The wall clock is
 //! used only for the time that is shown.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -50,16 +51,17 @@ impl DecisionKind {
 pub struct LaneDecision {
     pub kind: DecisionKind,
     /// Decisions of one kind with the same key are merged; not shown.
-    pub merge_key: String,
+    pub merge_key: Cow<'static, str>,
     /// Text for operators.
-    pub reason: String,
+    pub reason: Cow<'static, str>,
     pub permits: u32,
 }
 
 impl LaneDecision {
     /// A decision that is merged with any other of this kind and text.
     pub fn new(kind: DecisionKind, reason: &str) -> Self {
-        Self { kind, merge_key: reason.to_owned(), reason: reason.to_owned(), permits: 0 }
+        let reason = Cow::<'static, str>::Owned(reason.to_owned());
+        Self { kind, merge_key: reason.clone(), reason, permits: 0 }
     }
 }
 
@@ -92,7 +94,7 @@ impl DecisionLog {
         let line = |(at_ms, decision): &(u64, LaneDecision)| ReportedDecision {
             at_ms: i64::try_from(*at_ms).unwrap_or(i64::MAX),
             kind: decision.kind.code().to_owned(),
-            reason: decision.reason.clone(),
+            reason: decision.reason.clone().into_owned(),
             permits: decision.permits,
         };
         self.0.lock().iter().rev().map(line).collect()
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     fn decision(kind: DecisionKind, about: &str, reason: &str) -> LaneDecision {
-        LaneDecision { kind, merge_key: about.to_owned(), reason: reason.to_owned(), permits: 1 }
+        LaneDecision { kind, merge_key: about.to_owned().into(), reason: reason.to_owned().into(), permits: 1 }
     }
 
     #[test]

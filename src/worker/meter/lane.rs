@@ -3,10 +3,13 @@
 //! It only counts; other modules decide what counts as refused or late. Jobs and requests in progress are counted by
 //! guards, so that none stays counted when a job ends early.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -59,15 +62,31 @@ pub struct LaneMeter {
     families: Arc<Families>,
     /// The provider.
     labels: Labels,
-    /// Whether the series of [`Self::show_all`] exist.
-    shown: Once,
+    /// The series of [`Self::show_all`], from the first delivery on.
+    shown: OnceLock<ShownSeries>,
     sent: AtomicU64,
     /// The counts of [`WAITS_MS`] for the overview: a [`Histogram`] shows its own to a scrape alone.
     waits: [AtomicU64; WAITS_MS.len() + 1],
     /// Ended holds, and the sum of them in microseconds.
     held: [AtomicU64; 2],
     lateness_ahead: Histogram,
+    /// The series of [`Self::requeues`] that were counted in.
+    delays: Mutex<HashMap<&'static str, Counter>>,
     decisions: DecisionLog,
+}
+
+/// Series that each payment counts in: they are not looked up by their labels each time.
+#[derive(Debug)]
+struct ShownSeries {
+    /// In the order of [`FinalState::ALL`].
+    finished: [Counter; FinalState::ALL.len()],
+    /// In the order of [`STATUS_CLASSES`].
+    responses: [Counter; STATUS_CLASSES.len()],
+    job_duration_seconds: Histogram,
+    permit_wait_seconds: Histogram,
+    provider_request_duration_seconds: Histogram,
+    hold_seconds: Histogram,
+    start_lateness_seconds: Histogram,
 }
 
 /// Counts one thing in progress until it is dropped.
@@ -93,11 +112,12 @@ impl LaneMeter {
         let lane = Self {
             families,
             labels: vec![("provider", provider.to_string())],
-            shown: Once::new(),
+            shown: OnceLock::new(),
             sent: AtomicU64::default(),
             waits: std::array::from_fn(|_| AtomicU64::default()),
             held: <[AtomicU64; 2]>::default(),
             lateness_ahead: start_lateness(),
+            delays: Mutex::default(),
             decisions: DecisionLog::default(),
         };
         let Families { permits_granted, provider_throttled, redelivered, .. } = lane.families.as_ref();
@@ -114,23 +134,22 @@ impl LaneMeter {
     /// Shows what has a series for each reason, class or bound: nine tenths of a scrape, and most lanes are idle.
     ///
     /// All counters begin at zero before the first job has an effect, so that most scrapes see their first increase.
-    fn show_all(&self) {
-        let Families { job_duration_seconds, permit_wait_seconds, provider_request_duration_seconds, .. } =
-            self.families.as_ref();
-        let Families { hold_seconds, start_lateness_seconds, .. } = self.families.as_ref();
-        for histogram in [
-            job_duration_seconds,
-            permit_wait_seconds,
-            provider_request_duration_seconds,
-            hold_seconds,
-            start_lateness_seconds,
-        ] {
-            drop(self.own(histogram));
-        }
-        ReturnReason::ALL.into_iter().for_each(|why| drop(self.returned(why)));
-        FinalState::ALL.into_iter().for_each(|state| drop(self.finished(state.name())));
-        STATUS_CLASSES.into_iter().for_each(|class| drop(self.responses(class)));
-        InvalidReason::ALL.into_iter().for_each(|reason| drop(self.rejected(reason.code())));
+    fn show_all(&self) -> &ShownSeries {
+        self.shown.get_or_init(|| {
+            ReturnReason::ALL.into_iter().for_each(|why| drop(self.returned(why)));
+            InvalidReason::ALL.into_iter().for_each(|reason| drop(self.rejected(reason.code())));
+            let families = self.families.as_ref();
+            ShownSeries {
+                finished: FinalState::ALL.map(|state| self.finished(state.name())),
+                responses: STATUS_CLASSES
+                    .map(|class| self.labelled(&families.provider_requests, "status_class", class)),
+                job_duration_seconds: self.own(&families.job_duration_seconds),
+                permit_wait_seconds: self.own(&families.permit_wait_seconds),
+                provider_request_duration_seconds: self.own(&families.provider_request_duration_seconds),
+                hold_seconds: self.own(&families.hold_seconds),
+                start_lateness_seconds: self.own(&families.start_lateness_seconds),
+            }
+        })
     }
 
     fn own<M: Clone>(&self, family: &Family<Labels, M>) -> M {
@@ -165,10 +184,6 @@ impl LaneMeter {
         self.labelled(&self.families.requeues, "reason", reason)
     }
 
-    fn responses(&self, class: &str) -> Counter {
-        self.labelled(&self.families.provider_requests, "status_class", class)
-    }
-
     fn rejected(&self, reason: &str) -> Counter {
         self.labelled(&self.families.rejected_messages, "reason", reason)
     }
@@ -179,13 +194,18 @@ impl LaneMeter {
         [self.own(&self.families.start_lateness_seconds), self.lateness_ahead.clone()]
     }
 
+    /// Requests that await their responses.
+    pub fn in_flight(&self) -> u64 {
+        self.own(&self.families.in_flight_requests).get()
+    }
+
     /// The counted part of the lane's report, with at most 50 decisions.
     pub fn figures(&self) -> LaneReport {
         let counts = self.waits.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let [count, total_us] = self.held.each_ref().map(|sum| sum.load(Ordering::Relaxed));
         LaneReport {
             sent_total: self.sent.load(Ordering::Relaxed),
-            in_flight: self.own(&self.families.in_flight_requests).get(),
+            in_flight: self.in_flight(),
             active: self.own(&self.families.active_jobs).get(),
             held: HeldRequests { count, total_us },
             waits: WaitHistogram { bounds_ms: WAITS_MS.to_vec(), counts },
@@ -196,7 +216,7 @@ impl LaneMeter {
 
     /// Counts a delivery; its job is active until the guard drops.
     pub fn delivery_started(&self, redelivered: bool) -> GaugeGuard {
-        self.shown.call_once(|| self.show_all());
+        self.show_all();
         if redelivered {
             self.own(&self.families.redelivered).inc();
         }
@@ -216,13 +236,14 @@ impl LaneMeter {
     /// Counts a granted permit that may be used this long after it was requested.
     pub fn record_grant(&self, wait: Duration) {
         self.own(&self.families.permits_granted).inc();
-        self.own(&self.families.permit_wait_seconds).observe(wait.as_secs_f64());
+        self.show_all().permit_wait_seconds.observe(wait.as_secs_f64());
         let bucket = WAITS_MS.partition_point(|bound| Duration::from_millis(*bound) < wait);
         if let Some(count) = self.waits.get(bucket) {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        let (kind, reason) = (DecisionKind::Granted, "all limits had free slots".to_owned());
-        self.decisions.record(LaneDecision { kind, merge_key: String::new(), reason, permits: 1 });
+        let reason = Cow::Borrowed("all limits had free slots");
+        let granted = LaneDecision { kind: DecisionKind::Granted, merge_key: Cow::Borrowed(""), reason, permits: 1 };
+        self.decisions.record(granted);
     }
 
     /// Counts a refused permit. `reason` is a code of a closed list, `limit` for a limit, which is named then; `words`
@@ -231,8 +252,9 @@ impl LaneMeter {
         let mut labels = self.labels.clone();
         labels.extend([("reason", reason.to_owned()), ("limit", limit.unwrap_or_default().to_owned())]);
         self.families.permits_refused.get_or_create(&labels).inc();
-        let (kind, merge_key) = (DecisionKind::Refused, limit.unwrap_or(reason).to_owned());
-        self.decisions.record(LaneDecision { kind, merge_key, reason: words, permits: 1 });
+        let merge_key = limit.unwrap_or(reason).to_owned().into();
+        let kind = DecisionKind::Refused;
+        self.decisions.record(LaneDecision { kind, merge_key, reason: words.into(), permits: 1 });
     }
 
     /// Counts a permit that was released unused.
@@ -245,7 +267,7 @@ impl LaneMeter {
     pub fn request_started(&self, lateness: Duration, ahead: bool) -> GaugeGuard {
         self.sent.fetch_add(1, Ordering::Relaxed);
         // The whole is counted before the part, so that the part is never larger.
-        self.own(&self.families.start_lateness_seconds).observe(lateness.as_secs_f64());
+        self.show_all().start_lateness_seconds.observe(lateness.as_secs_f64());
         if ahead {
             self.lateness_ahead.observe(lateness.as_secs_f64());
         }
@@ -254,19 +276,21 @@ impl LaneMeter {
 
     /// Counts the end of a request; `status` if there was a response, `left` if any of it may have been sent.
     pub fn record_response(&self, status: Option<u16>, left: bool, took: Duration) {
+        let shown = self.show_all();
+        let [hundreds @ .., no_response, unsent] = &shown.responses;
         let class = match status {
-            Some(status @ 100..600) => STATUS_CLASSES.get(usize::from(status / 100) - 1).copied().unwrap_or("none"),
-            Some(_) => "none",
-            None if left => "none",
-            None => "unsent",
+            Some(status @ 100..600) => hundreds.get(usize::from(status / 100) - 1).unwrap_or(no_response),
+            Some(_) => no_response,
+            None if left => no_response,
+            None => unsent,
         };
-        self.responses(class).inc();
-        self.own(&self.families.provider_request_duration_seconds).observe(took.as_secs_f64());
+        class.inc();
+        shown.provider_request_duration_seconds.observe(took.as_secs_f64());
     }
 
     /// Records the hold of a permit: from its start until the response was read, or until no response is awaited.
     pub fn record_hold(&self, held: Duration) {
-        self.own(&self.families.hold_seconds).observe(held.as_secs_f64());
+        self.show_all().hold_seconds.observe(held.as_secs_f64());
         let [count, total_us] = &self.held;
         count.fetch_add(1, Ordering::Relaxed);
         total_us.fetch_add(micros_down(held), Ordering::Relaxed);
@@ -278,21 +302,25 @@ impl LaneMeter {
     }
 
     /// Counts a finished job and the time since it was recorded.
-    pub fn record_finished(&self, outcome: &'static str, after: Duration) {
-        self.finished(outcome).inc();
-        self.own(&self.families.job_duration_seconds).observe(after.as_secs_f64());
+    pub fn record_finished(&self, state: FinalState, after: Duration) {
+        let shown = self.show_all();
+        if let Some((_, finished)) = FinalState::ALL.into_iter().zip(&shown.finished).find(|(of, _)| *of == state) {
+            finished.inc();
+        }
+        shown.job_duration_seconds.observe(after.as_secs_f64());
     }
 
     /// Counts a job that was delayed or requeued.
     pub fn record_requeue(&self, reason: &'static str) {
-        self.requeues(reason).inc();
+        self.delays.lock().entry(reason).or_insert_with(|| self.requeues(reason)).inc();
     }
 
     /// Counts and records the delay of a job.
-    pub fn record_delay(&self, reason: &'static str, words: &str) {
-        self.requeues(reason).inc();
-        let (merge_key, reason) = (reason.to_owned(), words.to_owned());
-        self.decisions.record(LaneDecision { kind: DecisionKind::Delayed, merge_key, reason, permits: 0 });
+    pub fn record_delay(&self, reason: &'static str, words: impl Into<Cow<'static, str>>) {
+        self.record_requeue(reason);
+        let merge_key = Cow::Borrowed(reason);
+        let kind = DecisionKind::Delayed;
+        self.decisions.record(LaneDecision { kind, merge_key, reason: words.into(), permits: 0 });
     }
 
     /// Counts a message that can never be a job.
@@ -369,7 +397,7 @@ mod tests {
             lane.record_response(status, true, took);
         }
         lane.record_response(None, false, took);
-        let found = ["2xx", "3xx", "4xx", "5xx", "none", "unsent"].map(|class| lane.responses(class).get());
+        let [_, found @ ..] = lane.show_all().responses.each_ref().map(Counter::get);
         assert_eq!(found, [2, 0, 1, 1, 2, 1]);
         let within = "sluicegate_provider_request_duration_seconds_bucket{le=\"0.005\",";
         assert_eq!(samples(&meter, within), [format!("{within}provider=\"acme\"}} 7")]);

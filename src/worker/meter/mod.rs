@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::domain::provider::ProviderName;
 use crate::fleet::report::BackendStatus;
-use crate::ledger::UnpublishedEvents;
+use crate::ledger::events::UnpublishedEvents;
 use crate::worker::evictions::EvictionStatus;
 
 pub use decisions::{DecisionKind, LaneDecision, unix_ms};

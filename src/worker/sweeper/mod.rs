@@ -1,8 +1,7 @@
-//! The sweeper: keeps every job of the ledger moving, whatever happened to its message.
+//! The sweeper: applies changed settings to recorded jobs, ends and empties jobs whose time is over, and checks that all
+//! jobs are accounted for.
 //!
-//! It builds messages from the ledger, equal to the first ones, and [`republish`] bounds how often. It runs in every
-//! worker. The ledger gives each duty to one worker at a time, and each job's copy to one sweeper. See
-//! `docs/decisions/0002-republish-lost-messages.md`.
+//! It runs in every worker. The ledger gives each duty to one worker at a time.
 //!
 //! It also checks periodically that all jobs are accounted for, and logs an error if they are not. That repairs nothing.
 //! A discrepancy is a fault of the program or of manual SQL, and an operator must see it. See
@@ -15,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use self::held::HeldMessages;
 use self::settings_changes::{SettingsChanges, propagation_time};
 use super::rejections::{self, OverflowError};
 use super::settings_sync::LoadedSettings;
@@ -24,16 +24,16 @@ use crate::domain::limit::Rule;
 use crate::domain::provider::Provider;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::RepairedFlows;
+use crate::ledger::events::EVENTS_KEPT_FOR;
 use crate::ledger::upkeep::{CheckScope, ProviderReconciliation, ScrubScope};
 use crate::queue::QueueError;
 
 mod dead_letters;
+mod held;
 mod history;
-pub mod republish;
 mod settings_changes;
 
-/// Time between two sweeps. A job whose message is lost waits for a sweep after its grace, so the time is short beside
-/// the grace. Nothing else waits for a sweep.
+/// Time between two sweeps. A raised limit, an expiry and a refused account wait for a sweep.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Jobs that one statement ends or empties: short statements, so that no worker waits behind them.
@@ -57,6 +57,7 @@ pub async fn run(
     progress: watch::Receiver<WorkerStatus>,
 ) {
     let (mut failing, mut changes) = (false, SettingsChanges::default());
+    let mut held = HeldMessages::default();
     loop {
         let sweep = async {
             sleep(worker.options.sweep_every).await;
@@ -64,7 +65,8 @@ pub async fn run(
             let (known, progress) = (known.borrow().clone(), progress.borrow().clone());
             changes.limits.update(&known, Instant::now());
             changes.limits.clear_pauses(&progress.lanes, propagation_time(&worker), Instant::now());
-            sweep(&worker, &progress, &known, &mut changes).await
+            let held = held.process(&worker, &known).await;
+            held.and(sweep(&worker, &known, &mut changes).await)
         };
         let swept = tokio::select! {
             swept = sweep => swept,
@@ -83,7 +85,6 @@ pub async fn run(
 /// One sweep, if this worker gets the duty. Each step is tried even if another fails.
 async fn sweep(
     worker: &WorkerContext,
-    progress: &WorkerStatus,
     known: &LoadedSettings,
     changes: &mut SettingsChanges,
 ) -> Result<(), SweepError> {
@@ -94,8 +95,7 @@ async fn sweep(
     }
     let weighted = settings_changes::sync_weights(worker, &mut changes.weights, known).await;
     let woken = settings_changes::wake_jobs(worker, &mut changes.limits, known).await;
-    let republished = republish::republish_all(worker, progress, known).await;
-    let dead = dead_letters::process_all(worker, known).await;
+    let dead = dead_letters::process_all(worker).await;
     let rejected = rejections::record_overflow(worker).await.and(rejections::announce(worker).await);
     let ended = expire_and_scrub(worker).await;
     let refused = decline_refused(worker, known).await;
@@ -103,16 +103,10 @@ async fn sweep(
     let reconciled = reconcile(worker, known).await;
     let history = history::keep_history(ledger).await;
     let batches = forget_batches(worker).await;
+    let events = forget_events(worker).await;
     let wal = check_wal(worker).await;
-    let kept = flows.and(reconciled).and(history).and(batches).and(wal);
-    weighted
-        .and(woken)
-        .and(republished)
-        .and(dead)
-        .and(rejected.map_err(SweepError::from))
-        .and(ended)
-        .and(refused)
-        .and(kept)
+    let kept = flows.and(reconciled).and(history).and(batches).and(events).and(wal);
+    weighted.and(woken).and(dead).and(rejected.map_err(SweepError::from)).and(ended).and(refused).and(kept)
 }
 
 /// Warns of a reader that keeps SQLite's write-ahead log from being reused: the log grows until the disk is full.
@@ -135,7 +129,7 @@ async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
     in_batches(worker, || async {
         let expired = ledger.expire("expires_at has passed", BATCH).await?;
         if expired > 0 {
-            worker.outbox.notify_unleased();
+            worker.new_events.notify_one();
             tracing::info!(expired, "expired waiting jobs");
         }
         Ok(expired)
@@ -166,6 +160,15 @@ async fn forget_batches(worker: &WorkerContext) -> Result<(), SweepError> {
         return Ok(());
     }
     in_batches(worker, || ledger.forget_batches(BATCH_RETENTION, BATCH)).await
+}
+
+/// Deletes old events that are published.
+async fn forget_events(worker: &WorkerContext) -> Result<(), SweepError> {
+    let ledger = &worker.backends.ledger;
+    if !ledger.lease_duty("events", REMOVE_INTERVAL).await? {
+        return Ok(());
+    }
+    in_batches(worker, || async { Ok(if ledger.forget_events(EVENTS_KEPT_FOR).await? { BATCH } else { 0 }) }).await
 }
 
 /// Does batch after batch, which return how many jobs they had.
@@ -291,7 +294,7 @@ async fn decline_refused(worker: &WorkerContext, known: &LoadedSettings) -> Resu
         let declined = worker.backends.ledger.decline_refused(lane, BATCH).await?;
         lanes.requeue(lane, batches, declined);
         if declined > 0 {
-            worker.outbox.notify_unleased();
+            worker.new_events.notify_one();
             tracing::info!(provider = %lane, declined, "declined waiting jobs of refused accounts");
         }
     }
@@ -302,8 +305,7 @@ async fn decline_refused(worker: &WorkerContext, known: &LoadedSettings) -> Resu
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for which finished jobs are compared with their events and attempts: ten checks of each.
 pub const CHECKED_JOBS: CheckScope = CheckScope::Since(Duration::from_secs(10 * 60));
-/// A job is overdue when it has been due for this long without a lease. That is longer than the longest grace, so at
-/// least one copy has been published, and it had an hour to be consumed.
+/// A job is overdue when it has been due for this long without a lease, and has not returned to the backlog.
 pub const OVERDUE_ALARM_AFTER: Duration = Duration::from_secs(2 * 60 * 60);
 
 async fn reconcile(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {

@@ -22,7 +22,7 @@ use crate::worker::lane_control::LaneControl;
 use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
 
-/// A job that was active for a moment during the first sweep, because its copy came early, is found by the second. So is
+/// A job that was active for a moment during the first sweep, because it was due early, is found by the second. So is
 /// a flow that a batch has inserted after the first, and that began before the change.
 const SWEEPS_NEEDED: u32 = 2;
 
@@ -349,18 +349,19 @@ mod tests {
         ] {
             let now = begun + PROPAGATION_TIME * after;
             changes.update(known, now);
-            pauses.pause_intake(Duration::from_secs(600), by, WaitReason::Retry.into());
+            pauses.pause_claims(Duration::from_secs(600), by, WaitReason::Retry.into());
             changes.clear_pauses(&lanes, PROPAGATION_TIME, now);
             assert_eq!(pauses.status().does == LaneState::Resting, rests, "{after:?}");
         }
         pauses.clear_limit_pause();
         assert_eq!(pauses.status().pause.map(|pause| pause.by), Some(PauseCause::Provider));
-        // While sending is paused, consuming is too: the longer pause for a limit hid that.
+        // The longer pause for a limit hid the other one.
         let pauses = LaneControl::default();
-        pauses.pause_intake(Duration::from_secs(3_600), PauseCause::Limit, Wait::for_limit("all"));
+        pauses.pause_claims(Duration::from_secs(3_600), PauseCause::Limit, Wait::for_limit("all"));
         pauses.pause_sending(Duration::from_secs(60), PauseCause::Setup, WaitReason::Misconfigured.into());
         pauses.clear_limit_pause();
-        assert_eq!(pauses.watch_intake().borrow().as_ref().map(|pause| pause.cause), Some(PauseCause::Setup));
+        let until = pauses.charges_paused_until().unwrap();
+        assert!(until <= Instant::now() + Duration::from_secs(60), "{until:?}");
     }
 
     fn known_lanes(lanes: &[(&str, i64)]) -> LoadedSettings {

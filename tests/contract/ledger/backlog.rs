@@ -1,4 +1,4 @@
-//! A lane's backlog: jobs that wait in the ledger alone, and how they come back.
+//! A lane's backlog: jobs that wait for a dispatcher, and how they come back.
 
 use sluicegate::domain::fair_order::FairClaim;
 use sluicegate::domain::job::{FlowClass, FlowKey};
@@ -7,10 +7,10 @@ use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::backlog::{
     BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock,
 };
-use sluicegate::ledger::copies::{Claimant, DeliveredCopy};
 use sluicegate::ledger::operator::{Actor, JobResolution};
-use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy};
-use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState};
+use sluicegate::ledger::rejected::RecordedContent;
+use sluicegate::ledger::upkeep::CheckScope;
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
 
@@ -21,6 +21,7 @@ mod order;
 mod races;
 mod refused;
 mod repair;
+mod returns;
 mod shown;
 mod weights;
 
@@ -30,12 +31,9 @@ on_every_database!(
     a_claim_returns_the_whole_job,
     a_returned_job_is_first_again,
     a_stale_lease_returns_nothing,
-    not_due_job_waits_without_message,
-    lost_claims_are_published_by_the_sweeper,
+    a_job_that_is_not_due_sleeps,
     a_full_flow_is_left_out,
     a_claim_leaves_less_urgent_classes_out,
-    a_message_of_a_waiting_job_is_superseded,
-    sweeper_leaves_the_backlog_alone,
     ended_jobs_leave_the_count_right,
     backlog_jobs_are_accounted_for,
     position_counts_the_jobs_before,
@@ -86,7 +84,7 @@ fn claim_of<'a>(lane: &'a ProviderName, bounds: &'a FairClaim<Identifier>) -> Ba
 impl Fixture {
     pub(super) async fn record(&self, job: &Job) {
         let recorded = self.database.record_backlog(job, hash(1), Duration::ZERO).await.unwrap();
-        assert_eq!(recorded, BacklogRecord::Recorded, "{job:?}");
+        assert!(matches!(recorded, BacklogRecord::Recorded { .. }), "{job:?}: {recorded:?}");
     }
 
     /// Claims as the only dispatcher.
@@ -97,6 +95,18 @@ impl Fixture {
     pub(super) async fn dispatch_with(&self, bounds: &FairClaim<Identifier>) -> Vec<BacklogJob> {
         match self.database.claim_backlog(&claim_of(&name("stripe"), bounds)).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
+            BacklogClaim::Busy => panic!("no other process claims"),
+        }
+    }
+
+    /// Returns the due jobs of the job's lane, and claims all of them as a dispatcher does.
+    pub(super) async fn take_returned(&self, job: &Job) -> Claimed {
+        self.database.return_due(&job.provider, Duration::ZERO, 100, &|_| false).await.unwrap();
+        match self.database.claim_backlog(&claim_of(&job.provider, &everything())).await.unwrap() {
+            BacklogClaim::Claimed { jobs, .. } => {
+                let claimed = jobs.into_iter().find(|claimed| claimed.job.id == job.id);
+                claimed.unwrap_or_else(|| panic!("{} was not in the backlog", job.id)).claimed
+            }
             BacklogClaim::Busy => panic!("no other process claims"),
         }
     }
@@ -140,7 +150,8 @@ async fn known_jobs_are_recognised(kind: Kind) {
     let first = Job { idempotency_key: Some(Identifier::new("key-1").unwrap()), ..job("p1") };
     fixture.record(&first).await;
     let record = async |job: &Job, byte| backlog.record_backlog(job, hash(byte), Duration::ZERO).await.unwrap();
-    assert_eq!(record(&first, 1).await, BacklogRecord::InBacklog);
+    assert_eq!(record(&first, 1).await, BacklogRecord::Known);
+    assert_eq!(backlog.recorded_content(&job("p2"), hash(1)).await.unwrap(), RecordedContent::Nothing);
     let elsewhere = Job { provider: name("adyen"), ..job("p1") };
     let same_key = Job { idempotency_key: first.idempotency_key.clone(), ..job("p2") };
     for (job, byte, detail) in [(&first, 2, "id:"), (&elsewhere, 1, "id:"), (&same_key, 1, "idempotency_key:")] {
@@ -148,12 +159,14 @@ async fn known_jobs_are_recognised(kind: Kind) {
             BacklogRecord::Conflict(invalid) => assert!(invalid.detail.starts_with(detail), "{invalid}"),
             other => panic!("{other:?}"),
         }
+        assert_eq!(backlog.recorded_content(job, hash(byte)).await.unwrap(), RecordedContent::Other);
     }
+    assert_eq!(backlog.recorded_content(&first, hash(1)).await.unwrap(), RecordedContent::Same);
     let active = fixture.dispatch(1, 1).await.remove(0).claimed.lease;
-    assert_eq!(record(&first, 1).await, BacklogRecord::Open);
+    assert_eq!(record(&first, 1).await, BacklogRecord::Known);
     let done = JobState::Final { state: FinalState::Declined, reason: "by rule".to_owned(), reference: None };
     assert_eq!(fixture.database.transition(&active, &done).await.unwrap(), FencedWrite::Applied);
-    assert_eq!(record(&first, 1).await, BacklogRecord::Finished);
+    assert_eq!(record(&first, 1).await, BacklogRecord::Known);
     assert_eq!(fixture.one("SELECT count(*) FROM jobs").await, "1");
     fixture.counts_agree().await;
 }
@@ -170,8 +183,8 @@ async fn a_claim_returns_the_whole_job(kind: Kind) {
     fixture.record(&job).await;
     let claimed = fixture.dispatch(1, 1).await.remove(0);
     assert_eq!((&claimed.job, claimed.hash, claimed.class), (&job, hash(1), FlowClass::of_priority(4)));
-    assert_eq!((claimed.claimed.attempts, claimed.claimed.maybe_charged, claimed.claimed.copy), (0, false, 1));
-    assert!(claimed.claimed.expires_in.is_some() && claimed.claimed.wait.is_zero(), "{claimed:?}");
+    assert_eq!((claimed.claimed.attempts, claimed.claimed.maybe_charged, claimed.claimed.lost_holders), (0, false, 0));
+    assert!(claimed.claimed.expires_in.is_some(), "{claimed:?}");
     // With an unknown outcome it comes back first, with its history.
     let (ledger, lease) = (fixture.database.clone(), &claimed.claimed.lease);
     assert_eq!(ledger.begin_attempt(lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
@@ -228,37 +241,15 @@ async fn a_stale_lease_returns_nothing(kind: Kind) {
     fixture.counts_agree().await;
 }
 
-async fn not_due_job_waits_without_message(kind: Kind) {
+async fn a_job_that_is_not_due_sleeps(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let now_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let later = Job { not_before: Some(EpochMs(now_ms + 3_600_000)), ..job("later") };
     fixture.record(&later).await;
     assert_eq!(fixture.dispatch(1, 1).await, []);
-    assert_eq!(
-        fixture.one("SELECT count(*) FROM jobs WHERE unqueued AND NOT backlog AND wake_at = not_before").await,
-        "1"
-    );
+    assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE NOT backlog AND wake_at = not_before").await, "1");
     let recorded = fixture.database.record_backlog(&later, hash(1), Duration::ZERO).await.unwrap();
-    assert_eq!(recorded, BacklogRecord::InBacklog, "the ledger brings it back");
-    fixture.counts_agree().await;
-}
-
-/// A job that a lost worker claimed from the backlog has no message, and needs one at once.
-async fn lost_claims_are_published_by_the_sweeper(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    fixture.record(&job("p1")).await;
-    let lost = fixture.dispatch(1, 1).await.remove(0);
-    let upkeep = fixture.database.clone();
-    assert_eq!(upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap(), []);
-    fixture.expire_lease(&lost.claimed.lease).await;
-    let published = upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap().remove(0);
-    assert_eq!((&published.job.id, published.copy), (&lost.job.id, 2));
-    let claimant = Claimant { owner: "worker-b", delivered: DeliveredCopy::delivered(published.copy, false) };
-    let options = BatchOptions::immediate(LEASE);
-    match fixture.database.claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap() {
-        Claim::Claimed(claimed) => assert_eq!(claimed.lost_holders, 1),
-        other => panic!("{other:?}"),
-    }
+    assert_eq!(recorded, BacklogRecord::Known, "the ledger alone gives it to a worker");
     fixture.counts_agree().await;
 }
 
@@ -290,37 +281,6 @@ async fn a_claim_leaves_less_urgent_classes_out(kind: Kind) {
     fixture.counts_agree().await;
 }
 
-async fn a_message_of_a_waiting_job_is_superseded(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    fixture.record(&job("p1")).await;
-    for redelivered in [false, true] {
-        let claimant = Claimant { owner: "worker-b", delivered: DeliveredCopy::delivered(0, redelivered) };
-        let options = BatchOptions::immediate(LEASE);
-        let claim = fixture.database.claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap();
-        assert_eq!(claim, Claim::Superseded);
-    }
-    assert_eq!(fixture.database.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Superseded);
-    assert_eq!(ids(&fixture.dispatch(1, 1).await), ["p1"]);
-}
-
-async fn sweeper_leaves_the_backlog_alone(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    fixture.record(&job("p1")).await;
-    fixture.without_constraints("UPDATE jobs SET wake_at = created_at").await.unwrap();
-    let upkeep = fixture.database.clone();
-    let which = OverduePolicy {
-        grace: Duration::ZERO,
-        republish_after: Duration::ZERO,
-        republish_interval_max: LEASE,
-        at_most: 5,
-    };
-    assert_eq!(upkeep.take_overdue(&name("stripe"), &which).await.unwrap(), []);
-    let lease = LeaseToken { id: job("p1").id, fence: 0 };
-    assert_eq!(upkeep.keep_unqueued(&lease).await.unwrap(), FencedWrite::Stale);
-    assert_eq!(upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap(), []);
-    assert_eq!(ids(&fixture.dispatch(1, 1).await), ["p1"]);
-}
-
 async fn ended_jobs_leave_the_count_right(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["p1", "p2", "p3", "p4", "p5", "p6"] {
@@ -340,10 +300,12 @@ async fn ended_jobs_leave_the_count_right(kind: Kind) {
     fixture.sql("UPDATE jobs SET backlog = NOT backlog WHERE id = 'p6'").await.unwrap();
     assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE backlog").await, "0");
     fixture.counts_agree().await;
-    // One that is sent again has a message, and is not in the backlog.
+    // One that is sent again enters the backlog by its return.
     let resent = fixture.database.resolve_job(&job("p5").id, &JobResolution::Resend, None, &by).await;
     resent.unwrap();
     assert_eq!(fixture.dispatch(9, 9).await, []);
+    assert_eq!(fixture.take_returned(&job("p5")).await.lost_holders, 0);
+    fixture.counts_agree().await;
 }
 
 async fn backlog_jobs_are_accounted_for(kind: Kind) {
@@ -353,8 +315,8 @@ async fn backlog_jobs_are_accounted_for(kind: Kind) {
     fixture.dispatch(1, 1).await;
     for scope in [CheckScope::All, CheckScope::Since(LEASE)] {
         let found = fixture.database.reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
-        let counts = (found.backlog, found.active, found.due, found.overdue, found.messages_max);
-        assert_eq!((counts, found.discrepancies()), ((1, 1, 0, 0, 0), Vec::new()));
+        let counts = (found.backlog, found.active, found.due, found.overdue);
+        assert_eq!((counts, found.discrepancies()), ((1, 1, 0, 0), Vec::new()));
     }
 }
 
@@ -369,7 +331,7 @@ async fn position_counts_the_jobs_before(kind: Kind) {
     fixture.record(&Job { priority: 9, ..of("acct_3", "urgent") }).await;
     // Its own two, two of the other account, and the urgent one.
     assert_eq!(fixture.jobs_ahead("a2").await, (true, 5));
-    // No job of the backlog is ahead of a job with a message.
+    // No job of the backlog is ahead of one that is out of it.
     fixture.take(&job("queued")).await;
     assert_eq!(fixture.jobs_ahead("queued").await, (false, 0));
     fixture.dispatch(1, 1).await;

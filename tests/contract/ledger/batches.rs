@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use futures_util::future::join_all;
 use sluicegate::domain::job::Job;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::{AttemptEnd, BeginResult, Claim, FencedWrite, JobState, LeaseToken, LedgerError};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError};
 
 use super::*;
 
@@ -66,7 +66,7 @@ async fn batched_writes_all_commit(kind: Kind) {
     for rows in [
         "jobs WHERE state = 'succeeded' AND attempts = 1 AND provider_reference = 'ch_' || id AND frozen_key = id",
         "attempts WHERE outcome = 'accepted' AND status = 200 AND ended_at IS NOT NULL AND number = 1",
-        "outcome_events JOIN jobs ON jobs.id = job_id AND jobs.provider_reference = outcome_events.provider_reference",
+        "events JOIN jobs ON jobs.id = job_id AND jobs.provider_reference = events.provider_reference",
     ] {
         assert_eq!(count(&fixture, rows).await, "300", "{rows}");
     }
@@ -84,7 +84,7 @@ async fn one_of_many_deliveries_claims_the_job(kind: Kind) {
             _ => None,
         })
         .collect();
-    let leased = claims.iter().filter(|claim| matches!(claim, Claim::LeasedElsewhere { .. })).count();
+    let leased = claims.iter().filter(|claim| **claim == Claim::NotOpen).count();
     assert_eq!((taken.len(), leased), (20, 40));
     assert_eq!(count(&fixture, "jobs WHERE fence = 1").await, "20");
 }
@@ -115,11 +115,8 @@ async fn each_batched_claim_gets_its_own_result(kind: Kind) {
         .map(|claim| match claim {
             Claim::Claimed(claimed) if claimed.lease.fence == 1 => "new",
             Claim::Claimed(_) => "again",
-            Claim::Finished => "settled",
-            Claim::Superseded => "superseded",
-            Claim::LeasedElsewhere { .. } => "leased elsewhere",
+            Claim::NotOpen => "settled",
             Claim::Conflict(_) => "conflict",
-            Claim::Unreadable(_) => "unreadable",
         })
         .collect();
     let expected = [("settled", 10), ("again", 10), ("new", 20), ("conflict", 2)];
@@ -145,7 +142,7 @@ async fn batched_payments_cannot_share_a_charge(kind: Kind) {
     let states = BTreeSet::from([fixture.state("pay_003").await, fixture.state("pay_007").await]);
     assert_eq!(states, BTreeSet::from(["review".to_owned(), "succeeded".to_owned()]));
     assert_eq!(count(&fixture, "jobs WHERE state = 'succeeded'").await, "9");
-    assert_eq!(count(&fixture, "outcome_events").await, "10");
+    assert_eq!(count(&fixture, "events").await, "10");
 }
 
 /// Writes whose leases were taken over write nothing. The other writes of their batch are applied.
@@ -218,7 +215,7 @@ async fn failed_write_does_not_fail_its_batch(kind: Kind) {
         "jobs WHERE state = 'waiting' AND wait_detail = 'reason of ' || id AND lease_until IS NULL",
         "jobs WHERE state = 'waiting' AND wait_reason IS NULL AND lease_until IS NOT NULL",
         "jobs WHERE state = 'expired' AND reason = 'reason of ' || id AND lease_until IS NULL",
-        "outcome_events",
+        "events",
     ] {
         assert_eq!(count(&fixture, rows).await, "10", "{rows}");
     }
@@ -274,6 +271,6 @@ async fn dropped_write_does_not_affect_its_batch() {
     assert!(claims.iter().all(|claim| matches!(claim, Claim::Claimed(_))));
     // If a dropped claim's batch was committed before, its job is recorded and leased.
     let claims = claim_all(&fixture, &all[..25]).await;
-    assert!(claims.iter().all(|claim| matches!(claim, Claim::LeasedElsewhere { .. } | Claim::Claimed(_))));
+    assert!(claims.iter().all(|claim| matches!(claim, Claim::NotOpen | Claim::Claimed(_))));
     assert_eq!(count(&fixture, "jobs WHERE state = 'waiting' AND fence = 1").await, "50");
 }

@@ -15,7 +15,7 @@ on_every_database!(
 
 fn sized(id: &str, body: usize, url: usize) -> FrozenRequest {
     let url = format!("https://x.example/{}", "u".repeat(url - "https://x.example/".len()));
-    FrozenRequest { body: vec![b'x'; body], url, ..request(id) }
+    FrozenRequest { body: vec![b'x'; body].into(), url: url.into(), ..request(id) }
 }
 
 async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
@@ -50,7 +50,7 @@ async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
 
 async fn a_payload_is_kept_up_to_its_bound(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let of = |bytes: usize| Some(format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8)));
+    let of = |bytes: usize| Some(format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8)).into());
     fixture.take(&Job { payload: of(BODY_BYTES_MAX), ..job("fits") }).await;
     let longer = Job { payload: of(BODY_BYTES_MAX + 1), ..job("longer") };
     let error = fixture.database.claim(&longer, hash(1), "a", LEASE).await.unwrap_err().to_string();

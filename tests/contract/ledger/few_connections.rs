@@ -55,7 +55,7 @@ async fn worker_runs_with_fewer_connections() {
     for connections in [4, 1] {
         let (fixture, url) = limited_to(connections).await;
         let database = Database::open(&url, 16).unwrap();
-        let (mut hints, is_done) = (database.settings_hints().unwrap(), Arc::new(AtomicBool::new(false)));
+        let (mut hints, is_done) = (database.change_hints().unwrap(), Arc::new(AtomicBool::new(false)));
         let listening = tokio::spawn(async move {
             loop {
                 hints.next().await;

@@ -67,7 +67,8 @@ async fn counts_are_those_of_the_ledger(kind: Kind) {
     let dead = JobState::Final { state: FinalState::Dead, reason: "rejected".into(), reference: None };
     fixture.request("dead", Some(("rejected", dead))).await;
     let waits = JobState::Waiting { wait: LEASE, reason: WaitReason::Throttled.into() };
-    fixture.request("throttled", Some(("throttled", waits))).await;
+    fixture.request("throttled", Some(("throttled", waits.clone()))).await;
+    fixture.request("late", Some(("not_sent", waits))).await;
     fixture.request("in-flight", None).await;
     fixture.take(&job("claimed")).await;
     let declined = JobState::Final { state: FinalState::Declined, reason: "refused".into(), reference: None };

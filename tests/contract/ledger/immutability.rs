@@ -170,7 +170,7 @@ async fn operators_resolve_by_sql_function() {
     let job = "SELECT state || ' ' || provider_reference || ' ' || reason FROM jobs";
     assert_eq!(fixture.one(job).await, "succeeded ch_2 seen in the dashboard");
     assert_eq!(fixture.one("SELECT old_state || ' ' || new_state FROM job_audit").await, "review succeeded");
-    let events = "SELECT count(*) FROM outcome_events WHERE state = 'succeeded' AND provider_reference = 'ch_2'";
+    let events = "SELECT count(*) FROM events WHERE state = 'succeeded' AND provider_reference = 'ch_2'";
     assert_eq!(fixture.one(events).await, "1");
     // The second call finds no job in review.
     fixture.sql(statement).await.unwrap();

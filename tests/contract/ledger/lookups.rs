@@ -76,7 +76,7 @@ async fn a_lookup_finds_a_smaller_sum(kind: Kind) {
     assert_eq!((written.0, written.1), (FencedWrite::Applied, Some(FinalState::Succeeded)));
     let kept = "SELECT state || ' ' || charged_amount || ' ' || provider_reference FROM";
     assert_eq!(fixture.rows(&format!("{kept} jobs")).await, ["succeeded 500 ch_1"]);
-    assert_eq!(fixture.rows(&format!("{kept} outcome_events")).await, ["succeeded 500 ch_1"]);
+    assert_eq!(fixture.rows(&format!("{kept} events")).await, ["succeeded 500 ch_1"]);
 }
 
 const ATTEMPTS: &str = "SELECT number || '|' || kind || '|' || coalesce(outcome, 'open') || '|' || \
@@ -114,7 +114,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     assert_eq!(rows, wanted);
     let job = "SELECT state || '|' || attempts || '|' || lookups || '|' || provider_reference FROM jobs";
     assert_eq!(fixture.one(job).await, "succeeded|1|3|ch_1");
-    assert_eq!(fixture.rows("SELECT state || '|' || attempts FROM outcome_events").await, ["succeeded|1"]);
+    assert_eq!(fixture.rows("SELECT state || '|' || attempts FROM events").await, ["succeeded|1"]);
     let status = "SELECT number || '|' || status || '|' || detail FROM attempts WHERE number = 2";
     assert_eq!(fixture.one(status).await, "2|200|not_found detail");
 }
@@ -200,32 +200,36 @@ async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     let an_hour_passes = async || {
         fixture.sql(&format!("UPDATE attempts SET began_at = began_at - {earlier}")).await.unwrap();
         fixture.sql(expire_leases).await.unwrap();
-        fixture.take(&job).await
+        fixture.take_returned(&job).await
     };
-    let fresh = fixture.take(&job).await;
+    fixture.record(&job).await;
+    let fresh = fixture.take_returned(&job).await;
     assert_eq!(fresh.unknown_age, None);
     let number = fixture.begin_charge(&fresh.lease).await;
     let waiting = JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "x") };
     let kept = ledger.finish_attempt(&fresh.lease, &charged(number, "throttled"), &waiting).await.unwrap();
     assert_eq!((kept, an_hour_passes().await.unknown_age), (FencedWrite::Applied, None));
     fixture.sql(expire_leases).await.unwrap();
-    fixture.claim_unknown(&job).await;
+    let hold = fixture.take_returned(&job).await.lease;
+    let number = fixture.begin_charge(&hold).await;
+    let kept = ledger.finish_attempt(&hold, &charged(number, "unknown"), &unknown("no answer")).await.unwrap();
+    assert_eq!(kept, FencedWrite::Applied);
     let mut claimed = an_hour_passes().await;
     for (outcome, moves) in [("throttled", false), ("not_sent", false), ("in_progress", true), ("unknown", true)] {
         assert!(claimed.unknown_age >= Some(HOUR), "{claimed:?}");
         let number = fixture.begin_lookup(&claimed.lease).await;
         let kept = ledger.finish_lookup(&claimed.lease, &found(number, "unknown"), &unknown("x")).await.unwrap().0;
-        claimed = fixture.take(&job).await;
+        claimed = fixture.take_returned(&job).await;
         assert!(kept == FencedWrite::Applied && claimed.unknown_age >= Some(HOUR), "{claimed:?}");
         let number = fixture.begin_charge(&claimed.lease).await;
         let kept = ledger.finish_attempt(&claimed.lease, &charged(number, outcome), &unknown("x")).await.unwrap();
-        claimed = fixture.take(&job).await;
+        claimed = fixture.take_returned(&job).await;
         assert_eq!((kept, claimed.unknown_age < Some(HOUR)), (FencedWrite::Applied, moves), "{outcome}");
         claimed = an_hour_passes().await;
     }
     fixture.begin_charge(&claimed.lease).await;
     fixture.expire_lease(&claimed.lease).await;
-    claimed = fixture.take(&job).await;
+    claimed = fixture.take_returned(&job).await;
     assert!(claimed.unknown_age < Some(HOUR), "its worker was lost: {claimed:?}");
     assert!(claimed.maybe_charged && claimed.unknown_age.is_some());
 }
@@ -247,7 +251,7 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(
         ledger.finish_lookup(&hold, &found(number, "accepted"), &succeeded("ch_2")).await.unwrap(),
-        (FencedWrite::Applied, Some(FinalState::Review), None)
+        (FencedWrite::Applied, Some(FinalState::Review))
     );
     let states = fixture.rows("SELECT id || '|' || state || '|' || provider_reference FROM jobs ORDER BY id").await;
     let wanted = ["p1|succeeded|ch_1", "p2|succeeded|ch_2", "p3|review|ch_1", "p4|succeeded|ch_1", "p5|review|ch_2"];
@@ -258,7 +262,7 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
         assert!(reason.starts_with(&conflict) && reason.contains("request.reference (lookup.reference)"), "{reason}");
         // The reason does not name the charge: it belongs to another payment, which may be erased.
         assert!(!reason.contains("ch_"), "{reason}");
-        let event = format!("SELECT state || '|' || reason FROM outcome_events WHERE job_id = '{id}'");
+        let event = format!("SELECT state || '|' || reason FROM events WHERE job_id = '{id}'");
         assert_eq!(fixture.one(&event).await, format!("review|{reason}"));
     }
     // The rule holds for plain SQL, too.
@@ -299,7 +303,7 @@ async fn concurrent_payments_cannot_share_a_charge(kind: Kind) {
         assert_eq!(fixture.one(&count("succeeded")).await, "1");
         assert_eq!(fixture.one(&count("review")).await, "3");
     }
-    assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "40");
+    assert_eq!(fixture.one("SELECT count(*) FROM events").await, "40");
 }
 
 /// A limiter that is rebuilt from the ledger must count look-ups. A look-up costs one permit, whatever the job's charge

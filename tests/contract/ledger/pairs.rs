@@ -5,9 +5,8 @@
 
 use futures_util::{StreamExt as _, stream};
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::operator::{Actor, Charge, JobResolution};
-use sluicegate::ledger::upkeep::{OverduePolicy, WaitCause, WakeFilter};
+use sluicegate::ledger::upkeep::{WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 use tokio::task::JoinHandle;
 
@@ -49,7 +48,6 @@ enum Write {
     FinishLookupFinal,
     Delay,
     Finalize,
-    WaitOn,
     Release,
     Renew,
     // By another worker.
@@ -58,9 +56,7 @@ enum Write {
     // By a sweeper.
     Expire,
     SetAside,
-    Republish,
-    RepublishUnqueued,
-    KeepUnqueued,
+    Return,
     WakeRefused,
     // By an operator.
     Cancel,
@@ -74,12 +70,15 @@ use Write::*;
 
 const TABLE: [(Start, &[Write]); 9] = [
     (Start::New, &[Claim, RecordAndBegin, CancelAhead]),
-    (Start::Held, &[Begin, Delay, Finalize, WaitOn, Release, Renew, Claim, Cancel]),
-    (Start::Lapsed, &[Begin, Delay, Finalize, Release, Renew, Claim, Expire, SetAside, Republish, Cancel]),
-    (Start::LapsedUnknown, &[Begin, BeginLookup, Delay, Finalize, WaitOn, Release, Claim, SetAside, Republish]),
-    (Start::LapsedSending, &[FinishWaiting, FinishUnknown, FinishFinal, Release, Renew, Claim, SetAside, Cancel]),
-    (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, Delay, Finalize, Release, Claim, SetAside, Begin]),
-    (Start::Delayed, &[Claim, Expire, SetAside, Republish, RepublishUnqueued, KeepUnqueued, WakeRefused, Cancel]),
+    (Start::Held, &[Begin, Delay, Finalize, Release, Renew, Claim, Return, Cancel]),
+    (Start::Lapsed, &[Begin, Delay, Finalize, Release, Renew, Claim, Expire, SetAside, Return, Cancel]),
+    (Start::LapsedUnknown, &[Begin, BeginLookup, Delay, Finalize, Release, Claim, SetAside, Return]),
+    (
+        Start::LapsedSending,
+        &[FinishWaiting, FinishUnknown, FinishFinal, Release, Renew, Claim, SetAside, Return, Cancel],
+    ),
+    (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, Delay, Finalize, Release, Claim, SetAside, Return, Begin]),
+    (Start::Delayed, &[Claim, Expire, SetAside, Return, WakeRefused, Cancel]),
     (Start::Review, &[Succeeded, Resend, Claim, SetAside, Finalize]),
     (Start::Dead, &[Replay, Discard, Claim]),
 ];
@@ -143,12 +142,15 @@ enum Did {
 impl Pair {
     async fn prepare(fixture: Arc<Fixture>, server: Option<sqlx::PgPool>, start: Start, writes: [Write; 2]) -> Self {
         let text = format!("{start:?}-{:?}-{:?}", writes[0], writes[1]);
-        let mut job = Job { provider: name(&text.to_lowercase()), ..job(&text) };
-        if writes.contains(&Expire) {
-            job.expires_at = Some(EpochMs(1_000));
-        }
+        let job = Job { provider: name(&text.to_lowercase()), ..job(&text) };
         let hold = LeaseToken { id: job.id.clone(), fence: 7_000_000_000 };
-        Self { fixture, server, start, writes, job, hold, number: 1 }.started().await
+        let this = Self { fixture, server, start, writes, job, hold, number: 1 }.started().await;
+        if writes.contains(&Expire) {
+            // Only now, or the expiry of another pair would end it while it is prepared.
+            let past = format!("UPDATE jobs SET expires_at = created_at WHERE id = '{}'", this.job.id);
+            this.fixture.without_constraints(&past).await.unwrap();
+        }
+        this
     }
 
     async fn started(mut self) -> Self {
@@ -273,7 +275,6 @@ impl Pair {
             }
             Delay => kept(ledger.transition(hold, &waiting()).await),
             Finalize => kept(ledger.transition(hold, &done(FinalState::Review)).await),
-            WaitOn => kept(ledger.release_waiting(hold).await),
             Release => kept(ledger.release(hold).await),
             Renew => ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap().is_empty(),
             Claim => {
@@ -288,9 +289,10 @@ impl Pair {
             }
             Expire => ledger.expire("expires_at has passed", 10).await.unwrap() > 0,
             SetAside => kept(ledger.move_to_review(&id, "by hand").await),
-            Republish => !ledger.take_overdue(&self.job.provider, &ALL_OVERDUE).await.unwrap().is_empty(),
-            RepublishUnqueued => !ledger.take_unqueued(&self.job.provider, LEASE, SECOND, 10).await.unwrap().is_empty(),
-            KeepUnqueued => kept(ledger.keep_unqueued(hold).await),
+            Return => {
+                let returned = ledger.return_due(&self.job.provider, Duration::ZERO, 10, &|_| false).await.unwrap();
+                !returned.flows.is_empty()
+            }
             WakeRefused => ledger.wake_waiting(&self.job.provider, &REFUSED_BEFORE_NOW).await.unwrap() > 0,
             Cancel => self.decide(JobResolution::Cancel).await,
             Succeeded => self.decide(JobResolution::Succeeded(Charge::default())).await,
@@ -321,7 +323,7 @@ impl Pair {
         let id = &self.job.id;
         let fields = format!(
             "SELECT state || '|' || fence || '|' || CASE WHEN lease_until IS NULL THEN 'free' ELSE 'held' END || '|' || \
-                 last_attempt || '|' || (SELECT count(*) FROM outcome_events WHERE job_id = id AND outcome_events.state = jobs.state) \
+                 last_attempt || '|' || (SELECT count(*) FROM events WHERE job_id = id AND events.state = jobs.state) \
              FROM jobs WHERE id = '{id}'"
         );
         let fields = self.fixture.one(&fields).await;
@@ -355,7 +357,7 @@ impl Pair {
         if now.fence == self.hold.fence {
             return;
         }
-        for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, Delay, WaitOn, Release, Renew] {
+        for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, Delay, Release, Renew] {
             assert!(!self.does(stale).await, "{what}: the stale lease wrote with {stale:?}");
         }
         assert_eq!(self.picture().await, *now, "{what}");
@@ -364,12 +366,12 @@ impl Pair {
     /// The next worker can claim an open job, and an operator can resolve a review.
     async fn goes_on(&self, now: &Picture, what: &str) {
         if matches!(now.state.as_str(), "waiting" | "sending" | "unknown") {
-            let over = format!(
-                "UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL AND id = '{}'",
-                self.job.id
-            );
+            let id = &self.job.id;
+            let over =
+                format!("UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL AND id = '{id}'");
             self.fixture.sql(&over).await.unwrap();
-            let claimed = self.fixture.take(&self.job).await;
+            self.fixture.sql(&format!("UPDATE jobs SET wake_at = created_at WHERE id = '{id}'")).await.unwrap();
+            let claimed = self.fixture.take_returned(&self.job).await;
             let taken = self.picture().await;
             assert!(taken.open.is_empty(), "{what}: taken over, and attempts {:?} stay open", taken.open);
             assert_eq!(claimed.maybe_charged, taken.state == "unknown", "{what}");
@@ -384,8 +386,6 @@ impl Pair {
     }
 }
 
-const ALL_OVERDUE: OverduePolicy =
-    OverduePolicy { grace: Duration::ZERO, republish_after: SECOND, republish_interval_max: SECOND, at_most: 10 };
 const REFUSED_BEFORE_NOW: WakeFilter = WakeFilter {
     changed_ago: Some(Duration::ZERO),
     cause: WaitCause::Limit,

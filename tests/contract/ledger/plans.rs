@@ -18,37 +18,48 @@ mod sqlite;
 mod work;
 
 /// The tables that grow with every payment.
-const LARGE: [&str; 7] =
-    ["jobs", "attempts", "outcome_events", "rejected_messages", "job_audit", "flows", "history_samples"];
+const LARGE: [&str; 8] =
+    ["jobs", "attempts", "events", "event_batches", "rejected_messages", "job_audit", "flows", "history_samples"];
 /// More rows than a statement needs, and far fewer than the tables have.
 const ROWS_MAX: u64 = 2_000;
 
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 48] = [
+const READ_IN_FULL: [(&str, &str, &str); 55] = [
     ("rejected messages are announced", ANY, "partial: holds those without an event, and ends at the limit"),
     ("open rejected messages are measured", ANY, "partial: holds the open ones, and ends at 100,000"),
     ("rejected messages are counted", ANY, "partial: holds the open ones, and ends at 10,001"),
     ("a rejected message is decided", "settings_person", "SQLite: the one row of a change's author"),
-    ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
-    ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
+    ("events are placed", "events", "SQLite: reads the last entry"),
+    ("events are placed", "event_batches_pkey", "reads the last entry"),
+    ("events are placed", "event_batches", "the same, of an empty table: PostgreSQL's choice"),
+    ("events are read", "event_order", "its one row"),
+    ("unpublished events are counted", ANY, "last entries, unpublished events, and those that have left the order"),
+    ("old events are deleted", "event_order", "its one row"),
+    ("old events are deleted", "event_batches", "the oldest ones, of a small table: PostgreSQL's choice"),
     ("states are counted", "jobs_by_state_and_time", "counts all jobs, for operators and metrics"),
     ("states are counted", "jobs", "the same, of a small table: PostgreSQL's choice"),
     ("account of the last minutes", "jobs_by_state_and_time", "min(provider), and counts jobs that may change state"),
-    ("account of the last minutes", "jobs_with_a_message_left", "partial: holds jobs claimed without their messages"),
-    ("account of the last minutes", "jobs_open_by_sweep", "counts open jobs; partial: holds no others"),
+    ("account of the last minutes", "jobs_open_by_wake", "counts open jobs; partial: holds no others"),
     ("account of the last minutes", "flows_by_wake", "partial: holds the blocked flows"),
     ("account of the last minutes", "flows_pkey", "the flows of a lane, of a small table: PostgreSQL's choice"),
     ("finished jobs are recounted", "jobs_by_state_and_time", "counts all jobs, for a hundredth of the time"),
     ("finished jobs are recounted", "jobs", "the same, of a small table: PostgreSQL's choice"),
     ("account of everything", ANY, "reads every job by any access; on an operator's request"),
-    ("a job's queue position is read", "jobs_open_by_sweep", "counts the open jobs before one; an operator's query"),
+    ("a job's queue position is read", "jobs_open_by_wake", "counts the open jobs before one; an operator's query"),
     ("jobs of a state are listed", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("lanes with open jobs are read", "jobs_by_state_and_time", "min(provider): reads the first entry"),
+    (
+        "a job in the backlog is claimed for its repair",
+        "flows",
+        "the flow of one job, of a small table: PostgreSQL's choice",
+    ),
+    ("lanes with returns are read", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("dead jobs are counted", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("an erasure is counted", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("an account is erased", "jobs_by_state_and_time", "min(provider): reads the first entry"),
+    ("a job's history is read", "event_batches", "the publisher's batch, of a small table: PostgreSQL's choice"),
     ("a job's history is read", "flows", "by the flow of one job, of a small table: PostgreSQL's choice"),
     ("flows are looked at", ANY, "sorts the flows of a lane, and reads no job"),
     (
@@ -60,7 +71,6 @@ const READ_IN_FULL: [(&str, &str, &str); 48] = [
     ("a place in the backlog is read", ANY, "counts the jobs before one; an operator's query"),
     ("flows are compared with their jobs", ANY, "reads the backlog of a lane, every few minutes"),
     ("a lane's blocks end", ANY, "reads the flows of a lane; an operator has changed a limit"),
-    ("old jobs are emptied", "jobs_with_a_message_left", "partial: holds jobs claimed without their messages"),
     ("providers with a history are listed", "history_samples_pkey", "min(provider): reads the first entry"),
     (
         "providers with a history are listed",
@@ -68,6 +78,7 @@ const READ_IN_FULL: [(&str, &str, &str); 48] = [
         "min(provider): reads the first entry",
     ),
     ("lanes with open jobs are read", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
+    ("lanes with returns are read", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("account of the last minutes", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("dead jobs are counted", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("jobs of a state are listed", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),

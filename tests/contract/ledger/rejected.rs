@@ -1,9 +1,9 @@
 //! Rejected messages for operators: lists by filter, the count, one decision for each with its author, and conflicts.
 
 use sluicegate::domain::job::ContentHash;
-use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::rejected::{ContentOfId, RejectedDecision, RejectedFilter, RejectedRefusal, RejectedSummary};
+use sluicegate::ledger::rejected::{RejectedMessage, StoredMessage};
 
 use super::*;
 
@@ -13,6 +13,7 @@ on_every_database!(
     decision_by_sql_is_audited,
     published_ids_are_compared_with_the_ledger,
     sensitive_id_of_an_older_program_is_withheld,
+    properties_are_kept_whole,
 );
 
 async fn reject(fixture: &Fixture, lane: &str, reason: &'static str) {
@@ -27,6 +28,30 @@ async fn reject(fixture: &Fixture, lane: &str, reason: &'static str) {
         stored: StoredMessage::default(),
     };
     fixture.database.reject(&message).await.unwrap();
+}
+
+/// Headers are as long as a frame, and may hold U+0000, which PostgreSQL stores in no text.
+async fn properties_are_kept_whole(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let long = "x".repeat(5_000);
+    let message = RejectedMessage {
+        lane: name("acme"),
+        job_id: None,
+        reason: "bad_id",
+        detail: "id: is missing".to_owned(),
+        body_sha256: [7; 32],
+        body_bytes: 2,
+        head: String::new(),
+        stored: StoredMessage {
+            body: b"{}".to_vec(),
+            properties: serde_json::json!({ "headers": { "a\0": format!("{long}\0"), "b": "\\u0000" } }).to_string(),
+            is_masked: false,
+        },
+    };
+    fixture.database.reject(&message).await.unwrap();
+    let stored = fixture.database.stored_rejected(1).await.unwrap().unwrap();
+    let properties: serde_json::Value = serde_json::from_str(&stored.properties).unwrap();
+    assert_eq!(properties, serde_json::json!({ "headers": { "a": long, "b": "\\u0000" } }));
 }
 
 fn alice() -> Actor {

@@ -67,7 +67,7 @@ async fn settings_are_changed_with_an_older_sqlite_too(kind: Kind) {
         ("SELECT count(*) FROM provider_limits".to_owned(), "0"),
         ("SELECT count(*) FROM account_overrides".to_owned(), "0"),
         (format!("SELECT count(*) FROM job_audit WHERE {now} - at BETWEEN 0 AND 60000"), "1"),
-        (format!("SELECT count(*) FROM outcome_events WHERE {now} - at BETWEEN 0 AND 60000"), "1"),
+        (format!("SELECT count(*) FROM events WHERE {now} - at BETWEEN 0 AND 60000"), "1"),
         (format!("SELECT {now} - CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"), "0"),
     ] {
         assert_eq!(fixture.one(&what).await, wanted, "{what}");

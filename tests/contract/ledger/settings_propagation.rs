@@ -7,6 +7,7 @@ use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::provider_row::parse_provider_file;
+use sluicegate::worker::change_hints;
 use sluicegate::worker::settings_sync::{self, LoadedSettings, POLL_INTERVAL, StoreVersion};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -39,8 +40,8 @@ impl Follower {
         let (sender, known) = watch::channel(Arc::new(first));
         let (gates, store) = StoreVersion::channel();
         let (stop, hinted) = (CancellationToken::new(), Arc::new(Notify::new()));
-        if let Some(hints) = settings.settings_hints() {
-            tokio::spawn(settings_sync::listen(hints, hinted.clone(), stop.clone()));
+        if let Some(hints) = settings.change_hints() {
+            tokio::spawn(change_hints::follow(hints, hinted.clone(), settings.record_news().clone(), stop.clone()));
         }
         tokio::spawn(settings_sync::poll(settings, poll, stop.clone(), sender, store, hinted, Arc::default()));
         Self { known, _gates: gates, _stop: stop.drop_guard() }
@@ -127,12 +128,13 @@ async fn polling_applies_changes_within_two_seconds() {
     followed(&workers, "7/1m", by_command(&fixture, "7/1m")).await;
 }
 
+/// SQLite sends nothing, but each worker sees the commits of others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqlite_is_polled_within_two_seconds() {
+async fn sqlite_commits_apply_a_change_in_every_worker() {
     let fixture = Fixture::migrated(Kind::SqliteFile).await;
     with_acme(&fixture).await;
-    let workers =
-        [Follower::start(&fixture.url, POLL_INTERVAL).await, Follower::start(&fixture.url, POLL_INTERVAL).await];
+    let hour = Duration::from_secs(3_600);
+    let workers = [Follower::start(&fixture.url, hour).await, Follower::start(&fixture.url, hour).await];
     followed(&workers, "200/1s", by_sql(&fixture, 200)).await;
     followed(&workers, "7/1m", by_command(&fixture, "7/1m")).await;
 }

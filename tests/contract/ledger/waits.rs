@@ -1,26 +1,20 @@
-//! Waits of jobs: a wait is kept when the message comes early, and ends when the limit that refused the job has
-//! changed.
+//! Waits of jobs: a wait ends when the limit that refused the job has changed.
 
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::upkeep::{OverduePolicy, WaitCause, WakeFilter};
+use sluicegate::ledger::upkeep::{WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
 
 on_every_database!(
-    early_delivery_keeps_its_wait,
-    new_early_job_waits_for_not_before,
     limit_change_wakes_jobs_refused_before,
     removed_row_wakes_jobs_by_reported_change,
-    woken_unknown_job_becomes_overdue,
+    woken_unknown_job_stays_unknown,
     concurrent_wakes_wake_each_job_once,
     resume_ends_only_provider_named_waits,
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
-const WAIT: &str = "SELECT CAST(wake_at AS text) || ' ' || wait_reason || ' ' || wait_limit || ' ' \
-     || CAST(wait_since AS text) || ' ' || CAST(wait_until AS text) || ' ' || CAST(wait_begun_at AS text) FROM jobs \
-     WHERE wait_detail IS NULL";
 
 fn refused(wait: Duration) -> JobState {
     JobState::Waiting { wait, reason: Wait::for_limit("all") }
@@ -30,12 +24,6 @@ impl Fixture {
     async fn transition(&self, job: &Job, next: &JobState) {
         let hold = self.take(job).await.lease;
         assert_eq!(self.database.transition(&hold, next).await.unwrap(), FencedWrite::Applied);
-    }
-
-    /// Delivers a job's message before its time.
-    async fn comes_early(&self, job: &Job) {
-        let hold = self.take(job).await.lease;
-        assert_eq!(self.database.release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
     }
 
     async fn provider_row(&self, row: &str) {
@@ -55,47 +43,19 @@ impl Fixture {
         self.database.wake_waiting(&name(lane), &which).await.unwrap()
     }
 
-    /// Due jobs without a message in any queue.
+    /// The jobs that return to the backlog now, by the backlog's rows.
     async fn due(&self) -> Vec<String> {
-        let due = self.database.take_unqueued(&name("stripe"), Duration::ZERO, HOUR, 100).await.unwrap();
-        let mut ids: Vec<String> = due.iter().map(|job| job.job.id.to_string()).collect();
-        ids.sort();
-        ids
+        let in_backlog = "SELECT id FROM jobs WHERE backlog AND provider = 'stripe' ORDER BY id";
+        let before = self.column(in_backlog).await;
+        self.database.return_due(&name("stripe"), Duration::ZERO, 100, &|_| false).await.unwrap();
+        let now = self.column(in_backlog).await;
+        now.into_iter().filter(|id| !before.contains(id)).flatten().collect()
     }
 }
 
 /// Waits until the next instant differs.
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(5)).await;
-}
-
-async fn early_delivery_keeps_its_wait(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    fixture.transition(&job("early"), &refused(HOUR)).await;
-    let before = fixture.one(WAIT).await;
-    assert!(before.contains(" limit all "), "{before}");
-    for _ in 0..2 {
-        a_moment().await;
-        fixture.comes_early(&job("early")).await;
-        assert_eq!(fixture.one(WAIT).await, before);
-        assert_eq!(
-            fixture.one("SELECT count(*) FROM jobs WHERE lease_until IS NULL AND lease_owner IS NULL").await,
-            "1"
-        );
-    }
-    let hold = fixture.take(&job("early")).await.lease;
-    fixture.expire_lease(&hold).await;
-    fixture.take(&job("early")).await;
-    assert_eq!(fixture.database.release_waiting(&hold).await.unwrap(), FencedWrite::Stale);
-}
-
-async fn new_early_job_waits_for_not_before(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    let job = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("later") };
-    fixture.comes_early(&job).await;
-    let row = "SELECT state || ': ' || wait_reason || ', ' || COALESCE(wait_detail, 'no text') FROM jobs \
-        WHERE wake_at = not_before AND wait_until = not_before AND wait_since = wait_begun_at";
-    assert_eq!(fixture.one(row).await, "waiting: not_before, no text");
 }
 
 async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
@@ -112,7 +72,7 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     fixture.transition(&scheduled, &refused(HOUR)).await;
     let elsewhere = Job { provider: name("other"), ..job("elsewhere") };
     fixture.transition(&elsewhere, &refused(HOUR)).await;
-    fixture.transition(&job("early"), &refused(HOUR)).await;
+    fixture.transition(&job("another"), &refused(HOUR)).await;
     fixture.transition(&job("held"), &refused(HOUR)).await;
     // Written by a version of the program that did not know the column.
     fixture.transition(&job("old"), &refused(HOUR)).await;
@@ -124,18 +84,17 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     fixture.sql("UPDATE providers SET paused = true WHERE name = 'sibling'").await.unwrap();
     a_moment().await;
     fixture.transition(&job("since"), &refused(HOUR)).await;
-    fixture.comes_early(&job("early")).await;
     fixture.take(&job("held")).await;
     assert_eq!(fixture.wake("other", 100).await, 0);
     assert_eq!(fixture.wake("stripe", 100).await, 3);
-    assert_eq!(fixture.due().await, ["early", "old", "refused"]);
+    assert_eq!(fixture.due().await, ["another", "old", "refused"]);
     assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (0, 0), "once");
     // Their wait is over; their attempts and reasons stay.
-    let rows = "SELECT count(*) FROM jobs WHERE id IN ('early', 'refused') AND state = 'waiting' AND attempts = 0 \
+    let rows = "SELECT count(*) FROM jobs WHERE id IN ('another', 'refused') AND state = 'waiting' AND attempts = 0 \
         AND wait_detail IS NULL AND wait_reason = 'limit' AND wait_limit = 'all' AND wake_at = updated_at";
     assert_eq!(fixture.one(rows).await, "2");
     let claimed = fixture.take(&job("refused")).await;
-    assert_eq!((claimed.wait, claimed.attempts), (Duration::ZERO, 0));
+    assert_eq!((claimed.attempts, claimed.lost_holders), (0, 0));
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0", "waking a job is no operator's change");
 }
 
@@ -171,8 +130,7 @@ async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
     assert_eq!(wake(HOUR / 2, 2 * HOUR).await, (1, vec!["since".to_owned()]), "while the change reached all workers");
 }
 
-/// The job is republished as overdue: only a job that is confirmed not sent may be without a queue.
-async fn woken_unknown_job_becomes_overdue(kind: Kind) {
+async fn woken_unknown_job_stays_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let unknown = JobState::Unknown { wait: HOUR, reason: Wait::for_limit("all") };
     let (ledger, hold) = (fixture.database.clone(), fixture.take(&job("unknown")).await.lease);
@@ -184,12 +142,8 @@ async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     fixture.transition(&job("unknown"), &unknown).await;
     a_moment().await;
     fixture.provider_row("'stripe', NULL").await;
-    assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (1, 0));
-    let which =
-        OverduePolicy { grace: Duration::ZERO, republish_after: HOUR, republish_interval_max: HOUR, at_most: 10 };
-    let overdue = fixture.database.take_overdue(&name("stripe"), &which).await.unwrap();
-    assert_eq!(overdue.iter().map(|job| job.job.id.as_str()).collect::<Vec<_>>(), ["unknown"]);
-    assert_eq!(fixture.one("SELECT state FROM jobs").await, "unknown");
+    assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await), (1, vec!["unknown".to_owned()]));
+    assert_eq!(fixture.one("SELECT state || ' ' || wait_reason FROM jobs").await, "unknown limit");
 }
 
 /// A resume ends the waits that the provider named, and no others.

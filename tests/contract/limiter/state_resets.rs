@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::captured_log::capture_log;
 use crate::support::redis::Redis;
 
 /// A ledger that knows every answered request.
@@ -86,28 +87,9 @@ impl Worker {
     }
 }
 
-/// Captures the log while the guard is kept.
-fn log() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let lines = Lines::default();
-    let kept = Arc::clone(&lines.0);
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || lines.clone()).finish();
-    (kept, tracing::subscriber::set_default(subscriber))
-}
-
 #[tokio::test]
 async fn gate_detects_a_restored_old_state() {
-    let (lines, _guard) = log();
+    let (log, _guard) = capture_log();
     let redis = Redis::start();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "gate").unwrap());
     let spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
@@ -122,8 +104,7 @@ async fn gate_detects_a_restored_old_state() {
     restore.arg(&key).arg(0).arg(&before).arg("REPLACE").exec(&mut connection).unwrap();
     assert_eq!(worker.pay_many(5, deadline).await, 5, "the ledger's usage leaves five permits");
     assert_eq!(worker.pay_many(15, Instant::now() + SECOND).await, 0, "the limit is used in full");
-    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    assert_eq!(output.matches("an earlier one than we have seen").count(), 1, "{output}");
+    assert_eq!(log.lines_with("an earlier one than we have seen").len(), 1, "{}", log.text());
     worker.end().await;
 }
 
@@ -137,7 +118,7 @@ async fn until_released(connection: &mut redis::Connection, key: &str) {
 
 #[tokio::test]
 async fn rollback_shows_behind_other_workers_calls() {
-    let (lines, _guard) = log();
+    let (log, _guard) = capture_log();
     let redis = Redis::start();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "two").unwrap());
     let spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
@@ -157,8 +138,7 @@ async fn rollback_shows_behind_other_workers_calls() {
     assert_eq!(second.pay_many(5, deadline).await, 5);
     assert_eq!(first.pay_many(10, deadline).await, 10, "the ledger's usage leaves ten permits");
     assert_eq!(first.pay_many(1, Instant::now() + SECOND).await, 0, "the limit is used in full");
-    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    assert_eq!(output.matches("an earlier one than we have seen").count(), 1, "{output}");
+    assert_eq!(log.lines_with("an earlier one than we have seen").len(), 1, "{}", log.text());
     first.end().await;
     second.end().await;
 }
@@ -166,7 +146,7 @@ async fn rollback_shows_behind_other_workers_calls() {
 /// A bucket that was used in full counts its uses at the slower rate: an hour each, instead of one hour in all.
 #[tokio::test]
 async fn slowed_limit_waits_no_longer_than_its_window() {
-    let (lines, _guard) = log();
+    let (log, _guard) = capture_log();
     let redis = Redis::start();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "slowed").unwrap());
     let mut spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
@@ -181,8 +161,7 @@ async fn slowed_limit_waits_no_longer_than_its_window() {
         assert!(Instant::now() < deadline, "no limit refuses");
         match worker.gate.acquire(ask(Instant::now())).await {
             AcquireResult::Refused(refusal) if refusal.reason == BlockReason::Limit("all".to_owned()) => {
-                let is_rebuilt = String::from_utf8_lossy(&lines.lock().unwrap()).contains("slower settings");
-                if is_rebuilt {
+                if log.text().contains("slower settings") {
                     break refusal.retry_after;
                 }
             }
@@ -268,13 +247,12 @@ async fn implausible_version_is_ignored() {
 /// Every call is granted, and its reply takes longer than the send budget.
 #[tokio::test(start_paused = true)]
 async fn late_permits_are_logged_as_a_stall() {
-    let (lines, _guard) = log();
+    let (log, _guard) = capture_log();
     let latency = Duration::from_millis(500);
     let late = Scripted { refused: None, version: 1, latency, began: Instant::now(), calls: Mutex::default() };
     let worker = Worker::start(Arc::new(late), spec(&[("all", 9, 1_000)]));
     let paid = tokio::time::timeout(30 * SECOND, worker.pay_many(1, Instant::now() + 60 * SECOND)).await;
     assert!(paid.is_err(), "no permit arrives within its send budget: {paid:?}");
-    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    assert_eq!(output.matches("permits arrive too late").count(), 1, "{output}");
+    assert_eq!(log.lines_with("permits arrive too late").len(), 1, "{}", log.text());
     worker.end().await;
 }

@@ -60,6 +60,7 @@ proptest! {
         reference in prop::option::of("\\PC{1,255}"),
         row in row(),
     ) {
+        let (payload, reference) = (payload.map(Into::into), reference.map(Into::into));
         let job = Job { payload, reference, account: Identifier::new("a".repeat(64)).ok(), ..job("pay-1") };
         within_bounds(&row, &encode(&job));
     }

@@ -212,7 +212,7 @@ async fn outcome_of_early_response(answer: &[u8]) -> Outcome {
     let row = row(&format!("http://{}/", listener.local_addr().unwrap()));
     let provider = provider(&row);
     let payload = format!(r#"{{"x":"{}"}}"#, "x".repeat(900_000));
-    let large = Job { payload: Some(payload), ..job("pay-1") };
+    let large = Job { payload: Some(payload.into()), ..job("pay-1") };
     let ending = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.read_exact(&mut [0; 100]).await.unwrap();

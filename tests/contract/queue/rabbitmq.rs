@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use lapin::options::{BasicGetOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use secrecy::SecretString;
-use sluicegate::domain::provider::ProviderName;
 use sluicegate::queue::rabbitmq::{RabbitMq, RabbitSettings};
-use sluicegate::queue::{Destination, Queue, QueueError};
+use sluicegate::queue::{DeathCause, Destination, Queue, QueueError};
 
 use super::{
     PATIENCE, assert_invalid_headers, conformance, invalid_message, message, provider, publish_all, take, to_lane,
@@ -216,35 +215,8 @@ async fn expired_message_keeps_its_lane() {
     channel.basic_publish("payments".into(), "stripe".into(), options, b"late", properties).await.unwrap();
     let letter = super::await_dead(&*bench.queue).await;
     assert_eq!((letter.lane.as_ref(), &letter.body[..]), (Some(&provider("stripe")), &b"late"[..]));
+    assert_eq!(letter.cause, DeathCause::Expired);
     letter.receipt.ack().await.unwrap();
-}
-
-/// At-least-once dead-lettering has 32 unconfirmed messages at a time. It waits for ever for messages that no queue
-/// takes.
-#[tokio::test(flavor = "multi_thread")]
-async fn deleted_lane_does_not_block_delayed_messages() {
-    let bench = bench("deleted_lane_does_not_block_delayed_messages").await;
-    let (deleted, stripe) = (provider("gone"), provider("stripe"));
-    bench.queue.declare(&[deleted.clone(), stripe.clone()]).await.unwrap();
-    let (_connection, channel) = raw_channel(&bench.url).await;
-    channel.queue_delete("payments.gone".into(), QueueDeleteOptions::default()).await.unwrap();
-    let step = sluicegate::queue::DELAY_STEPS[0];
-    let delayed =
-        |provider: &ProviderName, body: &str| message(Destination::Delay { provider: provider.clone(), step }, body);
-    for number in 0..40 {
-        bench.queue.publish(delayed(&deleted, &format!("gone-{number}"))).await.unwrap();
-    }
-    bench.queue.publish(delayed(&stripe, "paid")).await.unwrap();
-    let mut lane = bench.queue.open_lane(&stripe, 1).await.unwrap();
-    assert_eq!(take(&mut *lane).await.body, "paid");
-    // Messages without a lane are kept, with the lane's name.
-    let mut bodies = BTreeSet::new();
-    while bodies.len() < 40 {
-        let letter = super::await_dead(&*bench.queue).await;
-        assert_eq!(letter.lane.as_ref(), Some(&deleted));
-        bodies.insert(letter.body.clone());
-        letter.receipt.ack().await.unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

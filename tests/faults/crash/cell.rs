@@ -15,6 +15,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::engines::{Broker, Engines};
 use super::trap::Trap;
+use crate::support::UNPUBLISHED;
 use crate::support::process::{Server, private_dir};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
@@ -55,14 +56,6 @@ impl Setup {
             ..FakeOptions::default()
         };
         Self { kind, fake, row: "workers = 1", prefix: SHARED_PREFIX.to_owned(), before_provider: None, broker: None }
-    }
-}
-
-impl Setup {
-    /// Uses an exchange and delay queues that no other cell shares.
-    pub fn apart(self, what: &str) -> Self {
-        static PREFIXES: AtomicU32 = AtomicU32::new(0);
-        Self { prefix: format!("{what}-{}", PREFIXES.fetch_add(1, Ordering::Relaxed)), ..self }
     }
 }
 
@@ -218,14 +211,6 @@ impl Cell {
         self.publish_body(&job.to_string()).await;
     }
 
-    /// Publishes one payment with an expiry far in the future.
-    pub async fn publish_with_expiry(&mut self) {
-        let id = format!("{}-0", self.name);
-        let job = json!({ "id": id, "amount": 100, "currency": "EUR", "expires_at": "2100-01-01T00:00:00Z" });
-        self.publish_body(&job.to_string()).await;
-        self.published.insert(id);
-    }
-
     pub async fn publish_body(&self, body: &str) {
         self.broker.publish(&self.prefix, &self.name, body).await;
     }
@@ -256,7 +241,7 @@ impl Cell {
 
     /// Ends all leases while workers run.
     pub async fn end_leases(&self) {
-        let sql = "UPDATE jobs SET lease_until = now() - interval '1 second' WHERE lease_until IS NOT NULL";
+        let sql = "UPDATE jobs SET lease_until = now() - interval '1 minute' WHERE lease_until IS NOT NULL";
         sqlx::query(sql).execute(&self.ledger).await.unwrap();
     }
 
@@ -279,7 +264,6 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')";
 const OTHERS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-const UNPUBLISHED: &str = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
 
 impl Drop for Cell {
     fn drop(&mut self) {
@@ -333,7 +317,7 @@ impl Worker {
     /// Sends SIGTERM and waits until all requests are finished or requeued. Returns the log.
     pub async fn stop(self) -> String {
         self.0.signal("TERM");
-        self.until_logged("all requests finished, unsent jobs returned to the queue").await;
+        self.until_logged("all requests finished, unsent jobs returned to the backlog").await;
         self.log()
     }
 }

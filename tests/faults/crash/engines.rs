@@ -5,7 +5,7 @@
 
 use lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions,
-    QueueDeclareOptions, QueueDeleteOptions,
+    QueueDeclareOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
@@ -91,10 +91,6 @@ impl Broker {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let found = channel.queue_declare(queue.into(), options, FieldTable::default()).await;
         found.ok().map(|queue| queue.message_count())
-    }
-
-    pub async fn delete_queue(&self, queue: &str) {
-        self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     }
 
     /// Consumes every message of a queue; none if the queue does not exist.

@@ -68,7 +68,7 @@ async fn commit_with_lost_reply_is_detected() {
     assert!(log.contains("the ledger refused an outcome; it is written again"), "{log}");
     assert_eq!(cell.fake.report().requests, 3);
     assert_eq!(outcomes(&cell).await, ["accepted"; 3]);
-    assert_eq!(cell.count("SELECT count(*) FROM outcome_events").await, 3);
+    assert_eq!(cell.count("SELECT count(*) FROM events").await, 3);
     assert_eq!(cell.verdict().await, Verdict::default());
 }
 
@@ -98,28 +98,8 @@ async fn throttled_wait_is_honoured_in_full() {
     assert_eq!(cell.fake.report().limits[0].breaches, 0);
 }
 
-/// The broker returns copies because their delay queue was deleted. They are published again once the queue is
-/// declared.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn returned_copy_is_republished_to_redeclared_queue() {
-    let setup = Setup::of(Kind::Neither).apart("returned");
-    // Most jobs wait for the limit, however slow the machine is.
-    let fake = FakeOptions { limits: vec!["4/2s".parse().unwrap()], ..setup.fake };
-    let row = "workers = 1\nmode = \"requeue\"\nleak_per_second = 100";
-    let mut cell = Cell::open("returned", Setup { fake, row, ..setup }).await;
-    let worker = cell.worker(None).await;
-    worker.until_logged("lane open").await;
-    for step_ms in [250, 500, 1_000] {
-        cell.broker.delete_queue(&cell.queue(&format!("delay.{step_ms}"))).await;
-    }
-    cell.publish(14).await;
-    cell.until_finished(&worker).await;
-    let log = worker.stop().await;
-    assert!(log.contains("message unroutable; declaring its queues and exchanges again"), "{log}");
-    assert_eq!(cell.verdict().await, Verdict::default());
-}
-
-/// A broker that requeues messages after a consumer timeout, and one that blocks publishers.
+/// A broker that requeues messages after a consumer timeout of a second, and one that blocks publishers. No message is held
+/// for as long, however long its payment waits for the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let rabbit = tokio::task::spawn_blocking(RabbitNode::start).await.unwrap();
@@ -135,10 +115,9 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let mut cell = Cell::open("impatient", setup).await;
     cell.publish(6).await;
     let worker = cell.worker(None).await;
-    worker.until_logged("lane closed, reopening").await;
-    assert!(worker.log().contains("PRECONDITION_FAILED"), "{}", worker.log());
     cell.until_finished(&worker).await;
-    worker.stop().await;
+    let log = worker.stop().await;
+    assert!(!log.contains("PRECONDITION_FAILED"), "{log}");
     assert_eq!(cell.verdict().await, Verdict::default());
 
     eval("application:set_env(rabbit, consumer_timeout, 1800000).");
@@ -152,34 +131,5 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     worker.until_logged("broker takes publishes again").await;
     cell.until_finished(&worker).await;
     worker.stop().await;
-    assert_eq!(cell.verdict().await, Verdict::default());
-}
-
-/// Sweeper republish: the sweeper republishes a job whose message is lost, even if one sweeper crashes meanwhile.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_job_is_republished_despite_sweeper_crash() {
-    let mut cell = Cell::open("swept", Setup::of(Kind::Neither)).await;
-    // A payment with an expiry is claimed before it is sent.
-    cell.publish_with_expiry().await;
-    let claiming = cell.worker(Some("after_claim:1")).await;
-    claiming.dies().await;
-    cell.leases_run_out().await;
-    // The broker loses the message.
-    let lane = cell.queue(&cell.name);
-    until("the broker has the message again", PATIENCE, &claiming, async || cell.broker.ready(&lane).await == Some(1))
-        .await;
-    assert_eq!(cell.broker.drain(&lane).await.len(), 1);
-    // The job looks as if a minute had passed.
-    let sql =
-        "UPDATE jobs SET wake_at = wake_at - interval '1 minute', lease_until = lease_until - interval '1 minute'";
-    sqlx::query(sql).execute(&cell.ledger).await.unwrap();
-    let doomed = cell.worker(Some("sweeper_after_publish:1")).await;
-    doomed.dies().await;
-    cell.leases_run_out().await;
-    let heir = cell.worker(None).await;
-    cell.until_finished(&heir).await;
-    heir.stop().await;
-    assert_eq!(cell.count("SELECT sweeps FROM jobs").await, 1);
-    assert_eq!(cell.fake.report().requests, 1);
     assert_eq!(cell.verdict().await, Verdict::default());
 }

@@ -113,7 +113,7 @@ pub fn steered(limiter: Arc<dyn Limiter>, spec: QuotaSpec) -> Steered {
 }
 
 pub fn account(name: &str, ask: AcquireRequest) -> AcquireRequest {
-    AcquireRequest { account: Some(name.to_owned()), ..ask }
+    AcquireRequest { account: Some(name.into()), ..ask }
 }
 
 /// A deadline that no test reaches.

@@ -121,7 +121,7 @@ async fn wake_up(limit: LimitSpec, limiter: Arc<dyn Limiter>, gates: [u64; 2]) -
     let first = open_gate(limiter.clone(), spec.clone(), gates[0], &stop);
     let second = if gates[0] == gates[1] { first.clone() } else { open_gate(limiter, spec, gates[1], &stop) };
     let patient = Instant::now() + Duration::from_secs(60);
-    let request = move || AcquireRequest { account: Some("merchant".to_owned()), ..ask(1, patient) };
+    let request = move || AcquireRequest { account: Some("merchant".into()), ..ask(1, patient) };
     let AcquireResult::Granted(permit) = first.acquire(request()).await else { panic!("refused") };
     sleep_until(permit.start_at).await;
     let in_flight = permit.begin().unwrap();

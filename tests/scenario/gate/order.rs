@@ -86,7 +86,7 @@ async fn costly_job_is_not_starved_by_cheaper_ones_behind_it() {
         let spec = QuotaSpec { limits: vec![all, own], ..spec(&[]) };
         let Steered { gate, settings: _settings, .. } = steered(Altered::slow(Duration::from_millis(1)), spec);
         let job = move |cost| match scope {
-            Scope::Reference => AcquireRequest { reference: Some("invoice".to_owned()), ..ask(cost, hour()) },
+            Scope::Reference => AcquireRequest { reference: Some("invoice".into()), ..ask(cost, hour()) },
             _ => account("alice", ask(cost, hour())),
         };
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! A test bench: a worker on its embedded backends, with access to its ledger, queue, events and provider.
+//! A test bench: a worker on backends in memory, with access to its ledger, queue, events and provider.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +9,11 @@ use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::domain::wait_reason::{WaitReason, sentence};
 use sluicegate::ledger::LedgerError;
-use sluicegate::ledger::UnpublishedEvents;
 use sluicegate::ledger::database::Database;
+use sluicegate::ledger::events::UnpublishedEvents;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::provider::ProviderFactory;
-use sluicegate::queue::embedded::EmbeddedQueue;
 use sluicegate::queue::message::CardNumbers;
 use sluicegate::queue::{Destination, OutgoingMessage, Properties, Queue};
 use sluicegate::worker::meter::LaneMeter;
@@ -27,6 +26,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::script::{Factory, Script};
+use crate::memory_queue::MemoryQueue;
 
 /// Longer than any condition of these tests takes on a working machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,9 +37,11 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Bench {
     pub database: Database,
     pool: SqlitePool,
-    queue: Arc<EmbeddedQueue>,
+    pub messages: MemoryQueue,
     pub script: Arc<Script>,
     drain_timeout: Duration,
+    /// Takes effect with the next run.
+    pub max_open_jobs: u32,
     runs: u32,
     running: Option<Running>,
     /// Kept when the worker ends, as a limiter store is.
@@ -50,6 +52,8 @@ pub struct Bench {
     pub card_numbers: CardNumbers,
     /// Replaces the queue of the next worker.
     pub broker: Option<Arc<dyn Queue>>,
+    /// Whether the next worker has a queue at all.
+    pub has_broker: bool,
 }
 
 struct Running {
@@ -124,17 +128,19 @@ impl Bench {
         database.migrate().await.unwrap();
         let pool = database.sqlite_pool().unwrap();
         let bench = Self {
-            queue: Arc::new(EmbeddedQueue::new(pool.clone())),
+            messages: MemoryQueue::default(),
             database,
             pool,
             script: Script::new(),
             drain_timeout: Duration::from_secs(30),
+            max_open_jobs: u32::MAX,
             runs: 0,
             running: None,
             store: None,
             providers: None,
             card_numbers: CardNumbers::Refuse,
             broker: None,
+            has_broker: true,
         };
         bench.apply(rows).await;
         bench
@@ -153,7 +159,7 @@ impl Bench {
     pub fn run(&mut self) {
         self.runs += 1;
         let engines = Backends {
-            queue: self.broker.clone().unwrap_or_else(|| self.queue.clone()),
+            queue: self.has_broker.then(|| self.broker.clone().unwrap_or_else(|| self.queue())),
             ledger: self.database.clone(),
             limiter: self.store.clone().unwrap_or_default(),
             providers: self.providers.clone().unwrap_or_else(|| Arc::new(Factory(Arc::clone(&self.script)))),
@@ -162,6 +168,7 @@ impl Bench {
             owner: format!("worker-{}", self.runs),
             card_numbers: self.card_numbers,
             drain_timeout: self.drain_timeout,
+            max_open_jobs: self.max_open_jobs,
             settings_poll: Duration::from_millis(20),
             sweep_every: Duration::from_millis(100),
             scrub_after: Duration::from_secs(86_400),
@@ -178,25 +185,22 @@ impl Bench {
         Self {
             database: self.database.clone(),
             pool: self.pool.clone(),
-            queue: Arc::clone(&self.queue),
+            messages: self.messages.clone(),
             script: Arc::clone(&self.script),
             drain_timeout: self.drain_timeout,
+            max_open_jobs: self.max_open_jobs,
             runs: 100,
             running: None,
             store: self.store.clone(),
             providers: self.providers.clone(),
             card_numbers: self.card_numbers,
             broker: None,
+            has_broker: true,
         }
     }
 
-    /// Requeues messages that an earlier process had consumed, as `run` does at its start.
-    pub async fn recover(&self) {
-        self.queue.recover().await.unwrap();
-    }
-
     pub fn queue(&self) -> Arc<dyn Queue> {
-        self.queue.clone()
+        Arc::new(self.messages.clone())
     }
 
     /// Asks the worker to stop, as SIGTERM does; [`Bench::stopped`] waits for its end.
@@ -283,7 +287,7 @@ impl Bench {
     pub async fn publish_with(&self, provider: &str, body: &str, properties: Properties) {
         let destination = Destination::Lane(name(provider));
         let body = body.as_bytes().to_vec().into();
-        self.queue.publish(OutgoingMessage { destination, body, properties }).await.unwrap();
+        self.messages.publish(OutgoingMessage { destination, body, properties }).await.unwrap();
     }
 
     pub async fn sql(&self, sql: &str) {
@@ -297,6 +301,13 @@ impl Bench {
 
     pub async fn count(&self, sql: &str) -> i64 {
         sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// Events that the ledger says are not published. Positions have no gaps, and no test deletes events.
+    pub async fn unpublished_events(&self) -> i64 {
+        let sql = "SELECT (SELECT count(*) FROM events) - (SELECT position FROM event_cursors) \
+                   + (SELECT count(*) FROM event_retries)";
+        self.count(sql).await
     }
 
     /// The first column of every row.
@@ -339,10 +350,12 @@ impl Bench {
     }
 
     pub async fn published(&self, queue: &str) -> Vec<Published> {
-        let sql = "SELECT body, properties FROM queue_messages WHERE queue = ?1 ORDER BY id";
-        let rows = sqlx::query(sql).bind(queue).fetch_all(&self.pool).await.unwrap();
-        let json = |bytes: &[u8]| serde_json::from_slice(bytes).unwrap();
-        rows.iter().map(|row| Published { body: json(row.get(0)), properties: json(row.get(1)) }).collect()
+        let messages = self.messages.messages(queue).into_iter();
+        let published = messages.map(|(body, properties)| Published {
+            body: serde_json::from_slice(&body).unwrap(),
+            properties: serde_json::to_value(properties).unwrap(),
+        });
+        published.collect()
     }
 
     /// Rejected messages that are open, as they are stored.
@@ -360,23 +373,14 @@ impl Bench {
         each.collect()
     }
 
-    /// Properties of a queue's messages, whatever their bodies are.
-    pub async fn properties_in(&self, queue: &str) -> Vec<Value> {
-        let sql = "SELECT properties FROM queue_messages WHERE queue = ?1 ORDER BY id";
-        let rows: Vec<String> = sqlx::query_scalar(sql).bind(queue).fetch_all(&self.pool).await.unwrap();
-        rows.iter().map(|text| serde_json::from_str(text).unwrap()).collect()
+    /// Messages of a lane that a worker has not acknowledged.
+    pub fn unacknowledged(&self, provider: &str) -> usize {
+        self.messages.count(&format!("payments.{provider}"))
     }
 
-    /// Messages of a lane that no worker has consumed, delayed ones included.
-    pub async fn queued(&self, provider: &str) -> i64 {
-        self.count(&format!("SELECT count(*) FROM queue_messages WHERE queue = 'payments.{provider}' AND taken = 0"))
-            .await
-    }
-
-    /// Delayed messages of a lane.
-    pub async fn delayed(&self, provider: &str) -> i64 {
-        let sql = "SELECT count(*) FROM queue_messages WHERE taken = 0 AND visible_at_ms > unixepoch('subsec') * 1000";
-        self.count(&format!("{sql} AND queue = 'payments.{provider}'")).await
+    /// Messages of a lane that no worker has consumed.
+    pub fn queued(&self, provider: &str) -> usize {
+        self.messages.ready(&format!("payments.{provider}"))
     }
 
     /// Jobs that a worker has leased and not begun to send.
@@ -416,16 +420,15 @@ impl Bench {
     /// State of the whole bench, for the message of a failed test.
     async fn picture(&self) -> String {
         let mut lines = Vec::new();
-        for table in ["jobs", "attempts", "queue_messages"] {
-            let columns = match table {
-                "jobs" => "id, state, attempts, reason, lease_owner, fence",
-                "attempts" => "job_id, number, outcome, counted, detail",
-                _ => "queue, taken, visible_at_ms - unixepoch('subsec') * 1000, CAST(body AS text)",
-            };
+        for (table, columns) in [
+            ("jobs", "id, state, attempts, reason, lease_owner, fence"),
+            ("attempts", "job_id, number, outcome, counted, detail"),
+        ] {
             let sql = format!("SELECT json_array({columns}) FROM {table} LIMIT 60");
             let rows: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.pool).await.unwrap();
             lines.extend(rows.into_iter().map(|row| format!("{table} {row}")));
         }
+        lines.push(format!("messages {:?}", self.messages.bodies()));
         lines.push(format!("sent {:?}", self.script.order()));
         lines.join("\n")
     }

@@ -15,7 +15,9 @@ const WORKERS: i64 = 2;
 const JOBS: usize = 24;
 
 fn few_workers() -> ProviderRow {
-    ProviderRow { workers: WORKERS, max_attempts: 2, ..row("acme") }
+    // Longer than the breaker takes to open: no job has its second attempt before.
+    let [backoff_base_ms, backoff_max_ms] = [1_000; 2];
+    ProviderRow { workers: WORKERS, max_attempts: 2, backoff_base_ms, backoff_max_ms, ..row("acme") }
 }
 
 /// A lane whose provider handles every job in this way.

@@ -108,7 +108,6 @@ async fn oversized_frozen_request_is_not_resent() {
         bench.sql(&format!("DROP TRIGGER {trigger}")).await;
     }
     bench.sql("UPDATE jobs SET frozen_body = zeroblob(1048577), wake_at = 0").await;
-    bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
     bench.run();
     let old = bench.until_state("old", "review").await;
     assert_eq!(old.reason, "confirmed not charged; the frozen request is larger than requests may be");
@@ -129,7 +128,6 @@ async fn job_that_crashes_workers_goes_to_review() {
     let lost = "UPDATE jobs SET lease_owner = 'gone', lease_until = 0, wake_at = 0, lost_holders =";
     bench.sql(&format!("{lost} 4 WHERE id IN ('poison', 'unknown')")).await;
     bench.sql(&format!("{lost} 3 WHERE id = 'victim'")).await;
-    bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
     bench.run();
     let poison = bench.until_state("poison", "review").await;
     assert!(poison.reason.starts_with("confirmed not charged; 5 workers in a row were lost"), "{poison:?}");

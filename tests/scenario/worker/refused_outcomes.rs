@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::bench::{Bench, limit, row};
-use super::late_answers::capture_log;
 use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, row};
+use crate::captured_log::capture_log;
 
 fn slow_row() -> ProviderRow {
     ProviderRow { workers: 4, idempotency_retention_s: None, limits: vec![limit(20, 1_000)], ..row("acme") }
@@ -32,7 +33,7 @@ async fn outcomes_are_kept_while_all_are_refused() {
 
 #[tokio::test]
 async fn one_refused_outcome_becomes_a_review_with_its_reference() {
-    let (page, _guard) = capture_log();
+    let (log, _guard) = capture_log();
     let bench = Bench::open(&[slow_row()]).await;
     bench
         .sql(
@@ -48,6 +49,6 @@ async fn one_refused_outcome_becomes_a_review_with_its_reference() {
     let reason = bench.job("p3").await.unwrap().reason;
     assert!(reason.ends_with("3 times: outcome accepted, reference ch_p3"), "{reason}");
     assert_eq!(bench.events_of("p3").await.len(), 1);
-    assert_eq!(page.lines_with("the payment goes to review").len(), 1);
+    assert_eq!(log.lines_with("the payment goes to review").len(), 1);
     assert_eq!(bench.script.sent().len(), 60);
 }

@@ -33,7 +33,6 @@ async fn reported(bench: &Bench) -> String {
 
 /// Its wait is over.
 async fn due_now(bench: &Bench, id: &str) {
-    bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue LIKE 'payments.%' AND taken = 0").await;
     bench.sql(&format!("UPDATE jobs SET wake_at = created_at WHERE id = '{id}'")).await;
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::bench::{Bench, row};
 
-/// The embedded queue with a full subscriber's queue for one provider's events.
+/// A queue with a full subscriber's queue for one provider's events.
 struct WithFullListener {
     queue: Arc<dyn Queue>,
     full: AtomicBool,
@@ -68,15 +68,15 @@ async fn rejected_events_block_no_others() {
     bench
         .sql(&format!(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {STUCK}) \
-             INSERT INTO outcome_events (job_id, provider, state, reason, attempts, at) \
-             SELECT 'a', 'acme', 'succeeded', 'event ' || i, 1, 1 FROM n"
+             INSERT INTO events (job_id, n, provider, state, reason, attempts, at) \
+             SELECT 'a', 1 + i, 'acme', 'succeeded', 'event ' || i, 1, 1 FROM n"
         ))
         .await;
-    let rejected = "SELECT count(*) FROM outcome_events WHERE tries > 0 AND published_at IS NULL";
+    let rejected = "SELECT count(*) FROM event_retries WHERE tries > 0";
     bench.until("all events are rejected", async || bench.count(rejected).await == STUCK + 1).await;
     bench.pay("bolt", "b").await;
     bench.until("the other provider's event", async || bench.events_of("b").await.len() == 1).await;
-    let tries = "SELECT sum(tries) FROM outcome_events";
+    let tries = "SELECT sum(tries) FROM event_retries";
     assert_eq!(bench.count(tries).await, i64::from(broker.rejections.load(Ordering::SeqCst)), "a try was not counted");
     bench
         .until("the worker reports the rejected events", async || {
@@ -87,9 +87,8 @@ async fn rejected_events_block_no_others() {
     assert!(warning.contains("rejected by a queue"), "{warning}");
     // The subscriber's queue accepts events again, and their next try is due.
     broker.full.store(false, Ordering::SeqCst);
-    bench.sql("UPDATE outcome_events SET next_try_at = at WHERE next_try_at IS NOT NULL").await;
-    let open = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-    bench.until("all events are published", async || bench.count(open).await == 0).await;
+    bench.sql("UPDATE event_retries SET next_try_at = 0").await;
+    bench.until("all events are published", async || bench.unpublished_events().await == 0).await;
     assert_eq!(bench.events().await.len() as i64, STUCK + 2, "none twice");
     let none_left = async || bench.unpublished().is_some_and(|unpublished| unpublished.events == 0);
     tokio::time::timeout(Duration::from_secs(60), bench.until("the worker reports no unpublished event", none_left))
@@ -97,7 +96,7 @@ async fn rejected_events_block_no_others() {
         .unwrap();
 }
 
-/// The embedded queue, with a fate of their own for some events, by their reasons.
+/// A queue, with a fate of their own for some events, by their reasons.
 struct WithFates {
     queue: Arc<dyn Queue>,
     /// The reasons of all publishes, in order.
@@ -152,9 +151,9 @@ impl Queue for WithFates {
     }
 }
 
-/// In one batch: each event is marked for what became of it alone.
+/// On one page: each event is passed, tried again or waited for by itself.
 #[tokio::test]
-async fn each_event_of_a_batch_has_its_own_end() {
+async fn each_event_of_a_page_has_its_own_end() {
     let mut bench = Bench::open(&[row("acme")]).await;
     bench.pay("acme", "one").await;
     bench.until_state("one", "succeeded").await;
@@ -162,8 +161,8 @@ async fn each_event_of_a_batch_has_its_own_end() {
     bench
         .sql(
             "WITH n(reason) AS (VALUES ('a'), ('rejected'), ('b'), ('unconfirmed'), ('late'), ('unroutable'), ('c')) \
-             INSERT INTO outcome_events (job_id, provider, state, reason, attempts, at) \
-             SELECT 'one', 'acme', 'succeeded', reason, 1, 1 FROM n",
+             INSERT INTO events (job_id, n, provider, state, reason, attempts, at) \
+             SELECT 'one', 2, 'acme', 'succeeded', reason, 1, 1 FROM n",
         )
         .await;
     let broker = Arc::new(WithFates {
@@ -173,14 +172,14 @@ async fn each_event_of_a_batch_has_its_own_end() {
     });
     bench.broker = Some(broker.clone());
     bench.run();
-    let open = "SELECT reason FROM outcome_events WHERE published_at IS NULL ORDER BY reason";
-    bench.until("all but two are marked", async || bench.texts(open).await == ["late", "rejected"]).await;
-    assert_eq!(bench.texts("SELECT reason FROM outcome_events WHERE tries > 0").await, ["rejected"]);
+    let left = "SELECT reason || ' ' || tries FROM events JOIN event_retries USING (sequence) ORDER BY reason";
+    bench.until("two have left the order", async || bench.texts(left).await == ["late 0", "rejected 1"]).await;
+    assert_eq!(bench.unpublished_events().await, 2);
     for (reason, publishes) in [("a", 1), ("b", 1), ("c", 1), ("unconfirmed", 2), ("unroutable", 2), ("late", 1)] {
         assert_eq!(broker.publishes_of(reason), publishes, "{reason}");
     }
     broker.confirms_late.send_replace(true);
-    bench.until("the late one is marked", async || bench.texts(open).await == ["rejected"]).await;
+    bench.until("the late one is confirmed", async || bench.texts(left).await == ["rejected 1"]).await;
     assert_eq!(broker.publishes_of("late"), 1, "it was published again");
     let events = bench.events().await;
     let of = |reason: &str| events.iter().filter(|event| event.body["reason"] == reason).count();

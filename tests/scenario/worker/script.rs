@@ -147,7 +147,7 @@ impl Script {
     }
 
     fn arrive(&self, provider: &Provider, request: &FrozenRequest) -> (String, Act) {
-        let id = String::from_utf8(request.body.clone()).unwrap();
+        let id = String::from_utf8(request.body.to_vec()).unwrap();
         let mut state = self.state.lock().unwrap();
         state.sent.push(Sent {
             id: id.clone(),
@@ -220,16 +220,18 @@ impl PaymentProvider for Scripted {
     /// The body is the job's id, so that the script can identify the job.
     async fn freeze(&self, job: &Job, sum: SentSum) -> Result<FrozenRequest, FreezeError> {
         self.check_size(job, sum).map_err(|too_large| FreezeError::Job(RequestBuildError::TooLarge(too_large)))?;
+        let url = UrlTemplate::parse(&self.row.url).unwrap();
+        let url = url.for_job(job, RequestPart::Url).map_err(FreezeError::Job)?;
         Ok(FrozenRequest {
-            method: "POST".to_owned(),
-            url: UrlTemplate::parse(&self.row.url).unwrap().for_job(job, RequestPart::Url).map_err(FreezeError::Job)?,
-            idempotency_key: job.effective_key().as_str().to_owned(),
+            method: "POST".into(),
+            url: url.into(),
+            idempotency_key: job.effective_key().as_str().into(),
             // Makes a changed row freeze another request.
-            content_type: format!("text/plain; workers={}", self.row.workers),
-            body: job.id.as_str().as_bytes().to_vec(),
+            content_type: format!("text/plain; workers={}", self.row.workers).into(),
+            body: job.id.to_string().into(),
             account: None,
             sum,
-            credential_fingerprint: self.credential_fingerprint(None).await?,
+            credential_fingerprint: self.credential_fingerprint(None).await?.into(),
         })
     }
 
@@ -288,13 +290,13 @@ impl PaymentProvider for Scripted {
         Ok(LookupRequest {
             method: "GET",
             url: self.row.url.clone(),
-            account: Some(job.id.as_str().to_owned()),
+            account: Some((&job.id).into()),
             payment: PaymentIdentity::new(job, sum),
         })
     }
 
     async fn look_up(&self, question: &LookupRequest) -> RequestResult<LookupResult> {
-        let id = question.account.clone().unwrap();
+        let id = question.account.as_deref().unwrap().to_owned();
         let mut state = self.script.state.lock().unwrap();
         state.asked.push((id.clone(), Instant::now()));
         let planned = state.findings.get_mut(&id).and_then(VecDeque::pop_front);

@@ -1,5 +1,5 @@
-//! The sweeper: jobs whose messages are lost, jobs in no queue, jobs that end without a delivery, and dead letters of
-//! the broker.
+//! What brings jobs back or ends them without a delivery: sleepers that are due, lost workers, the sweeper, and dead
+//! letters of the broker.
 
 use std::time::Duration;
 
@@ -7,53 +7,26 @@ use jiff::Timestamp;
 use serde_json::json;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::ledger::upkeep::CheckScope;
-use sluicegate::queue::message::{CardNumbers, decode};
-use sluicegate::worker::sweeper::republish::{GRACE_BUSY, GRACE_EMPTY};
+use sluicegate::queue::Properties;
 
-use super::bench::{Bench, limit, name, row};
-use super::script::{Act, busy, not_sent, rejected, throttled, timeout};
+use super::bench::{Bench, limit, row};
+use super::script::{Act, busy, rejected, timeout};
 
-/// A job that the worker delayed for ten minutes, and whose message is lost since.
-async fn delay_and_lose(bench: &Bench, id: &str) {
+/// A job that sleeps for ten minutes.
+async fn put_to_sleep(bench: &Bench, id: &str) {
     bench.script.plan(id, [Act::Answer(busy(Some(Duration::from_secs(600))))]);
     bench.pay("acme", id).await;
     bench.until_delayed(id, "busy").await;
-    bench.until("the message is delayed", async || bench.delayed("acme").await > 0).await;
-    bench.sql("DELETE FROM queue_messages").await;
-    // Resets the copy number, as if no copy had been published: the messages of these tests are not numbered.
-    bench.sql("UPDATE jobs SET copy = 0, delayed_copy = NULL, delayed_until = NULL").await;
 }
 
-/// Makes a job overdue by this time, whatever it waits for.
-async fn make_overdue(bench: &Bench, id: &str, by: Duration) {
-    let ms = by.as_millis();
-    bench.sql(&format!("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - {ms} WHERE id = '{id}'")).await;
+/// Makes a job due.
+async fn make_due(bench: &Bench, id: &str) {
+    bench.sql(&format!("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 1 WHERE id = '{id}'")).await;
 }
 
-const COPIES: &str = "SELECT coalesce(sum(sweeps), 0) FROM jobs";
-
+/// All messages are lost, as with the broker's data: the ledger has each recorded job, and brings it back.
 #[tokio::test]
-async fn lost_message_is_republished_and_paid_once() {
-    let mut bench = Bench::open(&[row("acme")]).await;
-    bench.script.plan("job", [Act::Answer(timeout())]);
-    bench.pay("acme", "job").await;
-    bench.until_sent("acme", 1).await;
-    bench.until("the job is delayed", async || bench.job("job").await.is_some_and(|job| job.state == "unknown")).await;
-    bench.stop().await;
-    bench.sql("DELETE FROM queue_messages").await;
-    make_overdue(&bench, "job", GRACE_EMPTY + Duration::from_secs(1)).await;
-    bench.run();
-    bench.until_state("job", "succeeded").await;
-    assert_eq!((bench.script.sent().len(), bench.count(COPIES).await), (2, 1));
-    let sent = bench.script.sent_for("job");
-    assert_eq!(sent[0].request, sent[1].request, "the repeat differs from the frozen request");
-    assert!(bench.script.charges("acme", "job") == 1);
-}
-
-/// All messages are lost, as with the broker's data. Jobs that never reached the ledger must be published again by
-/// their producer.
-#[tokio::test]
-async fn lost_queue_republishes_every_ledger_job() {
+async fn lost_queue_loses_no_recorded_job() {
     let closed = ProviderRow { limits: vec![limit(0, 100)], max_wait_ms: 100, ..row("acme") };
     let mut bench = Bench::open(&[closed]).await;
     for number in 0..40 {
@@ -61,9 +34,8 @@ async fn lost_queue_republishes_every_ledger_job() {
     }
     bench.until("some are recorded", async || bench.count("SELECT count(*) FROM jobs").await > 3).await;
     bench.stop().await;
-    bench.sql("DELETE FROM queue_messages").await;
+    bench.messages.lose_all();
     let recorded = bench.count("SELECT count(*) FROM jobs").await;
-    bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 20000").await;
     bench.apply(&[row("acme")]).await;
     bench.run();
     let paid = "SELECT count(*) FROM jobs WHERE state = 'succeeded'";
@@ -71,72 +43,36 @@ async fn lost_queue_republishes_every_ledger_job() {
     assert_eq!(bench.script.sent().len(), usize::try_from(recorded).unwrap());
 }
 
-/// If the lane's queue is not empty, this job's message may be in it; if it is empty, the message is lost.
+/// The worker is lost with a request in flight: when its lease has ended, the same request is sent again.
 #[tokio::test]
-async fn probably_queued_job_is_not_republished() {
-    let bench = Bench::open(&[row("acme")]).await;
-    delay_and_lose(&bench, "job").await;
-    // The lane consumes no more, so published messages stay in its queue.
-    bench.script.plan("throttled", [Act::Answer(throttled(Duration::from_secs(600)))]);
-    bench.pay("acme", "throttled").await;
-    bench.until_delayed("throttled", "throttled").await;
-    bench.until("the message is delayed", async || bench.delayed("acme").await == 1).await;
-    bench.pay("acme", "other").await;
-    make_overdue(&bench, "job", GRACE_BUSY - Duration::from_secs(60)).await;
-    sweeps(&bench, 5).await;
-    assert_eq!(bench.count(COPIES).await, 0);
-    make_overdue(&bench, "job", GRACE_BUSY + Duration::from_secs(60)).await;
-    bench.until("a copy", async || bench.count(COPIES).await == 1).await;
-    sweeps(&bench, 5).await;
-    assert_eq!((bench.count(COPIES).await, bench.queued("acme").await), (1, 3), "not one copy in this interval");
-}
-
-/// While the provider is down, its jobs wait in the queue, however overdue they are. Copies would count them twice.
-#[tokio::test]
-async fn provider_outage_causes_no_republish() {
-    let slow = ProviderRow { backoff_base_ms: 1_000, backoff_max_ms: 1_000, max_attempts: 100, ..row("acme") };
-    let bench = Bench::open(&[slow]).await;
-    bench.script.always("acme", Act::Answer(not_sent()));
-    for number in 0..8 {
-        bench.pay("acme", &format!("p{number}")).await;
-    }
-    let down = async || bench.settings_known().await.lanes.values().all(|pauses| pauses.healthy_for().is_none());
-    bench.until("the circuit breaker is open", down).await;
+async fn job_of_a_lost_worker_is_paid_once() {
+    let mut bench = Bench::open(&[row("acme")]).await;
+    bench.script.plan("job", [Act::Answer(timeout())]);
+    bench.pay("acme", "job").await;
     bench
-        .until("most messages are back in the queue", async || {
-            bench.queued("acme").await >= 7 && bench.delayed("acme").await == 0
-        })
+        .until("its outcome is unknown", async || bench.job("job").await.is_some_and(|job| job.state == "unknown"))
         .await;
-    bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 7200000 WHERE lease_until IS NULL").await;
-    sweeps(&bench, 5).await;
-    assert_eq!(bench.count(COPIES).await, 0);
-}
-
-#[tokio::test]
-async fn paused_lane_causes_no_republish() {
-    let bench = Bench::open(&[row("acme")]).await;
-    delay_and_lose(&bench, "job").await;
-    bench.apply(&[ProviderRow { paused: true, ..row("acme") }]).await;
-    bench.settings_known().await;
-    // A sweep that began before the pause may still republish.
-    sweeps(&bench, 2).await;
-    make_overdue(&bench, "job", Duration::from_secs(7_200)).await;
-    sweeps(&bench, 5).await;
-    assert_eq!((bench.count(COPIES).await, bench.queued("acme").await), (0, 0));
-    bench.apply(&[row("acme")]).await;
+    bench.stop().await;
+    let lost = "UPDATE jobs SET backlog = 0, lease_owner = 'lost', lease_until = unixepoch('subsec') * 1000 - 60000, \
+                fence = fence + 1";
+    bench.sql(lost).await;
+    bench.run();
     bench.until_state("job", "succeeded").await;
-    assert_eq!(bench.count(COPIES).await, 1);
+    let sent = bench.script.sent_for("job");
+    assert_eq!(sent.len(), 2);
+    assert_eq!(sent[0].request, sent[1].request, "the repeat differs from the frozen request");
+    assert!(bench.script.charges("acme", "job") == 1);
 }
 
 #[tokio::test]
 async fn altered_job_goes_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
-    delay_and_lose(&bench, "job").await;
+    put_to_sleep(&bench, "job").await;
     bench.without_constraints("UPDATE jobs SET amount = 1300").await;
-    make_overdue(&bench, "job", Duration::from_secs(60)).await;
+    make_due(&bench, "job").await;
     let job = bench.until_state("job", "review").await;
     assert!(job.reason.contains("cannot be made from the ledger"), "{job:?}");
-    assert_eq!((bench.script.sent().len(), bench.queued("acme").await), (1, 0));
+    assert_eq!((bench.script.sent().len(), bench.queued("acme")), (1, 0));
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
 }
 
@@ -153,39 +89,24 @@ pub async fn sweeps(bench: &Bench, count: usize) {
 }
 
 #[tokio::test]
-async fn far_future_job_waits_in_the_ledger_only() {
+async fn future_job_sleeps_until_its_time() {
     let bench = Bench::open(&[row("acme")]).await;
-    let soon = Timestamp::now() + Duration::from_secs(23 * 3_600);
-    let later = Timestamp::now() + Duration::from_secs(25 * 3_600);
-    for (id, at) in [("soon", soon), ("later", later)] {
-        let job = json!({ "id": id, "amount": 1, "currency": "EUR", "not_before": at.to_string() });
-        bench.publish("acme", &job.to_string()).await;
-        bench.until_delayed(id, "waits for its time").await;
-    }
-    bench.until("one message is delayed", async || bench.delayed("acme").await == 1).await;
-    assert_eq!(bench.queued("acme").await, 1);
-    let unqueued = "SELECT count(*) FROM jobs WHERE unqueued AND id = 'later'";
-    bench.until("the other job is marked as in no queue", async || bench.count(unqueued).await == 1).await;
-    sweeps(&bench, 3).await;
-    assert_eq!(bench.count(COPIES).await, 0);
-    // The job is due now.
     let due = Timestamp::now() + Duration::from_millis(1_500);
     let body = json!({ "id": "later", "amount": 1, "currency": "EUR", "not_before": due.to_string() }).to_string();
-    let decoded = decode(body.as_bytes(), &name("acme"), CardNumbers::Refuse).unwrap();
-    let due_ms = decoded.job.not_before.unwrap().0;
-    let hash = hex::encode(decoded.hash.0);
-    let today = format!("not_before = {due_ms}, wake_at = {due_ms}, content_hash = x'{hash}'");
-    bench.without_constraints(&format!("UPDATE jobs SET {today} WHERE id = 'later'")).await;
+    bench.publish("acme", &body).await;
+    bench.until("it is recorded", async || bench.job("later").await.is_some()).await;
+    bench.until("its message is acknowledged", async || bench.queued("acme") == 0).await;
     bench.until_state("later", "succeeded").await;
     let sent = bench.script.sent_for("later")[0].clock.duration_since(std::time::UNIX_EPOCH).unwrap();
-    assert!(i64::try_from(sent.as_millis()).unwrap() >= due_ms, "sent early");
-    assert_eq!((bench.count(COPIES).await, bench.script.sent().len()), (1, 1));
+    let due_ms = u128::try_from(due.as_millisecond()).unwrap();
+    assert!(sent.as_millis() >= due_ms, "sent early");
+    assert_eq!(bench.script.sent().len(), 1);
 }
 
 #[tokio::test]
 async fn a_waiting_job_expires_without_a_delivery() {
     let bench = Bench::open(&[row("acme")]).await;
-    delay_and_lose(&bench, "job").await;
+    put_to_sleep(&bench, "job").await;
     bench.without_constraints("UPDATE jobs SET expires_at = unixepoch('subsec') * 1000 - 1").await;
     let job = bench.until_state("job", "expired").await;
     assert_eq!((bench.script.sent().len(), job.reason.as_str()), (1, "expires_at has passed"));
@@ -217,136 +138,58 @@ async fn old_finished_jobs_are_emptied() {
 }
 
 /// Publishes a message as a dead letter of its lane.
-pub(super) async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
-    // Its copy number is higher than any published one, so it is valid.
-    let mut headers = json!({ "x-sluicegate-copy": "1000" });
-    if rounds > 0 {
-        headers["x-sluicegate-dead-rounds"] = rounds.to_string().into();
-    }
-    let properties = json!({ "message_id": "m", "headers": headers });
-    bench
-        .sql(&format!(
-            "INSERT INTO queue_messages (queue, body, properties, visible_at_ms, deliveries, dead_of) \
-             VALUES ('payments.dead', CAST('{body}' AS BLOB), '{properties}', 0, 1001, '{lane}')"
-        ))
-        .await;
+pub(super) fn give_up(bench: &Bench, body: &str, lane: &str) {
+    let properties = Properties { message_id: Some("m".to_owned()), ..Properties::default() };
+    bench.messages.put_dead(body, lane, properties);
 }
 
-pub(super) const DEAD: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.dead'";
+pub(super) fn dead_letters(bench: &Bench) -> usize {
+    bench.messages.count("payments.dead")
+}
 
+/// A message that workers may crash on is never published again by itself: an operator decides.
 #[tokio::test]
-async fn dead_lettered_message_is_resolved_by_the_ledger() {
+async fn dead_letter_without_a_job_is_rejected() {
     let bench = Bench::open(&[row("acme")]).await;
     let body = |id: &str, amount: u32| json!({ "id": id, "amount": amount, "currency": "EUR" }).to_string();
     bench.pay("acme", "paid").await;
     bench.until_state("paid", "succeeded").await;
-    give_up(&bench, &body("paid", 1299), "payments.acme", 0).await;
-    give_up(&bench, &body("new", 1299), "payments.acme", 0).await;
-    give_up(&bench, &body("paid", 1300), "payments.acme", 0).await;
-    give_up(&bench, "{", "payments.acme", 0).await;
-    give_up(&bench, &body("whose", 1), "elsewhere", 0).await;
-    give_up(&bench, &body("poison", 1), "payments.acme", 3).await;
-    bench.until("all dead letters are handled", async || bench.count(DEAD).await == 0).await;
-    bench.until_state("new", "succeeded").await;
-    assert_eq!(bench.script.order(), ["paid", "new"]);
-    let reasons: Vec<String> = bench.rejected().await.into_iter().map(|message| message.reason).collect();
-    assert_eq!(reasons, ["conflict", "malformed", "undeliverable", "undeliverable"]);
-    assert_eq!(bench.count("SELECT count(*) FROM rejected_messages").await, 4);
-}
-
-/// A job that crashes every worker must not be republished for ever.
-#[tokio::test]
-async fn repeatedly_dead_lettered_job_goes_to_review() {
-    let bench = Bench::open(&[row("acme")]).await;
-    delay_and_lose(&bench, "job").await;
-    let body = json!({ "id": "job", "amount": 1299, "currency": "EUR" }).to_string();
-    for round in 0..3 {
-        // The dead letter is the job's valid copy.
-        bench.sql("UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL").await;
-        give_up(&bench, &body, "payments.acme", round).await;
-        let again = format!(
-            "SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme' \
-             AND taken = 0 AND visible_at_ms > unixepoch('subsec') * 1000 AND properties LIKE '%\"x-sluicegate-dead-rounds\":\"{}\"%'",
-            round + 1
-        );
-        bench.until("the message is back in its lane and delayed", async || bench.count(&again).await == 1).await;
-        assert_eq!(bench.job("job").await.unwrap().state, "waiting");
+    put_to_sleep(&bench, "open").await;
+    for id in ["paid", "open", "new"] {
+        give_up(&bench, &body(id, 1299), "payments.acme");
     }
-    give_up(&bench, &body, "payments.acme", 3).await;
-    let job = bench.until_state("job", "review").await;
-    assert!(job.reason.contains("delivery limit"), "{job:?}");
-    bench.until("the dead letter is acknowledged", async || bench.count(DEAD).await == 0).await;
-    bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
+    give_up(&bench, &body("paid", 1300), "payments.acme");
+    give_up(&bench, "{", "payments.acme");
+    give_up(&bench, &body("whose", 1), "elsewhere");
+    give_up(&bench, r#"{"v":2,"id":"newer"}"#, "payments.acme");
+    bench.until("all dead letters are handled", async || dead_letters(&bench) == 0).await;
+    let rejected = bench.rejected().await;
+    let reasons: Vec<&str> = rejected.iter().map(|message| message.reason.as_str()).collect();
+    assert_eq!(reasons, ["undeliverable", "conflict", "malformed", "undeliverable"]);
+    assert!(rejected[0].detail.contains("after 1000 deliveries"), "{:?}", rejected[0]);
+    assert_eq!(rejected[0].body, body("new", 1299));
+    bench.until("the event", async || bench.events_of("new").await.len() == 1).await;
+    let event = &bench.events_of("new").await[0];
+    assert_eq!((&event.body["state"], &event.body["reason"]), (&json!("rejected"), &json!("undeliverable")));
+    assert_eq!(bench.count("SELECT count(*) FROM held_messages").await, 1, "the newer format waits");
+    assert!(bench.job("new").await.is_none());
+    assert_eq!(bench.script.order(), ["paid", "open"]);
+    assert_eq!((bench.job("open").await.unwrap().state.as_str(), bench.queued("acme")), ("waiting", 0));
 }
 
-/// A dead letter that cannot be resolved yet is read once per sweep, and does not block later ones.
-#[tokio::test]
-async fn sweep_checks_an_active_jobs_dead_letter_once() {
-    let bench = Bench::open(&[row("acme")]).await;
-    bench.script.plan("held", [Act::Hold]);
-    bench.pay("acme", "held").await;
-    bench.until_sent("acme", 1).await;
-    bench
-        .sql(
-            "CREATE TABLE looks (at TEXT); \
-             CREATE TRIGGER turns AFTER UPDATE ON upkeep_turns WHEN NEW.duty = 'sweep' \
-                 BEGIN INSERT INTO looks VALUES ('sweep'); END; \
-             CREATE TRIGGER letters AFTER UPDATE OF taken ON queue_messages \
-                 WHEN NEW.queue = 'payments.dead' AND NEW.taken <> 0 AND CAST(NEW.body AS text) LIKE '%\"held\"%' \
-                 BEGIN INSERT INTO looks VALUES ('letter'); END",
-        )
-        .await;
-    let body = |id: &str| json!({ "id": id, "amount": 1299, "currency": "EUR" }).to_string();
-    give_up(&bench, &body("held"), "payments.acme", 3).await;
-    give_up(&bench, &body("behind"), "payments.acme", 0).await;
-    sweeps(&bench, 4).await;
-    assert!(bench.count("SELECT count(*) FROM looks WHERE at = 'letter'").await >= 3);
-    // A sweep that had begun before the count may have read it too.
-    assert!(bench.count("SELECT sum(at = 'letter') - sum(at = 'sweep') FROM looks").await <= 1);
-    bench.until_state("behind", "succeeded").await;
-    assert_eq!(bench.count(DEAD).await, 1);
-    bench.script.release_all();
-    bench.until_state("held", "succeeded").await;
-    bench.until("the dead letter is acknowledged", async || bench.count(DEAD).await == 0).await;
-    assert!(bench.rejected().await.is_empty());
-}
-
-/// The queue's own delivery limit, from the first delivery to the decision by the ledger.
+/// The queue's own delivery limit, from the first delivery to the acknowledgement by the ledger.
 #[tokio::test]
 async fn over_delivered_message_is_dead_lettered_and_resolved() {
-    let bench = Bench::open(&[row("acme")]).await;
-    delay_and_lose(&bench, "job").await;
-    bench.pay("acme", "job").await;
-    bench.until("the message is delayed", async || bench.delayed("acme").await == 1).await;
-    let mut bench = bench;
-    bench.stop().await;
-    bench.sql("UPDATE queue_messages SET deliveries = 1001, taken = 7").await;
-    bench.recover().await;
-    assert_eq!((bench.count(DEAD).await, bench.queued("acme").await), (1, 0));
-    bench.run();
-    bench
-        .until("the message is delayed again, with a new delivery count", async || {
-            bench.count("SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme' AND deliveries < 5").await
-                == 1
-        })
-        .await;
-    assert_eq!(bench.count(DEAD).await, 0);
-}
-
-/// Another worker publishes a dead worker's events once their lease has run out.
-#[tokio::test]
-async fn events_of_a_dead_worker_are_published() {
     let mut bench = Bench::open(&[row("acme")]).await;
-    bench.pay("acme", "job").await;
-    bench.until_state("job", "succeeded").await;
-    bench.until("the event", async || bench.events().await.len() == 1).await;
+    put_to_sleep(&bench, "job").await;
     bench.stop().await;
-    bench.sql("UPDATE outcome_events SET published_at = NULL, taken_until = unixepoch('subsec') * 1000 + 700").await;
-    let free_at = bench.count("SELECT CAST(taken_until AS INTEGER) FROM outcome_events").await;
+    bench.pay("acme", "job").await;
+    bench.messages.exhaust_deliveries();
+    assert_eq!((dead_letters(&bench), bench.queued("acme")), (1, 0));
     bench.run();
-    bench.until("the event is published again", async || bench.events().await.len() == 2).await;
-    let came_at = "SELECT max(visible_at_ms) FROM queue_messages WHERE queue = 'payments.outcomes'";
-    assert!(bench.count(came_at).await >= free_at);
+    bench.until("the dead letter is acknowledged", async || dead_letters(&bench) == 0).await;
+    assert_eq!((bench.job("job").await.unwrap().state.as_str(), bench.queued("acme")), ("waiting", 0));
+    assert!(bench.rejected().await.is_empty());
 }
 
 /// A duplicate of an old job finds its emptied row.
@@ -360,29 +203,25 @@ async fn emptied_job_still_detects_duplicates() {
     let emptied = "SELECT count(*) FROM jobs WHERE payload IS NULL AND length(frozen_body) = 0";
     bench.until("the job is emptied", async || bench.count(emptied).await == 1).await;
     bench.publish("acme", body).await;
-    bench
-        .until("the duplicate is acknowledged", async || bench.queued("acme").await == 0 && bench.active().await == 0)
-        .await;
+    bench.until("the duplicate is acknowledged", async || bench.queued("acme") == 0 && bench.active().await == 0).await;
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;
     assert_eq!(bench.script.order(), ["job", "next"]);
     assert!(bench.rejected().await.is_empty());
 }
 
-/// Two workers on one database: one of them publishes each copy.
+/// Two workers on one database: each sleeping job returns once.
 #[tokio::test]
-async fn concurrent_sweepers_publish_one_copy() {
+async fn sleeping_job_returns_once() {
     let bench = Bench::open(&[row("acme")]).await;
     let mut other = bench.beside();
     other.run();
     for round in 1..=5 {
         let id = format!("job-{round}");
-        delay_and_lose(&bench, &id).await;
-        bench.sql("UPDATE upkeep_turns SET taken_until = 0").await;
-        make_overdue(&bench, &id, Duration::from_secs(60)).await;
+        put_to_sleep(&bench, &id).await;
+        make_due(&bench, &id).await;
         bench.until_state(&id, "succeeded").await;
-        sweeps(&bench, 2).await;
-        assert_eq!((bench.count(COPIES).await, bench.script.sent_for(&id).len()), (round, 2));
+        assert_eq!(bench.script.sent_for(&id).len(), 2);
     }
     other.stop().await;
 }
@@ -395,7 +234,7 @@ async fn running_worker_passes_reconciliation() {
     for id in ["held", "asked", "paid-1", "paid-2"] {
         bench.pay("acme", id).await;
     }
-    delay_and_lose(&bench, "parked").await;
+    put_to_sleep(&bench, "parked").await;
     bench.until_sent("acme", 4).await;
     bench.until_state("asked", "review").await;
     bench.until_state("paid-1", "succeeded").await;

@@ -20,7 +20,7 @@ use crate::ledger::sql::engine::{Args, args};
 use crate::ledger::sql::result::{FromRow, SqlRow};
 use crate::ledger::sql::texts;
 use crate::ledger::sql::upkeep::{CLAIMABLE, READABLE, RECORDED};
-use crate::ledger::upkeep::JobToRepublish;
+use crate::ledger::upkeep::RecordedJob;
 
 /// The condition of index `flows_in_order`, without the flows ($7) and the classes ($8) that the process leaves out.
 const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
@@ -197,7 +197,7 @@ fn flow_text(flow: &FlowKey) -> String {
 
 impl FromRow for BacklogJob {
     fn from_row(row: &SqlRow) -> Result<Self, LedgerError> {
-        let JobToRepublish { job, hash, .. } = JobToRepublish::from_row(row)?;
+        let RecordedJob { job, hash } = RecordedJob::from_row(row)?;
         Ok(Self { class: row.get("flow_class")?, claimed: claimed(&job, row)?, job, hash })
     }
 }
@@ -212,15 +212,11 @@ impl FromRow for BacklogJob {
 ///
 /// Under its lock, a flow is looked at again, by columns of no index: only its primary key fits.
 ///
-/// A claimed job stays without a message (`unqueued`) until it waits with one. So if its worker is lost, a sweeper
-/// publishes it as soon as its lease has expired.
-///
 /// `claims` is read twice: once as it was when the statement began, and once under the lock.
 fn statement(lock: &str, order: OrderText) -> String {
     let OrderText { flow_max, mark, .. } = order;
     let is_candidate = order.is_candidate("");
     let (class, account) = (class_of("jobs"), account_of("jobs"));
-    let recorded = RECORDED.trim_end_matches(", copy");
     format!(
         "WITH turn AS MATERIALIZED (\
              SELECT provider FROM flow_turns WHERE provider = $1 \
@@ -259,9 +255,9 @@ fn statement(lock: &str, order: OrderText) -> String {
                  ORDER BY jobs.seq LIMIT locked.quota FOR UPDATE SKIP LOCKED) AS next), \
          taken AS (\
              UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = false, \
-                 unqueued = (state = 'waiting'), {mark}updated_at = {{now}} \
+                 {mark}updated_at = {{now}} \
              FROM chosen WHERE jobs.id = chosen.job_id AND jobs.backlog \
-             RETURNING flow_class, flow_account, flow_tag, flow_weight, flow_start, seq AS job_seq, {recorded}, {CLAIMED_COLUMNS}), \
+             RETURNING flow_class, flow_account, flow_tag, flow_weight, flow_start, seq AS job_seq, {RECORDED}, {CLAIMED_COLUMNS}), \
          served AS MATERIALIZED (\
              SELECT CAST($1 AS text) AS provider, locked.class, locked.account, count(taken.id) AS jobs, \
                  CAST(sum(COALESCE(taken.cost, 1)) AS bigint) AS cost \
@@ -327,7 +323,7 @@ static READ_PICKS: Template = Template::made(|_| {
          FROM (SELECT 1) AS one LEFT JOIN flow_picks ON flow_picks.job_id IS NOT NULL \
          LEFT JOIN jobs ON jobs.id = flow_picks.job_id \
          ORDER BY flow_class, {}, flow_account, job_seq",
-        RECORDED.trim_end_matches(", copy"),
+        RECORDED,
         start_of_job(),
     )
 });
@@ -345,7 +341,7 @@ fn sqlite_steps(order: JobOrder) -> [&'static Template; 7] {
 fn lease(OrderText { mark, .. }: OrderText) -> String {
     format!(
         "UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = 0, \
-             unqueued = (state = 'waiting'), {mark}updated_at = {{now}} \
+             {mark}updated_at = {{now}} \
          WHERE id IN (SELECT job_id FROM flow_picks)"
     )
 }

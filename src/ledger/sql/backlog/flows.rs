@@ -26,10 +26,11 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{FlowReport, FlowStatus, LaneFlows, RepairedFlows};
 use crate::ledger::database::Database;
-use crate::ledger::sql::attempt::{WRITE_EVENT, WRITTEN_COLUMNS};
-use crate::ledger::sql::dialect::{Dialect, JobWriteText, Returning, Template, WriteTemplate};
+use crate::ledger::sql::attempt::WRITTEN_COLUMNS;
+use crate::ledger::sql::dialect::{Dialect, JobWriteText, Template, WriteTemplate};
 use crate::ledger::sql::engine::{Args, args};
-use crate::ledger::sql::result::{FromRow, from_row};
+use crate::ledger::sql::events::WRITE_EVENT;
+use crate::ledger::sql::result::{from_row, read_or_log};
 
 static WAITING: Template = Template::made(|_| {
     format!(
@@ -67,7 +68,7 @@ impl Database {
     pub async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<LaneFlows, LedgerError> {
         let rows = self.query(&LARGEST, args![lane, at_most]).await?;
         let Some(first) = rows.first() else { return Ok(LaneFlows::default()) };
-        let largest = rows.iter().map(FlowReport::from_row).collect::<Result<_, _>>()?;
+        let largest = read_or_log(&rows, "flows", "account");
         Ok(LaneFlows { largest, flows: first.get("flows")?, waiting: first.get("jobs")? })
     }
 
@@ -168,7 +169,7 @@ static DECLINE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
         .into(),
     written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![WRITE_EVENT.into()],
-    returning: Returning::Job("id"),
+    returning: "id",
 });
 
 impl Database {

@@ -1,4 +1,5 @@
-//! The SQL of a lane's backlog: recording and returning jobs; claims in `claim`, blocks, reports and repair in `flows`.
+//! The SQL of a lane's backlog: recording and returning jobs; claims in `claim`, blocks, reports
+//! and repair in `flows`, returns without a worker in `returns`.
 //!
 //! A job is written and counted in its flow in one commit. A flow that has had no job starts at its class's virtual
 //! time, so it does not make up for the past. A new flow has its account's weight. The flows of a batch are written in
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use super::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
 use super::claim::{Recorded, record_args};
-use super::dialect::{Dialect, JobWriteText, Returning, Template, WriteTemplate};
+use super::dialect::{Dialect, JobWriteText, Template, WriteTemplate};
 use super::engine::{Args, Value, args};
 use super::lease::{WaitParameters, wait_args};
 use super::result::{FromRow, SqlRow, read};
@@ -26,6 +27,7 @@ use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
 mod claim;
 mod flows;
+mod returns;
 
 /// A tag's units for each unit of cost, at weight 1. At the largest weight, 1,000, a cost of 1 is still 1,000 units.
 pub const TAG_PER_COST: u32 = 1_000_000;
@@ -155,27 +157,28 @@ const RECORD_ARGS: usize = 14;
 
 /// What [`count_in`] needs of the written job.
 const COUNTED_COLUMNS: &str =
-    "jobs.id, jobs.provider, jobs.state, jobs.priority, jobs.account, jobs.cost, jobs.backlog";
+    "jobs.id, jobs.provider, jobs.state, jobs.priority, jobs.account, jobs.cost, jobs.backlog, jobs.wake_at";
 
-/// The message that brought the job is copy 0, and superseded from now on.
+/// What [`count_in`] and [`CLOSE_LEFT_OPEN`] need of the written job.
+pub const COUNTED_AND_WRITTEN_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.account, jobs.reference, \
+     jobs.last_attempt, jobs.updated_at, jobs.priority, jobs.cost, jobs.backlog";
+
+/// A job that is not due sleeps, and says so.
 static RECORD: WriteTemplate = WriteTemplate::in_order_of_arrival(|| JobWriteText {
     update: "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
-         reference, cost, priority, not_before, expires_at, payload, state, wake_at, backlog, unqueued, copy, fence, \
-         created_at, updated_at) \
+         reference, cost, priority, not_before, expires_at, payload, state, wake_at, backlog, fence, created_at, \
+         updated_at, wait_reason, wait_since, wait_until, wait_request, wait_begun_at) \
      SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'waiting', \
-         CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, COALESCE({at:$12} <= {now}, true), \
-         COALESCE({at:$12} > {now}, false), 1, 0, {now}, {now} {from} \
+         CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, COALESCE({at:$12} <= {now}, true), 0, {now}, \
+         {now}, CASE WHEN {at:$12} > {now} THEN 'not_before' END, CASE WHEN {at:$12} > {now} THEN {now} END, \
+         CASE WHEN {at:$12} > {now} THEN {at:$12} END, CASE WHEN {at:$12} > {now} THEN 1 END, \
+         CASE WHEN {at:$12} > {now} THEN {now} END {from} \
      WHERE true ON CONFLICT DO NOTHING"
         .into(),
     written_columns: COUNTED_COLUMNS.into(),
     effects: vec![count_in().into()],
-    returning: Returning::Job("backlog"),
+    returning: "{until:wake_at} AS wait_ms",
 });
-
-static LOOK: Template = Template::new(
-    "SELECT provider, content_hash, state, backlog OR (unqueued AND lease_until IS NULL) AS returns \
-     FROM jobs WHERE id = $1",
-);
 
 const NOT_DUE: &str = "COALESCE(not_before > {now}, false)";
 
@@ -186,11 +189,9 @@ fn return_wait() -> String {
         .begin_or_go_on_until(&wake, &format!("COALESCE({{after:$4}}, {wake})"))
 }
 
-/// Older copies of its message are superseded from now on.
 static RETURN_JOB: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
-        "UPDATE jobs SET backlog = NOT {NOT_DUE}, unqueued = ({NOT_DUE} AND state = 'waiting'), \
-             {}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, lost_holders = 0, \
+        "UPDATE jobs SET backlog = NOT {NOT_DUE}, {}, lost_holders = 0, \
              lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
          WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
         return_wait(),
@@ -198,26 +199,13 @@ static RETURN_JOB: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     .into(),
     written_columns: format!("{WRITTEN_COLUMNS}, jobs.priority, jobs.cost, jobs.backlog").into(),
     effects: vec![CLOSE_LEFT_OPEN.into(), count_returned().into()],
-    returning: Returning::Job("backlog"),
+    returning: "backlog",
 });
 
 impl Database {
-    /// What the ledger knows of the job; `None` when it could be recorded by now.
-    async fn known_job(&self, job: &Job, hash: ContentHash) -> Result<Option<BacklogRecord>, LedgerError> {
-        let row = match self.recorded_row(&LOOK, job, hash).await? {
-            Recorded::Row(row) => row,
-            Recorded::Conflict(conflict) => return Ok(Some(BacklogRecord::Conflict(conflict))),
-            Recorded::Nothing => return Ok(None),
-        };
-        if !matches!(row.get::<String>("state")?.as_str(), "waiting" | "sending" | "unknown") {
-            return Ok(Some(BacklogRecord::Finished));
-        }
-        Ok(Some(if row.get("returns")? { BacklogRecord::InBacklog } else { BacklogRecord::Open }))
-    }
-
-    /// Records a new job straight into the backlog, without a lease; the write may wait this long for others to be
-    /// committed with. Jobs of one batch get their place in the order of the calls. After all results but
-    /// [`BacklogRecord::Open`] and [`BacklogRecord::Conflict`], the message is acknowledged, and nothing else is done.
+    /// Records a new job without a lease: in the backlog, or asleep until its `not_before`. The write may wait this long
+    /// for others to be committed with. Jobs of one batch get their place in the order of the calls. Once this has
+    /// returned, the ledger alone gives the job to a worker.
     pub async fn record_backlog(
         &self,
         job: &Job,
@@ -226,19 +214,21 @@ impl Database {
     ) -> Result<BacklogRecord, LedgerError> {
         let args: Args = record_args(job, hash, "", Duration::ZERO).into_iter().take(RECORD_ARGS).collect();
         for _ in 0..LOOKS_MAX {
-            if self.write(&RECORD, args.clone(), max_batch_delay).await?.is_some() {
-                return Ok(BacklogRecord::Recorded);
+            if let Some(row) = self.write(&RECORD, args.clone(), max_batch_delay).await? {
+                return Ok(BacklogRecord::Recorded { wait: row.get("wait")? });
             }
-            if let Some(known) = self.known_job(job, hash).await? {
-                return Ok(known);
+            match self.recorded(job, hash).await? {
+                Recorded::Same => return Ok(BacklogRecord::Known),
+                Recorded::Conflict(conflict) => return Ok(BacklogRecord::Conflict(conflict)),
+                Recorded::Nothing => {}
             }
         }
-        // The row that was in the way is gone each time: a claim tells what there is.
-        Ok(BacklogRecord::Open)
+        let id = &job.id;
+        Err(LedgerError::StatementFailed(format!("payment {id} could not be recorded: rows in its way come and go")))
     }
 
-    /// Releases an active job without a request in flight into the backlog, at its former place in its flow. Older
-    /// copies of its message become superseded. A job whose `not_before` lies ahead waits without a message until then.
+    /// Releases an active job without a request in flight into the backlog, at its former place in its flow. A job whose
+    /// `not_before` lies ahead sleeps until then.
     pub async fn return_to_backlog(
         &self,
         lease: &LeaseToken,
@@ -256,8 +246,8 @@ impl Database {
 /// What a flow becomes when jobs are added: a flow without jobs starts at the virtual time that the inserted row names.
 const GROWN: &str = "waiting = flows.waiting + excluded.waiting";
 
-/// Counts a new job in its flow.
-fn count_in() -> String {
+/// Counts a job that enters the backlog in its flow.
+pub fn count_in() -> String {
     let (class, account) = (class_of("job"), account_of("job"));
     format!(
         "INSERT INTO flows (provider, class, account, tag, weight, waiting) \

@@ -18,6 +18,7 @@ use super::{OPEN, READABLE};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::BlockedReason;
 use crate::ledger::database::Database;
+use crate::ledger::events::EVENTS_KEPT_FOR;
 use crate::ledger::operator::STATES;
 use crate::ledger::sql::dialect::Template;
 use crate::ledger::sql::engine::{Args, args};
@@ -30,9 +31,6 @@ const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
 const FINISHED_UNSCRUBBED: &str =
     "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
 const IN_REVIEW: &str = "state = 'review'";
-/// The condition of index `jobs_with_a_message_left`: a finished job whose message is still in the lane's queue,
-/// because the job was claimed without it.
-const MESSAGE_LEFT: &str = "delayed_until <= created_at AND state NOT IN ('waiting', 'sending', 'unknown')";
 const FINISHED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 
 /// A job with `not_before` ages from then on.
@@ -43,8 +41,15 @@ const SINCE: &str = "CASE WHEN not_before > created_at AND {readable:not_before}
 const UNKNOWN_SINCE: &str = "CASE WHEN {readable:first_sent_at} AND (state = 'unknown' \
      OR state = 'sending' AND (lease_until IS NULL OR lease_until <= {now})) THEN first_sent_at END";
 
-const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
-     AND outcome_events.state = jobs.state)";
+/// No event is deleted that reports a younger change.
+fn no_event() -> String {
+    let kept_ms = EVENTS_KEPT_FOR.as_millis();
+    format!(
+        "updated_at > {{after:(0 - {kept_ms})}} AND NOT EXISTS (SELECT 1 FROM events WHERE events.job_id = jobs.id \
+             AND events.state = jobs.state)"
+    )
+}
+
 /// `accepted` is the reason that a response leaves; look-ups and operators leave other reasons. The state is an
 /// expression, so that the index of charges, which holds all jobs that ever succeeded, does not fit.
 const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
@@ -52,18 +57,8 @@ const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason 
 
 /// The columns that only the row of open jobs fills.
 const NOT_OF_OPEN: &str = "NULL AS oldest_ms, NULL AS unknown_ms, 0 AS active, 0 AS in_flight, 0 AS delayed, \
-     NULL AS delayed_ms, 0 AS due, 0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable, 0 AS backlog, \
+     NULL AS delayed_ms, 0 AS due, 0 AS overdue, 0 AS unreadable, 0 AS backlog, \
      0 AS waiting_cost";
-
-/// Tolerance for a message's return: brokers are late, the row is written before its copy is published, and the queue
-/// is read after the ledger.
-const RETURN_EARLY_MS: u32 = 1_000;
-const RETURN_LATE_MS: u32 = 1_000;
-
-/// When the message of a job without a lease is in its lane's queue again: when its delay in the delay queue ends, or
-/// since the job's last write. A job may be due later than that. An active job may have a second, returned message,
-/// which another delivery acknowledges.
-const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
 
 fn reconciliation(states: Vec<String>, finished: &[String]) -> String {
     // Open jobs are read once for all counts: there may be a million. Most of them are in the backlog, so conditions that
@@ -77,18 +72,13 @@ fn reconciliation(states: Vec<String>, finished: &[String]) -> String {
                  CASE WHEN count(unknown_since) > 0 THEN {{aged:min(unknown_since)}} END AS unknown_ms, \
                  {} AS active, {} AS in_flight, count(waits_until) AS delayed, \
                  {{until:max(CASE WHEN waits_until IS NOT NULL AND NOT unreadable THEN waits_until END)}} AS delayed_ms, \
-                 {} AS due, {} AS overdue, {} AS messages_min, \
-                 CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
-                     WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_max, \
-                 {} AS unreadable, {} AS backlog, \
+                 {} AS due, {} AS overdue, {} AS unreadable, {} AS backlog, \
                  CAST(coalesce(sum(CASE WHEN lease_until > {{now}} AND state = 'sending' THEN 0 \
                      WHEN state = 'waiting' THEN cost ELSE 1 END), 0) AS bigint) AS waiting_cost \
              FROM (SELECT provider, {SINCE} AS since, {UNKNOWN_SINCE} AS unknown_since, expires_at, lease_until, wake_at, \
-                       state, sweeps, backlog, cost, \
+                       state, backlog, cost, \
                        NOT ({READABLE}) AS unreadable, \
-                       CASE WHEN NOT backlog AND {FREE} AND wake_at > {{now}} THEN wake_at END AS waits_until, \
-                       CASE WHEN NOT backlog AND NOT unqueued AND {FREE} THEN {RETURNED_AT} END AS returned_at, \
-                       CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
+                       CASE WHEN NOT backlog AND {FREE} AND wake_at > {{now}} THEN wake_at END AS waits_until \
                    FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
             of("expires_at <= {now}"),
             of("lease_until > {now}"),
@@ -97,16 +87,15 @@ fn reconciliation(states: Vec<String>, finished: &[String]) -> String {
             of(
                 "NOT backlog AND wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"
             ),
-            of(&format!("returned_at <= {{after:(0 - {RETURN_LATE_MS})}}")),
             of("unreadable"),
             of("backlog"),
         ),
     ];
     let checks = finished.iter().flat_map(|which| {
-        [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
+        [("without_event", no_event()), ("without_cause", NO_CAUSE.to_owned())]
             .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
     });
-    let left = [part("message_left", MESSAGE_LEFT), unreadable_to_decide(), blocked_by_rules()];
+    let left = [unreadable_to_decide(), blocked_by_rules()];
     let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
     format!("{LANES}, {LANE_STATES} {}", parts.join(" UNION ALL "))
 }
@@ -239,11 +228,7 @@ fn add_row(account: &mut ProviderReconciliation, row: &SqlRow) -> Result<(), Led
             (account.in_flight, account.backlog) = (row.get("in_flight")?, row.get("backlog")?);
             account.waiting_cost = row.get("waiting_cost")?;
             account.unreadable += row.get::<u64>("unreadable")?;
-            account.messages_min += row.get::<u64>("messages_min")?;
-            account.messages_max += row.get::<u64>("messages_max")?;
         }
-        // An upper bound: another delivery may have taken it away for a while.
-        "message_left" => account.messages_max += jobs,
         "unreadable" => account.unreadable += jobs,
         "account_blocked" => account.account_blocked += jobs,
         // Finished jobs and those in review are counted separately.

@@ -168,7 +168,7 @@ impl Rig {
         let request = AcquireRequest {
             job: Some(job(id)),
             priority: ask.priority,
-            account: ask.account.map(str::to_owned),
+            account: ask.account.map(Into::into),
             egress: Some(egress),
             ..AcquireRequest::new(ask.cost, ask.kind, wait_until)
         };

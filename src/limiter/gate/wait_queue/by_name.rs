@@ -3,12 +3,13 @@
 //! The caller says by which of its names a waiter is added. A waiter may have both.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use super::{CountingScope, QueueKey};
 use crate::domain::limit::Scope;
 
 /// Waiters by the name of their account or reference.
-type KeysByName = HashMap<Option<String>, BTreeSet<QueueKey>>;
+type KeysByName = HashMap<Option<Arc<str>>, BTreeSet<QueueKey>>;
 
 /// Waiters by their accounts and by their references.
 #[derive(Debug, Default)]
@@ -19,7 +20,7 @@ pub(super) struct ByName {
 
 impl ByName {
     /// The index for a scope of limits, and the waiter's name in it.
-    fn index<'a>(&mut self, of: Scope, scope: &'a CountingScope) -> Option<(&mut KeysByName, &'a Option<String>)> {
+    fn index<'a>(&mut self, of: Scope, scope: &'a CountingScope) -> Option<(&mut KeysByName, &'a Option<Arc<str>>)> {
         match of {
             Scope::Provider => None,
             Scope::Account => Some((&mut self.by_account, &scope.account)),

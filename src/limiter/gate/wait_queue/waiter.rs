@@ -34,9 +34,9 @@ pub(super) const RELEASE_WAITERS_MAX: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CountingScope {
     pub kind: CallKind,
-    pub account: Option<String>,
+    pub account: Option<Arc<str>>,
     /// A digest, because references are long and belong to the merchant.
-    pub reference: Option<String>,
+    pub reference: Option<Arc<str>>,
 }
 
 impl CountingScope {
@@ -67,7 +67,7 @@ pub(crate) struct PermitWaiter<T> {
     pub priority: u8,
     pub scope: CountingScope,
     /// The job's reference, for queries of the ledger.
-    pub reference: Option<String>,
+    pub reference: Option<Arc<str>>,
     /// The waiter is refused if its permit would start later than this.
     pub wait_until: Instant,
     /// A block of the queue that lasts no longer is never refused.
@@ -205,7 +205,8 @@ impl CountedSubjects {
     pub(super) fn of<T>(waiter: &PermitWaiter<T>, spec: &QuotaSpec) -> Result<Self, BlockReason> {
         let kind = waiter.scope.kind;
         let Ok(subjects) = waiter.scope.subjects(spec) else {
-            return Err(BlockReason::AccountBlocked { account: waiter.scope.account.clone().unwrap_or_default() });
+            let account = waiter.scope.account.as_deref().unwrap_or_default().to_owned();
+            return Err(BlockReason::AccountBlocked { account });
         };
         // Every open limit admits a cost of 1. Jobs wait while a limit is closed (0).
         if waiter.cost > 1
@@ -243,6 +244,6 @@ pub(super) fn refusal_for(wait: Duration, exact: bool, reason: &BlockReason, sco
 }
 
 /// 128 bits of SHA-256: two references that share it would only share a limit.
-fn digest(reference: &str) -> String {
-    hex::encode(&Sha256::digest(reference.as_bytes())[..16])
+fn digest(reference: &str) -> Arc<str> {
+    hex::encode(&Sha256::digest(reference.as_bytes())[..16]).into()
 }

@@ -323,7 +323,7 @@ mod tests {
         }
 
         fn scope(&mut self) -> CountingScope {
-            let mut name = || [None, Some("a".to_owned()), Some("b".to_owned())][self.rng.random_range(0..3)].clone();
+            let mut name = || [None, Some("a"), Some("b")][self.rng.random_range(0..3)].map(Into::into);
             CountingScope { kind: CallKind::Charge, account: name(), reference: name() }
         }
 

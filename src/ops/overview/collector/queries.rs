@@ -37,22 +37,18 @@ impl OverviewCollector {
         Ok((reports, skew_ms))
     }
 
-    /// The oldest job by provider, in the ledger or in a queue that reports ages.
+    /// The oldest job by provider in the ledger.
     pub(super) async fn query_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
         let oldest = self.sources.reads.oldest_open(names).await.map_err(|error| error.to_string())?;
-        let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
-        let each =
-            names.iter().map(|name| async move { Some((name, self.sources.queue.oldest_ready(name).await.ok()??)) });
-        for (name, age) in query_concurrently(each).await.into_iter().flatten().flatten() {
-            let since_ms = unix_ms() - i64::try_from(age.as_millis()).unwrap_or(0);
-            let known_ms = oldest.entry(name.to_string()).or_insert(since_ms);
-            *known_ms = since_ms.min(*known_ms);
-        }
-        Ok(oldest)
+        Ok(oldest.into_iter().collect())
     }
 
     pub(super) async fn query_rejected(&self) -> Result<Vec<RejectedCount>, String> {
         self.sources.reads.count_rejected().await.map_err(|error| error.to_string())
+    }
+
+    pub(super) async fn query_held(&self) -> Result<BTreeMap<String, u64>, String> {
+        self.sources.reads.count_held().await.map_err(|error| error.to_string())
     }
 
     pub(super) async fn query_throttling(&self) -> Result<ThrottlingByProvider, String> {
@@ -72,7 +68,8 @@ impl OverviewCollector {
 
     pub(super) async fn query_depths(&self, names: &[ProviderName]) -> QueryResult<QueueDepths> {
         let each = names.iter().map(|name| async move {
-            let depth = self.sources.queue.depth(name).await.map_err(|error| error.to_string())?;
+            let Some(queue) = &self.sources.queue else { return Ok((name.to_string(), 0)) };
+            let depth = queue.depth(name).await.map_err(|error| error.to_string())?;
             // A queue that does not exist has no messages.
             Ok((name.to_string(), depth.unwrap_or(0)))
         });

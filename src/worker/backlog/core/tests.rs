@@ -10,6 +10,14 @@ use super::*;
 use crate::domain::fair_order::{FairOrder, FairReturn, WaitingJob};
 
 const BOUNDS: AheadBounds = AheadBounds { all: 12, of_one_flow: 4, release_waiters: 0 };
+const FACTS: LaneFacts = LaneFacts {
+    bounds: BOUNDS,
+    paused_until: None,
+    sends_lookups: false,
+    can_start: false,
+    order: JobOrder::None,
+    cost_bound: None,
+};
 const FLOW: Flow<u8> = Flow { class: FlowClass::LAST, account: None };
 const PROCESSES: usize = 2;
 const ACCOUNTS: u8 = 4;
@@ -150,7 +158,7 @@ impl Rig {
             loop {
                 let (now, bounds, can_start) = (self.now, self.bounds, self.can_start);
                 let paused_until = self.processes[process].paused_until;
-                let facts = || LaneFacts { bounds, paused_until, can_start, order: JobOrder::None, cost_bound: None };
+                let facts = || LaneFacts { bounds, paused_until, can_start, ..FACTS };
                 let step = self.processes[process].core.next_step(now, facts);
                 if let DispatchStep::Wait(until) = step {
                     assert!(until > now, "a wait ends later");
@@ -285,7 +293,7 @@ fn lane_with_more_jobs_than_room_is_limited() {
     // Each flow takes its part of the room.
     (0..BOUNDS.all).for_each(|_| rig.record(0, FLOW));
     rig.settle();
-    let is_limited = |rig: &Rig| rig.processes[0].core.is_limited(now, || 100, &GateView::default());
+    let is_limited = |rig: &Rig| rig.processes[0].core.is_limited(now, || 100, &GateView::default(), || true);
     assert!(!is_limited(&rig), "the claim took as many as one flow may have");
     (0..ACCOUNTS).for_each(|account| (0..4).for_each(|_| rig.record(0, Flow { account: Some(account), ..FLOW })));
     rig.pass(SMALL_CLAIM_PAUSE);
@@ -377,18 +385,6 @@ fn messages_do_not_repeat_a_failed_claim() {
         rig.pass(Duration::from_millis(100));
     }
     assert_eq!(rig.steps, before);
-}
-
-/// The look was made a second ago, for all lanes: the next one is not later because of that.
-#[test]
-fn next_look_follows_the_last_one() {
-    let began = Instant::now();
-    let mut core = DispatchCore::<u8, u64>::new(began);
-    let order = JobOrder::None;
-    let facts = || LaneFacts { bounds: BOUNDS, paused_until: None, can_start: false, order, cost_bound: None };
-    core.looked(began, Vec::new(), began);
-    assert_eq!(core.next_step(began + Duration::from_secs(1), facts), DispatchStep::Wait(began + IDLE_INTERVAL));
-    assert_eq!(core.next_step(began + IDLE_INTERVAL, facts), DispatchStep::Look);
 }
 
 const HOUR: Duration = Duration::from_secs(3_600);

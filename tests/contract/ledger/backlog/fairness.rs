@@ -52,7 +52,12 @@ async fn batch_keeps_the_order_of_arrival(kind: Kind) {
     let jobs: Vec<Job> = (0..100).rev().map(|number| job(&format!("p{number:03}"))).collect();
     let backlog = fixture.database.clone();
     let recorded = jobs.iter().map(|job| backlog.record_backlog(job, hash(1), Duration::from_millis(20)));
-    assert!(join_all(recorded).await.into_iter().all(|recorded| recorded.unwrap() == BacklogRecord::Recorded));
+    assert!(
+        join_all(recorded)
+            .await
+            .into_iter()
+            .all(|recorded| matches!(recorded.unwrap(), BacklogRecord::Recorded { .. }))
+    );
     let wanted: Vec<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
     assert_eq!(ids(&fixture.dispatch(100, 100).await), wanted);
 }

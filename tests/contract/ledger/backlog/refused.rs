@@ -35,7 +35,7 @@ async fn waiting_jobs_of_a_refused_account_are_declined(kind: Kind) {
     assert_eq!(fixture.decline_refused(5).await, 0);
     let declined = "state = 'declined' AND reason = 'account_refused' AND attempts = 0 AND NOT backlog";
     assert_eq!(fixture.one(&format!("SELECT count(*) FROM jobs WHERE {declined}")).await, "8");
-    let events = "SELECT count(*) FROM outcome_events WHERE state = 'declined' AND reason = 'account_refused'";
+    let events = "SELECT count(*) FROM events WHERE state = 'declined' AND reason = 'account_refused'";
     assert_eq!(fixture.one(events).await, "8");
     assert_eq!(fixture.texts("SELECT id FROM jobs WHERE backlog ORDER BY id").await, ["a1", "n1", "o1"]);
     fixture.counts_agree().await;

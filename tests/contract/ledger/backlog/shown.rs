@@ -18,16 +18,18 @@ async fn position_is_that_in_the_flow(kind: Kind) {
         let lane = [name("stripe")];
         fixture.database.queue_position(&job(id).id, &lane).await.unwrap().backlog
     };
-    let of_flow = |place: &BacklogPosition| (place.before_in_flow, place.flow.waiting, place.account_ahead);
+    let of_flow = |place: &BacklogPosition| {
+        [place.before_in_flow, place.active_of_flow, place.flow.waiting, place.others_of_account]
+    };
     let a3 = place("a3").await.unwrap();
     // The urgent one of its account is before it.
-    assert_eq!((of_flow(&a3), a3.flow.class.priority()), ((3, 5, 1), Some(0)));
+    assert_eq!((of_flow(&a3), a3.flow.class.priority()), ([3, 0, 5, 1], Some(0)));
     assert_eq!(a3.flow.account.as_ref().map(Identifier::as_str), Some("acct_1"));
-    assert_eq!(of_flow(&place("urgent").await.unwrap()), (0, 1, 0));
-    // Those that a worker holds are no longer in the flow, and still before it.
+    assert_eq!(of_flow(&place("urgent").await.unwrap()), [0, 0, 1, 0]);
+    // Those that a worker holds wait no longer in the backlog, and are still before it.
     assert_eq!(ids(&fixture.dispatch(2, 9).await), ["urgent", "a0"]);
-    assert_eq!(of_flow(&place("a3").await.unwrap()), (2, 4, 2));
-    assert_eq!(of_flow(&place("b0").await.unwrap()), (0, 1, 0));
+    assert_eq!(of_flow(&place("a3").await.unwrap()), [2, 1, 4, 1]);
+    assert_eq!(of_flow(&place("b0").await.unwrap()), [0, 0, 1, 0]);
     assert_eq!(place("a0").await, None);
     assert_eq!(place("unheard-of").await, None);
 }

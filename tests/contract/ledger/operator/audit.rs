@@ -87,7 +87,7 @@ async fn worker_writes_are_not_audited(kind: Kind) {
         assert_eq!(fixture.database.transition(&hold, &finished(state)).await.unwrap(), FencedWrite::Applied);
     }
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0");
-    let doubly = "SELECT count(*) FROM (SELECT job_id FROM outcome_events GROUP BY job_id HAVING count(*) > 1) AS t";
+    let doubly = "SELECT count(*) FROM (SELECT job_id FROM events GROUP BY job_id HAVING count(*) > 1) AS t";
     assert_eq!(fixture.one(doubly).await, "0");
 }
 

@@ -1,6 +1,7 @@
 //! Races of operators and workers on the same job: one write wins, and every other one is rejected.
 
-use sluicegate::ledger::upkeep::{CheckScope, MessageState};
+use sluicegate::ledger::rejected::RecordedContent;
+use sluicegate::ledger::upkeep::CheckScope;
 use sluicegate::ledger::{BatchOptions, NewJobAttempt};
 
 use super::*;
@@ -35,7 +36,7 @@ async fn cancelling_an_active_job_revokes_its_lease(kind: Kind) {
     assert_lost(&fixture, &hold, 1).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
     // Its message is delivered again, and the job is finished.
-    assert_eq!(fixture.database.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Finished);
+    assert_eq!(fixture.database.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::NotOpen);
 }
 
 async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
@@ -51,9 +52,9 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!((details.events.len(), details.events[0].state.as_str()), (1, "cancelled"));
     assert_eq!((details.audit.len(), details.audit[0].os_user.as_deref()), (1, Some("alice@desk")));
     // The id's message is finished whatever it contains, also after the broker dead-lettered it.
-    assert_eq!(ledger.claim(&job("p1"), hash(7), "worker-a", LEASE).await.unwrap(), Claim::Finished);
+    assert_eq!(ledger.claim(&job("p1"), hash(7), "worker-a", LEASE).await.unwrap(), Claim::NotOpen);
     let keyed = Job { idempotency_key: Some(Identifier::new("k1").unwrap()), ..job("p1") };
-    assert_eq!(ledger.claim(&keyed, hash(8), "worker-a", LEASE).await.unwrap(), Claim::Finished);
+    assert_eq!(ledger.claim(&keyed, hash(8), "worker-a", LEASE).await.unwrap(), Claim::NotOpen);
     let (ours, frozen, hold) = (job("p1"), request("p1"), LeaseToken { id: id("p1"), fence: 7_000_000_000 });
     let first = NewJobAttempt {
         job: &ours,
@@ -64,7 +65,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
         request: &frozen,
     };
     assert_eq!(ledger.record_and_begin(first).await.unwrap(), FencedWrite::Stale);
-    assert_eq!(ledger.message_state(&job("p1"), hash(7), 0).await.unwrap(), MessageState::Finished);
+    assert_eq!(ledger.recorded_content(&job("p1"), hash(7)).await.unwrap(), RecordedContent::Same);
     let elsewhere = Job { provider: ProviderName::new("elsewhere").unwrap(), ..job("p1") };
     assert!(matches!(ledger.claim(&elsewhere, hash(7), "worker-a", LEASE).await.unwrap(), Claim::Conflict(_)));
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
@@ -78,7 +79,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!(refused, Err(ResolutionRefusal::OtherProvider { provider: provider.to_string() }));
     assert_eq!(ahead("p2").await, Ok(()));
     assert_lost(&fixture, &hold, 1).await;
-    assert_eq!(fixture.details("p2").await.line.currency, job("p2").currency);
+    assert_eq!(fixture.details("p2").await.line.currency, *job("p2").currency);
     let keyed = Job { idempotency_key: Some(Identifier::new("p4").unwrap()), ..job("p3") };
     fixture.take(&keyed).await;
     assert_eq!(ahead("p4").await, Err(ResolutionRefusal::KeyTaken));

@@ -186,8 +186,8 @@ async fn rare_jobs_are_found_behind_a_bounded_search(kind: Kind) {
 async fn beginnings_are_found_by_index(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.recorded(kind, 6_000).await;
-    fixture.take(&Job { reference: Some("invoice-é/1".to_owned()), ..job("Z_last-1") }).await;
-    fixture.take(&Job { reference: Some("invoice-e/2".to_owned()), ..job("Z-last_2") }).await;
+    fixture.take(&Job { reference: Some("invoice-é/1".into()), ..job("Z_last-1") }).await;
+    fixture.take(&Job { reference: Some("invoice-e/2".into()), ..job("Z-last_2") }).await;
     for (text, found) in [
         ("r-4711", &["r-4711"][..]),
         ("Z", &["Z-last_2", "Z_last-1"]),

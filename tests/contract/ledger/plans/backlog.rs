@@ -85,10 +85,10 @@ impl<E: Explained> Working<'_, E> {
                 .collect();
             let recorded = jobs.iter().map(|job| ledger.record_backlog(job, hash(1), Duration::ZERO));
             let recorded = join_all(recorded).await;
-            assert!(recorded.into_iter().all(|recorded| recorded.unwrap() == BacklogRecord::Recorded));
+            assert!(recorded.into_iter().all(|recorded| matches!(recorded.unwrap(), BacklogRecord::Recorded { .. })));
             self.did_in_backlog("a job enters the backlog").await;
             let known = ledger.record_backlog(&jobs[0], hash(1), Duration::ZERO).await.unwrap();
-            assert_eq!(known, BacklogRecord::InBacklog);
+            assert_eq!(known, BacklogRecord::Known);
             self.did_in_backlog("a job is refused").await;
             let claimed = self.dispatch(40).await;
             assert_eq!(claimed.len(), 40);
@@ -145,7 +145,7 @@ pub async fn claim_reads_one_job<E: Explained>(working: &mut Working<'_, E>, rec
         })
         .collect();
     let recorded = join_all(jobs.iter().map(|job| ledger.record_backlog(job, hash(1), Duration::ZERO))).await;
-    assert!(recorded.into_iter().all(|recorded| recorded.unwrap() == BacklogRecord::Recorded));
+    assert!(recorded.into_iter().all(|recorded| matches!(recorded.unwrap(), BacklogRecord::Recorded { .. })));
     working.did_in_backlog("a job enters the backlog").await;
     assert_eq!(working.dispatch(1).await.len(), 1);
     let accesses = working.did_in_backlog("the backlog is claimed").await;

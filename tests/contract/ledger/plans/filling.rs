@@ -94,14 +94,13 @@ impl Dialect {
             .to_owned()
     }
 
-    /// Most events are unpublished: the broker was unavailable for long.
+    /// No event has its place yet.
     fn events(&self) -> String {
-        let lately = self.ago("19000");
-        format!(
-            "INSERT INTO outcome_events (job_id, provider, state, attempts, at, published_at) \
-             SELECT id, provider, state, attempts, updated_at, CASE WHEN updated_at < {lately} THEN updated_at END \
-             FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')"
-        )
+        let _ = self;
+        "INSERT INTO events (job_id, n, provider, state, attempts, at) \
+         SELECT id, 1, provider, state, attempts, updated_at FROM jobs \
+         WHERE state NOT IN ('waiting', 'sending', 'unknown')"
+            .to_owned()
     }
 
     fn audited(&self) -> String {

@@ -15,9 +15,8 @@ impl<E: Explained> Working<'_, E> {
         for number in 0..3 {
             let key = (number == 1).then(|| Identifier::new(format!("{}-key", self.run)).unwrap());
             let job = Job { provider: small.clone(), idempotency_key: key, ..self.job("zz", number) };
-            self.fixture.take(&job).await;
+            self.take_all(&[job]).await;
         }
-        self.did("a job is recorded").await;
         let of_provider = JobFilter { provider: Some(small.clone()), ..JobFilter::default() };
         for _ in 0..8 {
             let first = operator.list_jobs(&of_provider, None, 2).await.unwrap().jobs;

@@ -1,15 +1,15 @@
 //! The work of workers, sweepers and operators on a ledger, through its interfaces, one duty after the other.
 
 use futures_util::future::join_all;
-use sluicegate::domain::backoff::{BackoffPolicy, RetryPolicy};
 use sluicegate::domain::clock_comparison::{ClockAttestation, ClockOffset, QuotaAttestation};
 use sluicegate::domain::limit::Scope;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::quota_spec::{Lookback, SubjectQuery};
 use sluicegate::domain::time::Micros;
-use sluicegate::ledger::copies::{RejectedMessage, StoredMessage};
+use sluicegate::ledger::backlog::BacklogRecord;
 use sluicegate::ledger::fleet::WorkerReport;
-use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy, ScrubScope, WaitCause, WakeFilter};
+use sluicegate::ledger::rejected::{RejectedMessage, StoredMessage};
+use sluicegate::ledger::upkeep::{CheckScope, ScrubScope, WaitCause, WakeFilter};
 use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 
 use super::super::*;
@@ -17,7 +17,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// Duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 23] = [
+pub const ON_THE_WAY: [&str; 22] = [
     "a job comes back",
     "a job is refused",
     "leases are renewed",
@@ -30,11 +30,10 @@ pub const ON_THE_WAY: [&str; 23] = [
     "a look-up settles its job",
     "a job is put down",
     "a job is given back",
-    "outcomes are published",
     "a quota is rebuilt",
     "an account's usage is read",
-    "overdue jobs are taken",
-    "due look-ups are read",
+    "due jobs return",
+    "lanes with returns are read",
     "jobs that a limit refused are woken",
     "waiting jobs expire",
     "an account's jobs are listed",
@@ -93,12 +92,6 @@ fn unknown() -> JobState {
     JobState::Unknown { wait: MINUTE, reason: Wait::with_detail(WaitReason::Retry, "no answer") }
 }
 
-fn deduplicates() -> RetryPolicy {
-    let backoff = BackoffPolicy { base: SECOND, max: MINUTE };
-    let idempotency_retention = Some(60 * MINUTE);
-    RetryPolicy { max_attempts: 3, max_age: 60 * MINUTE, backoff, idempotency_retention, lookup: None }
-}
-
 impl<E: Explained> Working<'_, E> {
     pub async fn did(&mut self, during: &'static str) {
         self.accesses.extend(self.explained.accesses(self.fixture, during).await);
@@ -109,11 +102,42 @@ impl<E: Explained> Working<'_, E> {
         Job { provider: name(&lane(number)), account: Some(account(number)), ..job(&id) }
     }
 
-    /// Claims so many jobs at once that the first is written alone and others in a batch.
-    async fn take(&self, what: &str, round: u32) -> Vec<LeaseToken> {
-        let jobs: Vec<Job> = (0..CROWD).map(|number| self.job(what, round * CROWD + number)).collect();
-        let taken = jobs.iter().map(|job| async move { self.fixture.take(job).await.lease });
-        join_all(taken).await
+    fn crowd(&self, what: &str, round: u32) -> Vec<Job> {
+        (0..CROWD).map(|number| self.job(what, round * CROWD + number)).collect()
+    }
+
+    /// Records and claims so many jobs at once that the first is written alone and others in a batch.
+    async fn take(&mut self, what: &str, round: u32) -> Vec<LeaseToken> {
+        let jobs = self.crowd(what, round);
+        self.take_all(&jobs).await
+    }
+
+    pub async fn take_all(&mut self, jobs: &[Job]) -> Vec<LeaseToken> {
+        let ledger = &self.fixture.database;
+        let recorded = jobs.iter().map(|job| ledger.record_backlog(job, hash(1), Duration::ZERO));
+        for recorded in join_all(recorded).await {
+            assert!(matches!(recorded, Ok(BacklogRecord::Recorded { .. })), "{recorded:?}");
+        }
+        self.did("a job is recorded").await;
+        let holds = self.claims(jobs).await;
+        self.did("a job in the backlog is claimed for its repair").await;
+        holds
+    }
+
+    async fn claims(&self, jobs: &[Job]) -> Vec<LeaseToken> {
+        let claims = jobs.iter().map(|job| async move {
+            let above = LeaseToken { id: job.id.clone(), fence: 0 };
+            let claim = self.fixture.database.claim_for_repair(&above, "worker-a", LEASE).await.unwrap();
+            claim.unwrap_or_else(|| panic!("{} is not free", job.id)).claimed.lease
+        });
+        join_all(claims).await
+    }
+
+    /// Claims jobs again that are out of the backlog.
+    async fn come_back(&mut self, what: &str, round: u32) -> Vec<LeaseToken> {
+        let holds = self.claims(&self.crowd(what, round)).await;
+        self.did("a job comes back").await;
+        holds
     }
 
     async fn begin_all(&self, holds: &[LeaseToken]) -> Vec<u32> {
@@ -189,10 +213,9 @@ impl<E: Explained> Working<'_, E> {
     async fn intake(&mut self, round: u32) {
         let ledger = self.fixture.database.clone();
         let holds = self.take("claimed", round).await;
-        self.did("a job is recorded").await;
         let claimed = self.job("claimed", round * CROWD);
         let held = ledger.claim(&claimed, hash(1), "worker-b", LEASE).await.unwrap();
-        assert!(matches!(held, Claim::LeasedElsewhere { .. }), "{held:?}");
+        assert_eq!(held, Claim::NotOpen);
         let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round * CROWD) };
         let conflict = ledger.claim(&same_key, hash(1), "worker-b", LEASE).await.unwrap();
         assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");
@@ -205,11 +228,11 @@ impl<E: Explained> Working<'_, E> {
         let released = holds.iter().map(|hold| ledger.release(hold));
         assert!(join_all(released).await.into_iter().all(|written| written.unwrap() == FencedWrite::Applied));
         self.did("a job is given back").await;
-        self.take("claimed", round).await;
-        self.did("a job comes back").await;
+        self.claims(&self.crowd("claimed", round)).await;
+        self.did("a job in the backlog is claimed for its repair").await;
         let delayed = self.take("parked", round).await;
-        self.did("a job is recorded").await;
         self.transition_all(&delayed, &wait()).await;
+        self.did("a job is put down").await;
         let late = self.take("late", round).await;
         let expired = JobState::Final { state: FinalState::Expired, reason: "late".to_owned(), reference: None };
         self.transition_all(&late, &expired).await;
@@ -220,7 +243,6 @@ impl<E: Explained> Working<'_, E> {
         self.recorded_with_requests(round).await;
         self.did("a job is recorded with its request").await;
         let holds = self.take("sent", round).await;
-        self.did("a job is recorded").await;
         let numbers = self.begin_all(&holds).await;
         self.did("a request is begun").await;
         let again = self.fixture.database.begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
@@ -228,8 +250,7 @@ impl<E: Explained> Working<'_, E> {
         self.did("a request is refused").await;
         self.ended(&holds, &numbers, "throttled", |_| wait()).await;
         self.did("an attempt ends in a wait").await;
-        let holds = self.take("sent", round).await;
-        self.did("a job comes back").await;
+        let holds = self.come_back("sent", round).await;
         let numbers = self.begin_all(&holds).await;
         self.did("a request is begun").await;
         self.ended(&holds, &numbers, "accepted", |hold| done(Some(format!("charge-{}", hold.id)))).await;
@@ -241,8 +262,14 @@ impl<E: Explained> Working<'_, E> {
             self.fixture.expire_lease(hold).await;
         }
         self.did("the test's own").await;
-        self.take("lost", round).await;
-        self.did("a job comes back").await;
+        for number in 0..LANES {
+            let is_other = |id: &sluicegate::domain::job::JobId| !holds.iter().any(|hold| hold.id == *id);
+            let lane = name(&lane(number));
+            self.fixture.database.return_due(&lane, Duration::ZERO, 1_000, &is_other).await.unwrap();
+        }
+        self.did("due jobs return").await;
+        self.claims(&self.crowd("lost", round)).await;
+        self.did("a job in the backlog is claimed for its repair").await;
     }
 
     async fn looking_up(&mut self, round: u32) {
@@ -252,8 +279,7 @@ impl<E: Explained> Working<'_, E> {
         self.ended(&holds, &numbers, "unknown", |_| unknown()).await;
         self.did("an attempt ends in a wait").await;
         for (is_final, during) in [(false, "a look-up ends in a wait"), (true, "a look-up settles its job")] {
-            let holds = self.take("asked", round).await;
-            self.did("a job comes back").await;
+            let holds = self.come_back("asked", round).await;
             let lookups = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
             self.did("a look-up is begun").await;
             let ended = holds.iter().zip(lookups).map(|(hold, lookup)| {
@@ -286,12 +312,26 @@ impl<E: Explained> Working<'_, E> {
         ledger.reject(&message).await.unwrap();
         self.did("a message is rejected").await;
         self.rejected(round).await;
-        let events = ledger.lease_events(5, MINUTE).await.unwrap();
-        assert!(!events.is_empty());
-        self.did("outcomes are taken").await;
-        let sequences: Vec<i64> = events.iter().map(|event| event.sequence).collect();
-        ledger.mark_events_published(&sequences).await.unwrap();
-        self.did("outcomes are published").await;
+        self.events().await;
+    }
+
+    async fn events(&mut self) {
+        let ledger = self.fixture.database.clone();
+        ledger.place_events(&mut None).await.unwrap();
+        self.did("events are placed").await;
+        let cursor = ledger.event_cursor().await.unwrap();
+        let page = self.fixture.page_after(cursor.position).await;
+        self.did("events are read").await;
+        let rejected = page.events.iter().take(2).map(|event| event.sequence).collect();
+        let results = PublishResults { rejected, ..PublishResults::default() };
+        ledger.move_event_cursor(cursor.turn, page.upto, &results).await.unwrap().unwrap();
+        self.did("events are published").await;
+        ledger.events_to_retry(100).await.unwrap();
+        self.did("rejected events are read").await;
+        ledger.unpublished_events().await.unwrap();
+        self.did("unpublished events are counted").await;
+        ledger.forget_events(SECOND).await.unwrap();
+        self.did("old events are deleted").await;
     }
 
     async fn limiter(&mut self) {
@@ -320,26 +360,15 @@ impl<E: Explained> Working<'_, E> {
 
     async fn upkeep(&mut self) {
         let ledger = self.fixture.database.clone();
-        let republish_interval_max = 60 * MINUTE;
-        let which = OverduePolicy { grace: MINUTE, republish_after: MINUTE, republish_interval_max, at_most: 10 };
         for round in 0..8 {
             let lane = name(&lane(round));
             ledger.lease_duty("sweep", Duration::ZERO).await.unwrap();
-            assert_eq!(ledger.take_overdue(&lane, &which).await.unwrap().len(), 10);
-            self.did("overdue jobs are taken").await;
-            ledger.due_lookups(&lane, &deduplicates(), 10).await.unwrap();
-            self.did("due look-ups are read").await;
+            assert!(ledger.lanes_with_returns().await.unwrap().contains(&lane));
+            self.did("lanes with returns are read").await;
+            assert_eq!(ledger.return_due(&lane, MINUTE, 10, &|_| false).await.unwrap().flows.len(), 20);
+            self.did("due jobs return").await;
             let kept = self.job("kept", round);
-            let hold = self.fixture.take(&kept).await.lease;
-            self.transition_all(std::slice::from_ref(&hold), &wait()).await;
-            self.did("a job is put down").await;
-            assert_eq!(ledger.keep_unqueued(&hold).await.unwrap(), FencedWrite::Applied);
-            assert_eq!(ledger.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
-            self.did("jobs without a message are taken").await;
-            let hold = self.fixture.take(&kept).await.lease;
-            assert_eq!(self.fixture.database.release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
-            self.did("a job is put down").await;
-            let hold = self.fixture.take(&kept).await.lease;
+            let hold = self.take_all(std::slice::from_ref(&kept)).await.remove(0);
             let refused = JobState::Waiting { wait: 60 * MINUTE, reason: Wait::for_limit("all") };
             self.transition_all(std::slice::from_ref(&hold), &refused).await;
             self.did("a job is put down").await;
@@ -349,12 +378,11 @@ impl<E: Explained> Working<'_, E> {
                 ledger.wake_waiting(&lane, &which).await.unwrap();
                 self.did("jobs that a limit refused are woken").await;
             }
-            ledger.message_state(&kept, hash(1), 0).await.unwrap();
             assert_eq!(ledger.move_to_review(&hold.id, "why").await.unwrap(), FencedWrite::Applied);
             self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
-            let hold = self.fixture.take(&late).await.lease;
-            self.transition_all(&[hold], &wait()).await;
+            let hold = self.take_all(std::slice::from_ref(&late)).await;
+            self.transition_all(&hold, &wait()).await;
             self.did("a job is put down").await;
             assert_eq!(ledger.expire("too late", 10).await.unwrap(), 1);
             self.did("waiting jobs expire").await;

@@ -1,6 +1,7 @@
 //! Retention: what the ledger empties of old payments, and which ids it keeps for ever.
 
 use sluicegate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
+use sluicegate::ledger::rejected::RecordedContent;
 
 use super::*;
 
@@ -42,9 +43,10 @@ async fn old_payloads_are_emptied_ids_are_kept(kind: Kind) {
     // The same message changes nothing, after any time. With other content it is a conflict.
     for id in ["succeeded", "declined", "unsent"] {
         let claim = async |hash| fixture.database.claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
-        assert_eq!(claim(hash(1)).await, Claim::Finished, "{id}");
+        assert_eq!(claim(hash(1)).await, Claim::NotOpen, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
-        assert_eq!(fixture.database.message_state(&job(id), hash(1), 0).await.unwrap(), MessageState::Finished);
+        let recorded = fixture.database.recorded_content(&job(id), hash(1)).await.unwrap();
+        assert_eq!(recorded, RecordedContent::Same);
     }
     let reopened = fixture.without_constraints("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
     assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));
@@ -70,7 +72,7 @@ async fn old_reviews_are_emptied_if_configured(kind: Kind) {
     assert!(ResolutionRefusal::Scrubbed.to_string().contains("ledger.scrub_review_after_days"));
     operator.resolve_job(&id, &JobResolution::Declined, None, &by).await.unwrap();
     let claim = fixture.database.claim(&job("old"), hash(1), "worker-b", LEASE).await.unwrap();
-    assert_eq!(claim, Claim::Finished);
+    assert_eq!(claim, Claim::NotOpen);
 }
 
 /// The ledger keeps a reference for the payment until that is emptied, and for the windows of limits.

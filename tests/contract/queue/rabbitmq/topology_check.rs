@@ -52,7 +52,7 @@ async fn exchange_type_mismatch_is_reported() {
     assert!(error.to_string().contains("another type"), "{error}");
 }
 
-/// A policy that matches every queue and deletes unused ones: a delay queue has no consumer.
+/// A policy that matches every queue and deletes unused ones: the queue of invalid messages has no consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn queue_deleted_by_policy_is_reported() {
     const VHOST: &str = "queue_deleted_by_policy_is_reported";
@@ -62,20 +62,15 @@ async fn queue_deleted_by_policy_is_reported() {
     let bench = bench(VHOST).await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     policy(&["set_policy", "-p", VHOST, "tidy", ".*", r#"{"expires":500}"#]).await;
-    let step = sluicegate::queue::DELAY_STEPS[9];
-    let delayed = || message(Destination::Delay { provider: provider("stripe"), step }, "delayed");
     let deadline = std::time::Instant::now() + PATIENCE;
     // A publish does not count as use of a queue.
-    while bench.queue.publish(delayed()).await.is_ok() {
+    while bench.queue.publish(super::super::invalid_with_all_properties()).await.is_ok() {
         assert!(std::time::Instant::now() < deadline, "the policy deletes nothing");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     let unfit = bench.queue.topology_problems(&[provider("stripe")]).await.unwrap();
-    assert!(
-        unfit.contains(&TopologyProblem::Missing("queue `payments.delay.1800000` is not there".to_owned())),
-        "{unfit:?}"
-    );
+    assert!(unfit.contains(&TopologyProblem::Missing("queue `payments.invalid` is not there".to_owned())), "{unfit:?}");
     policy(&["clear_policy", "-p", VHOST, "tidy"]).await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
-    bench.queue.publish(delayed()).await.unwrap();
+    bench.queue.publish(super::super::invalid_with_all_properties()).await.unwrap();
 }

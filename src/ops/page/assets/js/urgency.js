@@ -11,7 +11,7 @@ export const SECTIONS = [
 const NAMES = SECTIONS.map(([name]) => name);
 const STOPPED = new Set(["misconfigured", "paused", "closed", "breaker_open", "backend_unavailable", "no_worker"]);
 /** Payments move slower than the limits allow, or not at all, until a person changes something. */
-const HELD_BACK = new Set(["throttled", "blocked"]);
+const HELD_BACK = new Set(["held", "throttled", "blocked"]);
 const LIMITED = new Set(["waiting_for_limit", "cold", "probing", "paused_by_provider", "draining"]);
 const IDLE = new Set(["idle", "disabled"]);
 /** A lane at its limit has free permits now and then. It moves to a calmer section once it has been calm this long. */
@@ -57,8 +57,9 @@ export class Sorter {
   }
 }
 
-/** Faults come before lanes that an operator stopped, and those before lanes that send while payments need a decision. */
+/** Held lanes come first. Faults come before lanes that an operator stopped, and those before lanes that send while payments need a decision. */
 function severity({ state }) {
+  if (state === "held") return -1;
   if (state === "throttled") return 0;
   if (state === "blocked") return 1;
   if (!STOPPED.has(state)) return 2;

@@ -12,6 +12,7 @@ const LANES = {
   paused_by_provider: ["Paused by provider", "warn"],
   throttled: ["Refused with 429s", "bad"],
   blocked: ["Accounts blocked", "warn"],
+  held: ["Held", "bad"],
   breaker_open: ["Breaker open", "bad"],
   misconfigured: ["Misconfigured", "bad"],
   backend_unavailable: ["Backend unavailable", "bad"],

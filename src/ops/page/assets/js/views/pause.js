@@ -1,5 +1,5 @@
-// The dialogs that pause and resume a provider. Each says what will happen. A resume also lifts a wait that the
-// provider asked for.
+// The dialogs that pause and resume a provider, and release its lane. Each says what will happen. A resume also lifts a
+// wait that the provider asked for.
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
@@ -20,9 +20,12 @@ export function pauseButton(provider, context, kind = "quiet") {
   });
 }
 
-/** Only while a wait that the provider asked for is in force; null otherwise. */
+/** Only while the lane is held, or a wait that the provider asked for is in force; null otherwise. */
 export function liftButton(provider, context, kind = "quiet") {
   const { name, paused, state, ends_in_ms: ends } = provider;
+  if (state === "held") {
+    return button("Release", () => release(provider, context), kind, { "aria-label": `Release ${name}`, ...needs("operator") });
+  }
   const waits = state === "paused_by_provider" || (state === "throttled" && ends > 0);
   if (paused || !waits) return null;
   return button("Lift the wait", () => lift(provider, context), kind, { "aria-label": `Lift the wait of ${name}`, ...needs("operator") });
@@ -45,6 +48,29 @@ function lift(provider, context) {
     async act() {
       await post(path("providers", name, "resume"), reason(state));
       announce(`The wait of ${name} is lifted. Workers follow within 2 s.`, "good");
+      context.refresh();
+    },
+  });
+}
+
+function release(provider, context) {
+  const { name, cause } = provider;
+  const state = {};
+  ask({
+    title: `Release ${name}?`,
+    confirm: `Release ${name}`,
+    danger: true,
+    content: () => [
+      h("dl", { class: "changes" }, change("State", "held: no charge starts", "sends requests")),
+      h("p", {}, cause ?? ""),
+      h("ul", {},
+        h("li", {}, "Payments of which the ledger has lost the charge are charged again. Compare them with the provider's records first."),
+        h("li", {}, "Charges start again within 2 s in every worker, within the limits.")),
+      because(state, { required: true }),
+    ],
+    async act() {
+      await post(path("providers", name, "resume"), { release_hold: true, ...reason(state) });
+      announce(`${name} is released. Workers follow within 2 s.`, "good");
       context.refresh();
     },
   });

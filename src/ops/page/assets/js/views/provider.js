@@ -95,7 +95,7 @@ function detailSections(all) {
   if (!all) return null;
   return [
     section("waits", "Waits for a permit",
-      h("p", { class: "about" }, `Only the wait while the payment is active in a worker: at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}, or up to 90 s in a slow lane. Waits in the queue or in a delay queue are not counted here. The payment's own page shows them.`),
+      h("p", { class: "about" }, `Only the wait while the payment is active in a worker: at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}, or up to 90 s in a slow lane. Waits in the queue or in the ledger are not counted here. The payment's own page shows them.`),
       histogram(all.waits)),
     section("decisions", "Last decisions", (all.decisions ?? []).length === 0
       ? empty("No decisions yet", "Grants, refusals and pauses appear here with their reason.")

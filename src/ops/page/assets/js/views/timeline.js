@@ -83,16 +83,15 @@ function requests(details) {
   });
 }
 
+/** Without a broker no event is published, and none waits for that. */
+const publication = (published) =>
+  published === undefined ? "Event recorded." : published ? "Event published." : "Event not published yet.";
+
 const events = (details) =>
   (details.events ?? []).map((event) => {
     const [words, tone] = jobState(event.state);
-    return { at: event.at, title: words, tone, words: event.published_at ? `Event published ${after(event)}.` : "Event not published yet." };
+    return { at: event.at, title: words, tone, words: publication(event.published) };
   });
-
-const after = (event) => {
-  const ms = Date.parse(event.published_at) - Date.parse(event.at);
-  return ms < 1_000 ? "immediately" : `${duration(ms)} later`;
-};
 
 const byOperator = (details) =>
   (details.audit ?? []).map((line) => ({

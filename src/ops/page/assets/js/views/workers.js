@@ -43,7 +43,9 @@ const tripTime = (ms) => (ms === null || ms === undefined ? "–" : ms < SHORTES
 /** Each backend as all live workers see it. */
 function backends(all) {
   const seen = all.filter(alive);
-  const cards = BACKENDS.map((name) => {
+  // A deployment without a broker has no queue.
+  const known = BACKENDS.filter((name) => name !== "queue" || seen.length === 0 || seen.some((worker) => worker.backends?.queue));
+  const cards = known.map((name) => {
     const views = seen.map((worker) => worker.backends?.[name]).filter(Boolean);
     const away = views.filter(({ ok }) => !ok).length;
     const times = views.map((view) => view.rtt_ms).filter((ms) => Number.isFinite(ms));
