@@ -98,13 +98,13 @@ async fn two_workers_with_matching_limit_cause_no_429() {
     assert!(sent.iter().all(|sent| *sent > 0) && sent.iter().sum::<u64>() == u64::from(payments), "{sent:?}");
 }
 
-/// Counter-test: with a bucket that is 5 % smaller and slower, the test above sees 429s.
+/// Counter-test: with a bucket that is 10 % smaller and slower, the test above sees 429s.
 ///
-/// At the full limit the bucket overflows after 19 seconds; on a busy machine that uses 97 % of it, after 47.
+/// At the full limit the bucket overflows after 9 seconds; on a busy machine that uses 93 % of it, after 30.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limit_five_percent_too_high_causes_429s() {
+async fn limit_ten_percent_too_high_causes_429s() {
     const BACKLOG: u32 = 9_000;
-    let nginx = Nginx::start("95r/s", 94, 1);
+    let nginx = Nginx::start("90r/s", 89, 1);
     let shared = shared().await;
     shared.pay("near", &nginx, BACKLOG);
     let deadline = Instant::now() + PATIENCE;

@@ -9,6 +9,8 @@ use super::trap::Trap;
 use super::verdict::Verdict;
 use crate::support::rabbitmq::RabbitNode;
 
+/// Of the limit that the provider enforces and its row does not have.
+const WINDOW_US: u64 = 3_000_000;
 /// Outcomes of the attempts, in their order.
 const OUTCOMES: &str = "SELECT outcome FROM attempts ORDER BY number";
 
@@ -75,24 +77,24 @@ async fn commit_with_lost_reply_is_detected() {
 /// Honoured 429: the provider allows less than its row says. No request arrives before the named wait is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn throttled_wait_is_honoured_in_full() {
-    // The provider row has the first of these limits.
-    let limits = ["20/1s", "5/1s"].map(|limit| limit.parse().unwrap()).to_vec();
+    // The provider row has the first of these limits. However slowly payments are recorded, the second one is exceeded.
+    let limits = ["20/1s", "2/3s"].map(|limit| limit.parse().unwrap()).to_vec();
     let setup = Setup::of(Kind::Neither);
     let mut cell = Cell::open("throttled", Setup { fake: FakeOptions { limits, ..setup.fake }, ..setup }).await;
-    cell.publish(14).await;
+    cell.publish(6).await;
     let worker = cell.worker(None).await;
     cell.until_finished(&worker).await;
     let log = worker.stop().await;
     assert!(log.contains("the provider throttled requests that the limits allowed"), "{log}");
     let arrivals = cell.fake.arrivals_us();
-    let refused: Vec<usize> = (5..arrivals.len()).filter(|at| arrivals[*at] - arrivals[*at - 5] < 1_000_000).collect();
+    let refused: Vec<usize> = (2..arrivals.len()).filter(|at| arrivals[*at] - arrivals[*at - 2] < WINDOW_US).collect();
     assert!(!refused.is_empty() && refused.len() as u64 == cell.fake.report().refused_429, "{arrivals:?}");
     for at in refused {
-        let next = arrivals.get(at + 1).map(|next| next - arrivals[at - 4]);
-        assert!(next.is_none_or(|after| after >= 1_000_000), "{at} in {arrivals:?}");
+        let next = arrivals.get(at + 1).map(|next| next - arrivals[at - 1]);
+        assert!(next.is_none_or(|after| after >= WINDOW_US), "{at} in {arrivals:?}");
     }
     // A 429 uses no attempt.
-    assert_eq!(cell.count("SELECT sum(attempts)::bigint FROM jobs").await, 14);
+    assert_eq!(cell.count("SELECT sum(attempts)::bigint FROM jobs").await, 6);
     let verdict = cell.verdict().await;
     assert_eq!(Verdict { breach: 0, ..verdict }, Verdict::default());
     assert_eq!(cell.fake.report().limits[0].breaches, 0);
