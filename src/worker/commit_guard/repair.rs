@@ -4,8 +4,10 @@
 
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
+
 use super::{CommitGuard, KeptResponse};
-use crate::domain::commit_memory::{Commit, Progress, REMEMBERED_FOR, Repair, repair};
+use crate::domain::commit_memory::{Commit, Mark, Progress, REMEMBERED_FOR, Repair, repair};
 use crate::domain::job::{Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::Provider;
@@ -17,6 +19,8 @@ use crate::worker::WorkerContext;
 use crate::worker::active_jobs::LEASE;
 use crate::worker::settings_sync::LoadedSettings;
 
+/// Repairs at the same time. Each claim waits for a connection of the pool, which other writes need, too.
+const REPAIRED_AT_ONCE: usize = 8;
 /// Wait of a payment that becomes `unknown`: its own response may still come.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(5);
 const UNKNOWN: &str = "the database went back, and lost that this payment was sent";
@@ -39,34 +43,50 @@ enum Repaired {
     TakenElsewhere,
 }
 
-/// Repairs each lost payment that can be repaired now. Those that another worker has are tried again.
+/// Repairs each lost payment that can be repaired now, several at a time: one after another, each would wait for four commits. Those that another
+/// worker has are tried again.
 pub(super) async fn repair_all(worker: &WorkerContext, settings: &LoadedSettings) -> Result<(), LedgerError> {
-    let guard = &worker.guard;
-    for some in guard.lost_ids().chunks(super::COMPARED_AT_ONCE) {
+    for some in worker.guard.lost_ids().chunks(super::COMPARED_AT_ONCE) {
         let rows = worker.backends.ledger.committed_marks(some).await?;
-        for id in some {
-            let Some(commit) = guard.lost_commit(id) else { continue };
-            let row = settings.providers.get(&commit.provider).map(|row| &**row);
-            let run = RepairRun { worker, id, commit: &commit, row };
-            let written = match repair(&commit.progress, rows.get(id).copied()) {
-                Repair::Nothing => Ok(Repaired::Done),
-                Repair::ReportMissing => {
-                    run.report_missing();
-                    Ok(Repaired::Done)
-                }
-                Repair::WriteAgain(response) => run.write(Some(response)).await,
-                Repair::MakeUnknown => run.write(None).await,
-            };
-            match written {
-                Ok(Repaired::Done) => guard.end_repair(id),
-                Ok(Repaired::AwaitsResponse) => guard.await_response(id),
-                Ok(Repaired::TakenElsewhere) => {}
-                Err(error) if error.is_unavailable() => return Err(error),
-                Err(error) => {
-                    tracing::error!(job = %id, %error, "a lost payment cannot be repaired: compare it with the provider");
-                    guard.end_repair(id);
-                }
-            }
+        for few in some.chunks(REPAIRED_AT_ONCE) {
+            let repairs = few.iter().map(|id| repair_one(worker, settings, id, rows.get(id).copied()));
+            try_join_all(repairs).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Repairs a lost payment of which the ledger has this mark.
+///
+/// # Errors
+/// The ledger is unavailable. A payment that cannot be repaired is named in the log.
+async fn repair_one(
+    worker: &WorkerContext,
+    settings: &LoadedSettings,
+    id: &JobId,
+    present: Option<Mark>,
+) -> Result<(), LedgerError> {
+    let guard = &worker.guard;
+    let Some(commit) = guard.lost_commit(id) else { return Ok(()) };
+    let row = settings.providers.get(&commit.provider).map(|row| &**row);
+    let run = RepairRun { worker, id, commit: &commit, row };
+    let written = match repair(&commit.progress, present) {
+        Repair::Nothing => Ok(Repaired::Done),
+        Repair::ReportMissing => {
+            run.report_missing();
+            Ok(Repaired::Done)
+        }
+        Repair::WriteAgain(response) => run.write(Some(response)).await,
+        Repair::MakeUnknown => run.write(None).await,
+    };
+    match written {
+        Ok(Repaired::Done) => guard.end_repair(id),
+        Ok(Repaired::AwaitsResponse) => guard.await_response(id),
+        Ok(Repaired::TakenElsewhere) => {}
+        Err(error) if error.is_unavailable() => return Err(error),
+        Err(error) => {
+            tracing::error!(job = %id, %error, "a lost payment cannot be repaired: compare it with the provider");
+            guard.end_repair(id);
         }
     }
     Ok(())
