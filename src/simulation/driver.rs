@@ -268,7 +268,7 @@ impl SimulatedProcess {
     }
 
     pub fn accepts_jobs(&mut self, now_us: u64) -> bool {
-        let places = self.intake.places(self.prefetch, self.provider.workers, self.clock.instant(now_us));
+        let places = self.intake.places(self.prefetch, self.clock.instant(now_us));
         self.held < places && self.paused_until_us <= now_us
     }
 

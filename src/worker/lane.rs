@@ -109,8 +109,7 @@ fn prefetch_of(context: &LaneContext) -> u16 {
 
 /// Messages that the lane holds at most now, out of the most that it ever holds.
 fn places(context: &LaneContext, most: u16) -> u16 {
-    let workers = context.settings.borrow().provider.workers;
-    context.intake_bound.lock().places(most, workers, Instant::now())
+    context.intake_bound.lock().places(most, Instant::now())
 }
 
 /// Runs one lane until it is stopped, and reopens its consumer after each failure.
