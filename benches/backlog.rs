@@ -4,7 +4,7 @@
 //! One lane with 10,000 flows, of them 5,000 blocked, and 1,000,000 waiting jobs (`--jobs N`). Each claim takes 100
 //! jobs, 4 of a flow. `--filled` measures again in a database that an earlier run has filled, `--json` prints JSON.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sluicegate::domain::fair_order::FairClaim;
 use sluicegate::domain::job::FlowClass;
@@ -92,7 +92,7 @@ async fn measure(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         cost_below: None,
         order: JobOrder::None,
     };
-    let request = BacklogClaimRequest { lane: &lane, owner: "bench", lease: Duration::from_secs(60), bounds: &bounds };
+    let request = BacklogClaimRequest { lane: &lane, holder: "bench", bounds: &bounds };
     let mut times = Vec::new();
     for _ in 0..WARM_UP + CLAIMS {
         let began = Instant::now();

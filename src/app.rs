@@ -201,7 +201,7 @@ impl Services {
     pub async fn close(&self) {
         let Some(database) = self.database.get() else { return };
         if timeout(CLOSE_MAX, database.close()).await.is_err() {
-            tracing::debug!("the database could not be closed in time; its leases expire");
+            tracing::debug!("the database could not be closed in time; other workers take its jobs");
         }
     }
 }

@@ -59,10 +59,11 @@ CREATE TABLE jobs (
     -- ISO 4217 minor units, where another sum than `amount` was charged.
     charged_amount bigint CONSTRAINT charged_amount_is_1_or_more CHECK (charged_amount >= 1),
 
-    -- The lease.
+    -- The lease: a worker process may write on the job until its row of `workers` is gone, or the fence is higher.
     fence bigint NOT NULL CONSTRAINT fence_is_0_or_more CHECK (fence >= 0),
-    lease_owner text COLLATE "C",
-    lease_until timestamptz,
+    holder text COLLATE "C",
+    -- While a request may be at the provider, or its response under way: the instant until when the response may come.
+    response_by timestamptz,
     -- Consecutive workers that were lost while the job was active, before they began a request for it.
     lost_holders bigint NOT NULL DEFAULT 0 CONSTRAINT lost_holders_is_0_or_more CHECK (lost_holders >= 0),
 
@@ -102,7 +103,7 @@ CREATE TABLE jobs (
 
     -- The order of recording: first in, first out within a flow. No role needs a right to the sequence of an identity.
     seq bigint GENERATED ALWAYS AS IDENTITY,
-    -- The job is due and may be claimed by a dispatcher. An open job that is neither here nor leased sleeps until
+    -- The job is due and may be claimed by a dispatcher. An open job that is neither here nor has a holder sleeps until
     -- `wake_at`.
     backlog boolean NOT NULL DEFAULT false,
     -- A claimed job of a lane that keeps an account's order: no later job of its account is claimed while this one is
@@ -117,8 +118,8 @@ CREATE TABLE jobs (
     scrubbed_at timestamptz,
 
     CONSTRAINT jobs_one_payment_per_provider_and_key UNIQUE (provider, idempotency_key),
-    CONSTRAINT lease_is_whole_or_absent CHECK ((lease_owner IS NULL) = (lease_until IS NULL)),
-    CONSTRAINT final_states_have_no_lease CHECK (state IN ('waiting', 'sending', 'unknown') OR lease_until IS NULL),
+    CONSTRAINT request_in_flight_has_a_holder CHECK (response_by IS NULL OR holder IS NOT NULL),
+    CONSTRAINT final_states_have_no_holder CHECK (state IN ('waiting', 'sending', 'unknown') OR holder IS NULL),
     CONSTRAINT maybe_charged_is_never_waiting_dead_expired_or_cancelled
         CHECK (NOT (maybe_charged AND state IN ('waiting', 'dead', 'expired', 'cancelled'))),
     CONSTRAINT unknown_is_maybe_charged CHECK (state <> 'unknown' OR maybe_charged),
@@ -131,13 +132,13 @@ CREATE TABLE jobs (
                IN (0, 8) AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
     CONSTRAINT wait_limit_is_named_by_its_reason CHECK (
         (wait_limit IS NOT NULL) = coalesce(wait_reason IN ('limit', 'cost_exceeds_limit'), false)),
-    CONSTRAINT backlog_has_no_lease CHECK (NOT backlog OR lease_until IS NULL),
+    CONSTRAINT backlog_has_no_holder CHECK (NOT backlog OR holder IS NULL),
     CONSTRAINT open_jobs_are_not_scrubbed
         CHECK (scrubbed_at IS NULL OR state NOT IN ('waiting', 'sending', 'unknown')),
     CONSTRAINT instants_are_finite CHECK (
-        least(not_before, expires_at, wake_at, lease_until, first_sent_at, created_at, updated_at, scrubbed_at,
+        least(not_before, expires_at, wake_at, response_by, first_sent_at, created_at, updated_at, scrubbed_at,
               revived_at, wait_since, wait_until, wait_begun_at) >= '0001-01-01 00:00:00+00'
-        AND greatest(not_before, expires_at, wake_at, lease_until, first_sent_at, created_at, updated_at, scrubbed_at,
+        AND greatest(not_before, expires_at, wake_at, response_by, first_sent_at, created_at, updated_at, scrubbed_at,
               revived_at, wait_since, wait_until, wait_begun_at) < '9999-12-30 22:00:00+00')
 );
 
@@ -378,8 +379,8 @@ BEGIN
     NEW.backlog := false;
     RETURN NEW;
 END $$;
-CREATE TRIGGER leave_backlog BEFORE UPDATE OF state, lease_until ON jobs
-    FOR EACH ROW WHEN (OLD.backlog AND NEW.backlog AND (NEW.state <> OLD.state OR NEW.lease_until IS NOT NULL))
+CREATE TRIGGER leave_backlog BEFORE UPDATE OF state, holder ON jobs
+    FOR EACH ROW WHEN (OLD.backlog AND NEW.backlog AND (NEW.state <> OLD.state OR NEW.holder IS NOT NULL))
     EXECUTE FUNCTION jobs_leave_backlog();
 
 -- Counts a job that left the backlog without a claim: a claim, which takes a lease, counts by itself. With the owner's
@@ -394,7 +395,7 @@ BEGIN
 END $$;
 -- At the end of the transaction: an operator's open transaction does not hold up the other jobs of the flow.
 CREATE CONSTRAINT TRIGGER uncount_backlog AFTER UPDATE OF state, backlog ON jobs DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW WHEN (OLD.backlog AND NOT NEW.backlog AND NEW.lease_until IS NULL)
+    FOR EACH ROW WHEN (OLD.backlog AND NOT NEW.backlog AND NEW.holder IS NULL)
     EXECUTE FUNCTION jobs_uncount_backlog();
 CREATE CONSTRAINT TRIGGER uncount_deleted AFTER DELETE ON jobs DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (OLD.backlog)

@@ -61,8 +61,8 @@ CREATE TRIGGER record_decision AFTER UPDATE OF state, maybe_charged ON jobs
         OR (NEW.state <> OLD.state
             AND (OLD.state = ANY ('{succeeded,declined,dead,expired,review,cancelled}')
                  OR (NOT (NEW.fence > OLD.fence
-                          AND (NEW.lease_until IS NOT NULL OR NEW.state = ANY ('{expired,review,unknown}')))
-                     AND NOT (OLD.lease_until IS NOT NULL AND NEW.fence = OLD.fence AND NEW.state <> 'cancelled'
+                          AND (NEW.holder IS NOT NULL OR NEW.state = ANY ('{expired,review,unknown}')))
+                     AND NOT (OLD.holder IS NOT NULL AND NEW.fence = OLD.fence AND NEW.state <> 'cancelled'
                               AND (NEW.updated_at <> OLD.updated_at
                                    OR OLD.updated_at > clock_timestamp() - interval '1 second'))))))
     EXECUTE FUNCTION jobs_record_decision();
@@ -128,7 +128,7 @@ BEGIN
                 charged_amount = NULL,
                 wake_at = statement_timestamp(), wait_reason = NULL, wait_limit = NULL, wait_detail = NULL,
                 revived_at = statement_timestamp(), updated_at = statement_timestamp()
-            WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence) AND lease_until IS NULL
+            WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence) AND holder IS NULL
                 AND (state = 'review' OR NOT maybe_charged)
                 AND scrubbed_at IS NULL AND (frozen_body IS NULL OR frozen_body <> '')
                 AND (expires_at IS NULL OR expires_at > statement_timestamp())
@@ -136,7 +136,7 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY WITH decided AS (
-            UPDATE jobs SET state = new_state, fence = fence + 1, lease_owner = NULL, lease_until = NULL,
+            UPDATE jobs SET state = new_state, fence = fence + 1, holder = NULL, response_by = NULL,
                 reason = because, provider_reference = coalesce(jobs_decide.reference, provider_reference),
                 charged_amount = charged, scrubbed_at = NULL, updated_at = statement_timestamp()
             WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence)

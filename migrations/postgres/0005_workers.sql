@@ -1,5 +1,14 @@
 -- What workers report and share among themselves: their lanes, duties that one of them does, and totals.
 
+-- The running worker processes. Each moves its beat on every two seconds. A worker that has seen another's beat stand still
+-- deletes that row, and the jobs that it held return to the backlog.
+CREATE TABLE workers (
+    -- New at each start of a process.
+    id text COLLATE "C" NOT NULL PRIMARY KEY
+        CONSTRAINT worker_id_is_1_to_64_of_letters_digits_underscore_dash CHECK (id ~ '^[A-Za-z0-9_-]{1,64}$'),
+    beat bigint NOT NULL CONSTRAINT beat_is_0_or_more CHECK (beat >= 0)
+) WITH (fillfactor = 50);
+
 -- The report of each running worker, every two seconds: one row for each process, so that any process can show all.
 -- Only pages and `status` use these rows; a deleted row comes back.
 CREATE TABLE worker_reports (

@@ -46,10 +46,11 @@ CREATE TABLE jobs (
     -- ISO 4217 minor units, where another sum than `amount` was charged.
     charged_amount INTEGER CONSTRAINT charged_amount_is_1_or_more CHECK (charged_amount >= 1),
 
-    -- The lease.
+    -- The lease: a worker process may write on the job until its row of `workers` is gone, or the fence is higher.
     fence INTEGER NOT NULL CONSTRAINT fence_is_0_or_more CHECK (fence >= 0),
-    lease_owner TEXT,
-    lease_until INTEGER,
+    holder TEXT,
+    -- While a request may be at the provider, or its response under way: the instant until when the response may come.
+    response_by INTEGER,
     -- Consecutive workers that were lost while the job was active, before they began a request for it.
     lost_holders INTEGER NOT NULL DEFAULT 0 CONSTRAINT lost_holders_is_0_or_more CHECK (lost_holders >= 0),
 
@@ -89,7 +90,7 @@ CREATE TABLE jobs (
 
     -- The order of recording: first in, first out within a flow. Set by a trigger.
     seq INTEGER NOT NULL DEFAULT 0,
-    -- The job is due and may be claimed by a dispatcher. An open job that is neither here nor leased sleeps until
+    -- The job is due and may be claimed by a dispatcher. An open job that is neither here nor has a holder sleeps until
     -- `wake_at`.
     backlog INTEGER NOT NULL DEFAULT 0 CONSTRAINT backlog_is_0_or_1 CHECK (backlog IN (0, 1)),
     -- A claimed job of a lane that keeps an account's order: no later job of its account is claimed while this one is
@@ -104,8 +105,8 @@ CREATE TABLE jobs (
     scrubbed_at INTEGER,
 
     CONSTRAINT jobs_one_payment_per_provider_and_key UNIQUE (provider, idempotency_key),
-    CONSTRAINT lease_is_whole_or_absent CHECK ((lease_owner IS NULL) = (lease_until IS NULL)),
-    CONSTRAINT final_states_have_no_lease CHECK (state IN ('waiting', 'sending', 'unknown') OR lease_until IS NULL),
+    CONSTRAINT request_in_flight_has_a_holder CHECK (response_by IS NULL OR holder IS NOT NULL),
+    CONSTRAINT final_states_have_no_holder CHECK (state IN ('waiting', 'sending', 'unknown') OR holder IS NULL),
     CONSTRAINT maybe_charged_is_never_waiting_dead_expired_or_cancelled
         CHECK (NOT (maybe_charged AND state IN ('waiting', 'dead', 'expired', 'cancelled'))),
     CONSTRAINT unknown_is_maybe_charged CHECK (state <> 'unknown' OR maybe_charged),
@@ -119,7 +120,7 @@ CREATE TABLE jobs (
                AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
     CONSTRAINT wait_limit_is_named_by_its_reason CHECK (
         (wait_limit IS NOT NULL) = coalesce(wait_reason IN ('limit', 'cost_exceeds_limit'), false)),
-    CONSTRAINT backlog_has_no_lease CHECK (NOT backlog OR lease_until IS NULL),
+    CONSTRAINT backlog_has_no_holder CHECK (NOT backlog OR holder IS NULL),
     CONSTRAINT open_jobs_are_not_scrubbed
         CHECK (scrubbed_at IS NULL OR state NOT IN ('waiting', 'sending', 'unknown'))
 ) STRICT;
@@ -159,7 +160,7 @@ CREATE TRIGGER instants_are_finite_of_jobs_on_insert
     WHEN NEW.not_before NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.expires_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wake_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.lease_until NOT BETWEEN -62135596800000 AND 253402207199999
+        OR NEW.response_by NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.first_sent_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.created_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.updated_at NOT BETWEEN -62135596800000 AND 253402207199999
@@ -172,12 +173,12 @@ BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
 END;
 CREATE TRIGGER instants_are_finite_of_jobs
-    BEFORE UPDATE OF not_before, expires_at, wake_at, lease_until, first_sent_at, created_at, updated_at, scrubbed_at,
+    BEFORE UPDATE OF not_before, expires_at, wake_at, response_by, first_sent_at, created_at, updated_at, scrubbed_at,
     revived_at, wait_since, wait_until, wait_begun_at ON jobs
     WHEN NEW.not_before NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.expires_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.wake_at NOT BETWEEN -62135596800000 AND 253402207199999
-        OR NEW.lease_until NOT BETWEEN -62135596800000 AND 253402207199999
+        OR NEW.response_by NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.first_sent_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.created_at NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.updated_at NOT BETWEEN -62135596800000 AND 253402207199999
@@ -441,7 +442,7 @@ BEGIN
 END;
 -- Counts a job that left the backlog without a claim: a claim, which takes a lease, counts by itself.
 CREATE TRIGGER jobs_uncount_backlog AFTER UPDATE OF backlog ON jobs
-    WHEN OLD.backlog AND NOT NEW.backlog AND NEW.lease_until IS NULL AND OLD.state IN ('waiting', 'unknown')
+    WHEN OLD.backlog AND NOT NEW.backlog AND NEW.holder IS NULL AND OLD.state IN ('waiting', 'unknown')
 BEGIN
     UPDATE flows SET waiting = max(waiting - 1, 0)
     WHERE provider = OLD.provider AND account = coalesce(OLD.account, '')

@@ -58,8 +58,8 @@ CREATE TRIGGER jobs_record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     WHEN (OLD.maybe_charged AND NOT NEW.maybe_charged)
         OR (NEW.state <> OLD.state
             AND (OLD.state NOT IN ('waiting', 'sending', 'unknown')
-                 OR (NOT (NEW.fence > OLD.fence AND (NEW.lease_until IS NOT NULL OR NEW.state IN ('expired', 'review', 'unknown')))
-                     AND NOT (OLD.lease_until IS NOT NULL AND NEW.fence = OLD.fence AND NEW.state <> 'cancelled'
+                 OR (NOT (NEW.fence > OLD.fence AND (NEW.holder IS NOT NULL OR NEW.state IN ('expired', 'review', 'unknown')))
+                     AND NOT (OLD.holder IS NOT NULL AND NEW.fence = OLD.fence AND NEW.state <> 'cancelled'
                               AND (NEW.updated_at <> OLD.updated_at
                                    OR OLD.updated_at
                                        > CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) - 1000)))))

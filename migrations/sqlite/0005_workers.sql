@@ -1,5 +1,15 @@
 -- What workers report and share among themselves: their lanes, duties that one of them does, and totals.
 
+-- The running worker processes. Each moves its beat on every two seconds. A worker that has seen another's beat stand still
+-- deletes that row, and the jobs that it held return to the backlog.
+CREATE TABLE workers (
+    -- New at each start of a process.
+    id TEXT NOT NULL PRIMARY KEY
+        CONSTRAINT worker_id_is_1_to_64_of_letters_digits_underscore_dash
+            CHECK (length(id) BETWEEN 1 AND 64 AND id NOT GLOB '*[^A-Za-z0-9_-]*'),
+    beat INTEGER NOT NULL CONSTRAINT beat_is_0_or_more CHECK (beat >= 0)
+) STRICT;
+
 -- The report of each running worker, every two seconds: one row for each process, so that any process can show all.
 -- Only pages and `status` use these rows; a deleted row comes back.
 CREATE TABLE worker_reports (

@@ -41,7 +41,7 @@ pub const REFUSED_ALONE: &str = "refused_alone";
 /// Time for which a lane takes no jobs after a fault of its own process; active jobs continue.
 pub const LOCAL_FAULT_PAUSE: Duration = Duration::from_secs(1);
 /// Number of workers in a row that may be lost while they hold a job's lease and before they begin a request for it.
-/// The job may crash them. An unrelated kill hits a job once or twice, and each loss takes up to a lease to be noticed.
+/// The job may crash them. An unrelated kill hits a job once or twice, and each loss takes ten seconds to be noticed.
 pub const LOST_HOLDERS_MAX: u32 = 5;
 
 /// History of a job before the outcome at hand.

@@ -22,9 +22,9 @@ pub const ROW_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// Longest time for which a lost process is shown beside live ones.
 const LOST_SHOWN_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// Age at which the leases of a lost process have expired. Until then it may hold jobs, and is shown even if it is
-/// replaced.
-const LEASES_EXPIRED_AFTER: Duration = Duration::from_secs(40);
+/// Age at which most jobs of a lost process have returned to the backlog. Until then it may hold jobs, and is shown even
+/// if it is replaced.
+const JOBS_RETURNED_AFTER: Duration = Duration::from_secs(40);
 
 /// A process reports within this time once the database can be written to again.
 const HEARTBEAT_RESUMES_WITHIN: Duration = Duration::from_secs(4);
@@ -66,7 +66,7 @@ pub fn visible_workers(rows: Vec<StoredReport>, read: Duration, outage: Option<O
     let none_is_live = shown.is_empty();
     let kept = lost.into_iter().zip(replaced).enumerate().filter(|(nth, (worker, replaced))| {
         let last = none_is_live && *nth == 0;
-        last || (worker.age <= LOST_SHOWN_MAX && !(*replaced && worker.age > LEASES_EXPIRED_AFTER))
+        last || (worker.age <= LOST_SHOWN_MAX && !(*replaced && worker.age > JOBS_RETURNED_AFTER))
     });
     shown.extend(kept.map(|(_, (worker, _))| worker));
     shown.sort_by(|a, b| a.id.cmp(&b.id));
@@ -154,7 +154,7 @@ impl WorkerOverview {
             warnings.push(format!("has not reported for {} s", worker.age.as_secs()));
         }
         let lanes = report.lanes.values();
-        // A lost process holds no jobs any more: the broker requeues its messages, and its leases expire.
+        // A lost process holds no jobs any more: the broker requeues its messages, and others take its jobs.
         let live = u64::from(worker.is_live());
         Self {
             id: worker.id.clone(),
@@ -310,7 +310,7 @@ mod tests {
             (30, None, "pay-1", true),
             (599, None, "pay-1", true),
             (601, None, "pay-1", false),
-            // Its leases may still hold jobs.
+            // It may still hold jobs.
             (39, Some(20), "pay-1", true),
             (60, Some(50), "pay-1", false),
             // A process that started earlier, or on another host, is no replacement.

@@ -1,6 +1,6 @@
 //! The backlog of a lane: jobs that wait in the ledger alone, the run queue of their flows, and a job's neighbours.
 //!
-//! A flow is one account's jobs of one class on one lane. A job in the backlog is due and has no lease.
+//! A flow is one account's jobs of one class on one lane. A job in the backlog is due and no worker has it.
 //! `Database::claim_backlog` gives it to a worker: classes strictly in their order, flows of a
 //! class by start-time fair queueing, first in first out within a flow. A blocked flow is skipped, and its jobs are not
 //! read. See `docs/decisions/0040-flows-and-backlog.md`.
@@ -15,7 +15,7 @@ use super::operator::DatabaseTime;
 use crate::domain::disposition::Resend;
 use crate::domain::explain::{AccountHolder, Rejected};
 use crate::domain::fair_order::FairClaim;
-use crate::domain::job::{ContentHash, FlowClass, FlowKey, Identifier, InvalidMessage, Job};
+use crate::domain::job::{ContentHash, FlowClass, Identifier, InvalidMessage, Job, JobId};
 use crate::domain::names::named_enum;
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{Wait, WaitReason};
@@ -69,13 +69,17 @@ pub enum BacklogRecord {
     Conflict(InvalidMessage),
 }
 
-/// Jobs that have returned to the backlog without a worker.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReturnedJobs {
-    /// The flow of each.
-    pub flows: Vec<FlowKey>,
-    /// Jobs whose worker was lost. Another process may have returned some of them.
-    pub lost: u32,
+/// A job whose worker is lost, or has lost it, as one look found it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LostJob {
+    pub id: JobId,
+    pub fence: i64,
+    /// Of its last request; 0 for none.
+    pub number: u32,
+    /// Time from the beginning of a request that may be in flight until its response comes, or never.
+    pub wire_time: Option<Duration>,
+    /// The worker that looks has it, as the ledger says.
+    pub is_own: bool,
 }
 
 /// How a job returns to the backlog.
@@ -93,8 +97,8 @@ pub struct BacklogReturn<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BacklogClaimRequest<'a> {
     pub lane: &'a ProviderName,
-    pub owner: &'a str,
-    pub lease: Duration,
+    /// The claiming process.
+    pub holder: &'a str,
     pub bounds: &'a FairClaim<Identifier>,
 }
 

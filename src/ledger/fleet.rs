@@ -48,6 +48,14 @@ pub struct StoredReport {
     pub body: String,
 }
 
+/// How far a worker process has come: the number rises for as long as it lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beat {
+    /// The process's id, new at each start.
+    pub worker: String,
+    pub number: i64,
+}
+
 /// Random UUID in the one row of table `deployment`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

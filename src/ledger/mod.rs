@@ -130,18 +130,19 @@ impl Claimed {
     }
 }
 
-/// Options of a write that takes a lease and may be committed in a batch.
+/// The times of a request that begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchOptions {
-    /// Duration of the lease.
-    pub lease: Duration,
+pub struct RequestTiming {
+    /// Its response comes within this time, or never: until then the job stays with its worker, also if that is lost.
+    pub response_within: Duration,
     /// How long the write may wait for others to be committed with.
     pub max_batch_delay: Duration,
 }
 
-impl BatchOptions {
-    pub fn immediate(lease: Duration) -> Self {
-        Self { lease, max_batch_delay: Duration::ZERO }
+impl RequestTiming {
+    /// A write that waits for no others.
+    pub fn immediate(response_within: Duration) -> Self {
+        Self { response_within, max_batch_delay: Duration::ZERO }
     }
 }
 
@@ -152,8 +153,8 @@ pub struct NewJobAttempt<'a> {
     pub hash: ContentHash,
     /// The caller's fencing token, random: no other lease of this job has it.
     pub lease: &'a LeaseToken,
-    pub owner: &'a str,
-    pub options: BatchOptions,
+    pub holder: &'a str,
+    pub timing: RequestTiming,
     pub request: &'a FrozenRequest,
 }
 

@@ -264,9 +264,10 @@ pub struct JobDetails {
     pub expires_at: Option<DatabaseTime>,
     /// Some attempt's outcome is unknown, and no decision has cleared that.
     pub maybe_charged: bool,
-    /// The worker that has the lease, and until when unless it renews.
-    pub lease_owner: Option<String>,
-    pub lease_until: Option<DatabaseTime>,
+    /// The worker that has the job.
+    pub holder: Option<String>,
+    /// Until when the response to the running request may come.
+    pub response_by: Option<DatabaseTime>,
     pub first_sent_at: Option<DatabaseTime>,
     pub revived_at: Option<DatabaseTime>,
     pub payload: Option<Digest>,

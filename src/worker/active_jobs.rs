@@ -1,4 +1,4 @@
-//! The active jobs of this process: one task renews their leases together, in a few statements.
+//! The active jobs of this process, and the requests that it has in flight.
 //!
 //! A job whose lease was lost needs no handling here: its writes name a stale fencing token and are rejected.
 
@@ -6,22 +6,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{MissedTickBehavior, interval};
-use tokio_util::sync::CancellationToken;
 
 use crate::domain::job::JobId;
 use crate::ledger::LeaseToken;
-use crate::ledger::database::Database;
-
-/// Duration of a lease that is not renewed. A shorter one costs jobs their lease when the database is slow; a longer
-/// one keeps the jobs of a dead worker waiting.
-pub const LEASE: Duration = Duration::from_secs(30);
-const RENEW_INTERVAL: Duration = Duration::from_secs(8);
-/// After an outage of the database, leases are renewed before other processes take the jobs away.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Leases and requests of this process.
 #[derive(Debug, Default)]
@@ -73,34 +62,6 @@ impl ActiveJobs {
 
     pub fn count(&self) -> usize {
         self.leases.lock().len()
-    }
-
-    /// Renews all leases until the token fires.
-    pub async fn renew_leases(self: Arc<Self>, ledger: Database, stop: CancellationToken) {
-        let mut tick = interval(RENEW_INTERVAL);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = tick.tick() => {}
-                () = stop.cancelled() => return,
-            }
-            let leases: Vec<LeaseToken> =
-                self.leases.lock().iter().map(|(id, fence)| LeaseToken { id: id.clone(), fence: *fence }).collect();
-            if leases.is_empty() {
-                continue;
-            }
-            match ledger.renew(&leases, LEASE).await {
-                Ok(lost) if lost.is_empty() => {}
-                // A job that finished after its lease was copied above is among them, so this is no alarm.
-                Ok(lost) => {
-                    tracing::debug!(jobs = lost.len(), "leases not renewed: the jobs finished or were taken over");
-                }
-                Err(error) => {
-                    tracing::warn!(%error, jobs = leases.len(), "failed to renew all leases, retrying");
-                    tick.reset_after(RETRY_INTERVAL);
-                }
-            }
-        }
     }
 }
 

@@ -51,7 +51,7 @@ const DECISIONS_OF_LANE: (usize, usize) = (3, 50);
 /// Identity of the reporting process.
 #[derive(Clone, Debug)]
 pub struct WorkerIdentity {
-    /// The owner that its leases name.
+    /// The id under which it holds jobs.
     pub id: String,
     pub host: String,
     pub pid: u32,

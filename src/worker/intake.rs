@@ -231,7 +231,7 @@ pub(super) async fn run_without_message(lane: &LaneContext, job: &JobId, steps: 
     let _active = lane.meter.delivery_started(false);
     let span = spans::job(lane.name.as_str(), &spans::trace_headers(job.as_str()));
     let action = AssertUnwindSafe(steps.instrument(span.clone())).catch_unwind().await.unwrap_or_else(|_| {
-        tracing::error!(provider = %lane.name, %job, "job handler panicked; the job's lease expires");
+        tracing::error!(provider = %lane.name, %job, "job handler panicked; the job returns to the backlog");
         DeliveryAction::RequeueFault
     });
     spans::record_end(&span, action.code());

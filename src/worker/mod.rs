@@ -18,6 +18,7 @@ use crate::queue::{Queue, QueueError};
 
 pub mod active_jobs;
 pub(crate) mod backlog;
+mod beats;
 pub mod change_hints;
 pub mod commit_guard;
 pub mod decision_batches;
@@ -77,7 +78,7 @@ impl Backends {
 /// Settings that all lanes of a process share.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// Names this process in leases; unique.
+    /// Names this process as the holder of jobs; new at each start.
     pub owner: String,
     pub card_numbers: CardNumbers,
     pub drain_timeout: Duration,
@@ -108,6 +109,7 @@ pub struct WorkerContext {
     pub start_timer: Arc<start_timer::StartTimer>,
     pub intake_turns: Arc<backlog::intake_pace::IntakeTurns>,
     pub flow_lanes: Arc<backlog::dispatcher::FlowLanes>,
+    pub beats: Arc<beats::Beats>,
     pub lanes_with_returns: Arc<sleepers::LanesWithReturns>,
     pub rejected_room: Arc<rejections::MessageRoom>,
     pub held_room: Arc<rejections::MessageRoom>,

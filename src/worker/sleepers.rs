@@ -4,7 +4,7 @@
 //! The ledger has each job's instant, and decides who is due. The instants here only say when to ask.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::WorkerContext;
 use super::lane::LaneContext;
-use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::faults::{self, CrashPoint};
 use crate::ledger::LedgerError;
+use crate::ledger::backlog::LostJob;
 
 /// Instants that one lane keeps: the memory of a few jobs. Beyond that, the look of each second finds the jobs.
 const INSTANTS_MAX: usize = 10_000;
@@ -25,16 +25,11 @@ const INSTANTS_MAX: usize = 10_000;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Jobs that one step returns: short statements, so that no worker waits behind them.
 const BATCH: u32 = 500;
-/// Time after the end of a lease in which its worker may still renew it: the database may have been slow.
-const LEASE_GRACE: Duration = Duration::from_secs(10);
-/// Time after an outage of the database in which no job is taken from a worker: living workers renew their leases first.
-const OUTAGE_GRACE: Duration = Duration::from_secs(10);
-/// As long as no lease can have ended.
-const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
-/// A look that takes longer has waited for a database that was away.
-const LOOK_MAX: Duration = Duration::from_secs(3);
-/// Time between two looks without the duty: the process that has it may not serve all lanes.
+/// Time between two looks without the duty: the process that has it may not serve all lanes. And between two looks for
+/// jobs that this process has without knowing, because it never learned the end of a write.
 const OWN_LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// Lost jobs that one look finds: they are few.
+const LOST_MAX: u32 = 10_000;
 
 /// The instants at which jobs of one lane are due, as far as this process has put them to sleep.
 #[derive(Debug, Default)]
@@ -82,8 +77,6 @@ pub struct LanesWithReturns(AsyncMutex<Looks>);
 struct Looks {
     last: Option<LookedAt>,
     last_own_at: Option<Instant>,
-    /// When the database was last seen to be away.
-    last_outage_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -100,23 +93,9 @@ impl LanesWithReturns {
         let is_fresh = |looked: &LookedAt| now < looked.at + LOOK_INTERVAL * 3 / 4;
         let looked = match looks.last.take().filter(is_fresh) {
             Some(fresh) => fresh,
-            None => {
-                let lanes = looks.look(now, worker).await;
-                let is_outage = lanes.as_ref().is_err_and(LedgerError::is_outage);
-                looks.record_statement(is_outage, now, Instant::now());
-                LookedAt { at: now, lanes: lanes? }
-            }
+            None => LookedAt { at: now, lanes: looks.look(now, worker).await? },
         };
         Ok(looks.last.insert(looked).lanes.contains(lane))
-    }
-
-    /// Time after the end of a lease in which its job stays with its worker.
-    async fn lease_grace(&self) -> Duration {
-        self.0.lock().await.lease_grace(Instant::now())
-    }
-
-    async fn record_outage(&self) {
-        self.0.lock().await.last_outage_at = Some(Instant::now());
     }
 }
 
@@ -130,24 +109,39 @@ impl Looks {
         self.last_own_at = Some(now);
         ledger.lanes_with_returns().await
     }
+}
 
-    fn record_statement(&mut self, is_outage: bool, began: Instant, ended: Instant) {
-        if is_outage || ended - began > LOOK_MAX {
-            self.last_outage_at = Some(ended);
-        }
-    }
+/// The lost jobs of one lane, and since when this process sees each of them.
+#[derive(Debug, Default)]
+struct LostJobs(HashMap<LostJob, Instant>);
 
-    fn lease_grace(&self, now: Instant) -> Duration {
-        match self.last_outage_at {
-            Some(at) if now < at + OUTAGE_GRACE => NEVER,
-            _ => LEASE_GRACE,
+impl LostJobs {
+    /// Records the jobs that one look has found. Returns those that may be taken away: what was not sent at once, and what
+    /// may be in flight once its response came or never comes. That counts from here on, by the time of this process.
+    fn record(&mut self, found: Vec<LostJob>, looks_for_own: bool, now: Instant) -> Vec<LostJob> {
+        let mut before = std::mem::take(&mut self.0);
+        let mut due = Vec::new();
+        for job in found {
+            let since = before.remove(&job).unwrap_or(now);
+            // A claim of this process may be on its way from the ledger to its lane.
+            let kept_for = if job.is_own { OWN_LOOK_INTERVAL / 2 } else { Duration::ZERO };
+            if now.saturating_duration_since(since) >= job.wire_time.unwrap_or_default().max(kept_for) {
+                due.push(job.clone());
+            }
+            self.0.insert(job, since);
         }
+        if !looks_for_own {
+            self.0.extend(before.into_iter().filter(|(job, _)| job.is_own));
+        }
+        due
     }
 }
 
 /// Returns the lane's jobs until the lane is stopped.
 pub async fn run(lane: Arc<LaneContext>) {
     let mut look_at = Instant::now() + LOOK_INTERVAL;
+    let mut own_look_at = Instant::now() + OWN_LOOK_INTERVAL;
+    let mut lost = LostJobs::default();
     loop {
         let first = lane.sleepers.first();
         tokio::select! {
@@ -157,39 +151,38 @@ pub async fn run(lane: Arc<LaneContext>) {
         }
         let now = Instant::now();
         let mut is_due = lane.sleepers.take_due(now);
+        let own = (own_look_at <= now).then_some(lane.worker.options.owner.as_str());
         let returned = async {
+            let mut is_look = own.is_some();
             if look_at <= now {
-                is_due |= lane.worker.lanes_with_returns.contains(&lane.name, &lane.worker).await?;
+                is_look |= lane.worker.lanes_with_returns.contains(&lane.name, &lane.worker).await?;
             }
-            if is_due { return_due(&lane).await } else { Ok(()) }
+            is_due |= is_look;
+            if is_due {
+                wake_due(&lane).await?;
+            }
+            if is_look { take_away_lost(&lane, &mut lost, own).await } else { Ok(()) }
         };
         if let Err(error) = returned.await {
-            if error.is_outage() {
-                lane.worker.lanes_with_returns.record_outage().await;
-            }
-            tracing::debug!(provider = %lane.name, %error, "failed to wake sleeping jobs, retrying");
+            tracing::debug!(provider = %lane.name, %error, "failed to return jobs to the backlog, retrying");
         }
         if look_at <= now {
             look_at = now + LOOK_INTERVAL;
         }
+        if own.is_some() {
+            own_look_at = now + OWN_LOOK_INTERVAL;
+        }
     }
 }
 
-/// Returns batch after batch, with pauses as long as each took.
-async fn return_due(lane: &LaneContext) -> Result<(), LedgerError> {
-    let worker = &lane.worker;
-    // The end of a request may wait for the database: this worker has not lost its job.
-    let is_kept = |job: &JobId| worker.active_jobs.contains(job);
+/// Wakes batch after batch, with pauses as long as each took.
+async fn wake_due(lane: &LaneContext) -> Result<(), LedgerError> {
     loop {
         let began = Instant::now();
-        let grace = worker.lanes_with_returns.lease_grace().await;
-        let returned = worker.backends.ledger.return_due(&lane.name, grace, BATCH, &is_kept).await?;
+        let flows = lane.worker.backends.ledger.wake_due(&lane.name, BATCH).await?;
         faults::crash(CrashPoint::AfterWake);
-        if returned.lost > 0 {
-            tracing::warn!(provider = %lane.name, jobs = returned.lost, "jobs of lost workers return to the backlog");
-        }
-        let is_full = returned.flows.len() >= BATCH as usize;
-        returned.flows.into_iter().for_each(|flow| lane.backlog.record_return(flow, None));
+        let is_full = flows.len() >= BATCH as usize;
+        flows.into_iter().for_each(|flow| lane.backlog.record_return(flow, None));
         if !is_full || lane.stop.is_cancelled() {
             return Ok(());
         }
@@ -197,9 +190,26 @@ async fn return_due(lane: &LaneContext) -> Result<(), LedgerError> {
     }
 }
 
+/// Takes away what lost workers had, and with `own` what this process has without knowing.
+async fn take_away_lost(lane: &LaneContext, lost: &mut LostJobs, own: Option<&str>) -> Result<(), LedgerError> {
+    let worker = &lane.worker;
+    let mut found = worker.backends.ledger.lost_jobs(&lane.name, own, LOST_MAX).await?;
+    // The end of a request may wait for the database: this worker has not lost its job.
+    found.retain(|job| !worker.active_jobs.contains(&job.id));
+    for some in lost.record(found, own.is_some(), Instant::now()).chunks(BATCH as usize) {
+        let flows = worker.backends.ledger.take_away(some, own).await?;
+        if !flows.is_empty() {
+            tracing::warn!(provider = %lane.name, jobs = flows.len(), "jobs of lost workers return to the backlog");
+        }
+        flows.into_iter().for_each(|flow| lane.backlog.record_return(flow, None));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::job::JobId;
 
     #[tokio::test(start_paused = true)]
     async fn first_instant_comes_first() {
@@ -221,17 +231,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_an_outage_no_job_is_taken_away_at_once() {
-        let mut looks = Looks::default();
-        let now = Instant::now();
-        let after = |seconds| now + Duration::from_secs(seconds);
-        looks.record_statement(false, now, after(1));
-        assert_eq!(looks.lease_grace(after(1)), LEASE_GRACE);
-        looks.record_statement(true, after(2), after(2));
-        assert_eq!([looks.lease_grace(after(2)), looks.lease_grace(after(11))], [NEVER; 2]);
-        assert_eq!(looks.lease_grace(after(12)), LEASE_GRACE);
-        // A look that has waited for the database is one, too.
-        looks.record_statement(false, after(20), after(24));
-        assert_eq!([looks.lease_grace(after(33)), looks.lease_grace(after(34))], [NEVER, LEASE_GRACE]);
+    async fn job_in_flight_is_taken_away_after_its_wire_time() {
+        let job = |id: &str, number: u32, wire_s: Option<u64>, is_own: bool| LostJob {
+            id: JobId::new(id).unwrap(),
+            fence: 1,
+            number,
+            wire_time: wire_s.map(Duration::from_secs),
+            is_own,
+        };
+        let (unsent, sent, own) = (job("unsent", 0, None, false), job("sent", 1, Some(30), false), job("own", 0, None, true));
+        let mut lost = LostJobs::default();
+        let began = Instant::now();
+        let mut seen = |seconds: u64, looks_for_own: bool, found: &[&LostJob]| {
+            let found = found.iter().map(|job| (*job).clone()).collect();
+            lost.record(found, looks_for_own, began + Duration::from_secs(seconds))
+        };
+        assert_eq!(seen(0, true, &[&unsent, &sent, &own]), [unsent.clone()]);
+        assert_eq!(seen(1, false, &[&sent]), []);
+        assert_eq!(seen(10, true, &[&sent, &own]), [own.clone()]);
+        assert_eq!(seen(29, false, &[&sent]), []);
+        // Another request has begun.
+        let next = job("sent", 2, Some(30), false);
+        assert_eq!(seen(30, false, &[&next]), []);
+        assert_eq!(seen(60, false, &[&next]), [next.clone()]);
     }
 }

@@ -28,7 +28,7 @@ use super::retry::{RetryEnded, retry_while_unavailable};
 use super::settings_sync::{self, LoadedSettings};
 use super::sleepers::Sleepers;
 use super::{
-    Backends, WorkerContext, WorkerOptions, change_hints, decision_batches, evictions, limit_returns, sweeper,
+    Backends, WorkerContext, WorkerOptions, beats, change_hints, decision_batches, evictions, limit_returns, sweeper,
     topology, unpublished,
 };
 use crate::domain::provider::{Provider, ProviderName};
@@ -65,7 +65,7 @@ pub struct WorkerStatus {
 pub struct DrainReport {
     /// Some work was unfinished when the timeout passed.
     pub timed_out: bool,
-    /// Jobs that were still active when the timeout passed; they return to the backlog when their leases expire.
+    /// Jobs that were still active when the timeout passed; they return to the backlog once this process has ended.
     pub left_active: usize,
     /// Requests whose outcome is not recorded.
     pub abandoned_in_flight: usize,
@@ -101,6 +101,7 @@ pub async fn run(
         start_timer: Arc::default(),
         intake_turns: Arc::default(),
         flow_lanes: Arc::default(),
+        beats: Arc::default(),
         lanes_with_returns: Arc::default(),
         rejected_room: Arc::default(),
         held_room: Arc::default(),
@@ -119,6 +120,7 @@ pub async fn run(
         }
         // A lane that is held must start nothing in the first second, either.
         worker.guard.read_holds(&ledger, owner).await?;
+        beats::begin(&worker).await?;
         settings_sync::load(&ledger, &nothing).await
     });
     let known = match first.await {
@@ -134,7 +136,7 @@ pub async fn run(
     follow_settings(&worker, &services, known_tx, store_versions);
     services.spawn(publisher(&worker).run(drained.clone()));
     services.spawn(unpublished::keep_counted(worker.clone(), drained.clone()));
-    services.spawn(Arc::clone(&worker.active_jobs).renew_leases(ledger.clone(), drained.clone()));
+    services.spawn(beats::run(worker.clone(), drained.clone()));
     let quotas = Quotas::new(Arc::clone(&worker.backends.limiter), ledger, store_version);
 
     services.spawn(sweeper::run(worker.clone(), known_rx.clone(), progress.subscribe()));
@@ -156,8 +158,8 @@ pub async fn run(
     };
     if timeout_at(over_at.max(Instant::now() + FINAL_FLUSH_MAX), final_flush).await.is_err() {
         tracing::warn!(
-            "not all permits were released and outcome events published before the timeout; leases expire, and another \
-             worker publishes the events"
+            "not all permits were released and outcome events published before the timeout: permits end by themselves, and \
+             another worker publishes the events"
         );
     }
     Ok(report)
@@ -359,7 +361,7 @@ async fn drain(worker: &WorkerContext, over_at: Instant) -> DrainReport {
     // Each is logged before the process ends.
     timeout(LOGGED_WITHIN, worker.unwritten.none_left()).await.ok();
     if timed_out {
-        tracing::warn!(?report, "drain timed out; the remaining jobs return to the backlog when their leases expire");
+        tracing::warn!(?report, "drain timed out; the remaining jobs return to the backlog once this process has ended");
     }
     report
 }

@@ -1,6 +1,6 @@
 //! The payments of this process whose answers the ledger has not accepted, over all lanes.
 //!
-//! Such a payment is not claimed again here, even if its lease could not be renewed meanwhile. A drain waits until the
+//! Such a payment is not claimed again here, even if another worker has taken it away meanwhile. A drain waits until the
 //! last of them is logged.
 
 use std::collections::HashMap;

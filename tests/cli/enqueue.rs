@@ -2,7 +2,6 @@
 //! messages.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use sluicegate::cli::Exit;
 use sluicegate::domain::provider::ProviderName;
@@ -204,7 +203,7 @@ async fn conflicting_ids_are_named() {
         let body = format!(r#"{{"id":"{id}","amount":1299,"currency":"EUR"}}"#);
         let Decoded { job, hash, .. } =
             decode(body.as_bytes(), &ProviderName::new("acme").unwrap(), CardNumbers::Refuse).unwrap();
-        let claim = engine.database.claim(&job, hash, "worker-a", Duration::from_secs(60)).await.unwrap();
+        let claim = engine.database.claim(&job, hash, "worker-a").await.unwrap();
         assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
     }
     let (error, exit) = engine.run(&first.split(' ').collect::<Vec<_>>()).await.failure();

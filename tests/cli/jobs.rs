@@ -14,7 +14,7 @@ use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::domain::sum::SentSum;
 use sluicegate::ledger::database::Database;
-use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, RequestTiming};
 use sluicegate::provider::FrozenRequest;
 use sluicegate::queue::message::{CardNumbers, decode, encode};
 use sqlx::AssertSqlSafe;
@@ -23,7 +23,6 @@ use crate::fakes::{Page, Ran};
 use crate::support::claiming::{Claim, ClaimById as _};
 use crate::support::{hostile, without_constraints};
 
-const LEASE: Duration = Duration::from_secs(60);
 
 pub struct Desk {
     pub dir: tempfile::TempDir,
@@ -81,7 +80,7 @@ impl Desk {
         };
         let ledger = self.database.clone();
         let hash = decode(&encode(&job), &job.provider, CardNumbers::Off).unwrap().hash;
-        let Claim::Claimed(claimed) = ledger.claim(&job, hash, "worker-a", LEASE).await.unwrap() else {
+        let Claim::Claimed(claimed) = ledger.claim(&job, hash, "worker-a").await.unwrap() else {
             panic!("{id} exists already")
         };
         let Some(state) = FinalState::from_name(state) else {
@@ -98,7 +97,7 @@ impl Desk {
             sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".into(),
         };
-        assert_eq!(ledger.begin_attempt(&claimed.lease, &request).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(ledger.begin_attempt(&claimed.lease, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap(), BeginResult::Attempt(1));
         let outcome = if state == FinalState::Review { "unknown" } else { "not_sent" };
         let end = AttemptEnd { number: 1, outcome, status: None, detail: "why".to_owned(), counts: true };
         let next = JobState::Final { state, reason: "gave up".to_owned(), reference: None };
@@ -184,7 +183,7 @@ async fn dead_payment_is_replayed_with_its_message() {
     let ran = desk.run(&["dlq", "replay", "p1", "--because", "the provider is back"]).await;
     assert_eq!((exit(&ran), ran.out.as_str(), ran.err.as_str()), (Exit::Success, "p1: dead → waiting\n", ""));
     let again = decode(&encode(&job), &job.provider, CardNumbers::Refuse).unwrap();
-    let claim = desk.database.claim(&again.job, again.hash, "worker-b", LEASE).await.unwrap();
+    let claim = desk.database.claim(&again.job, again.hash, "worker-b").await.unwrap();
     assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
 
     let again = desk.run(&["dlq", "replay", "p1"]).await;

@@ -11,7 +11,7 @@ use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::events::{EventPage, EventsAfter, OutcomeEvent, PublishResults};
 use sluicegate::ledger::operator::{ResolutionError, ResolutionRefusal};
-use sluicegate::ledger::{Claimed, LeaseToken};
+use sluicegate::ledger::{Claimed, LeaseToken, RequestTiming};
 use sluicegate::provider::FrozenRequest;
 use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::OnceCell;
@@ -62,7 +62,9 @@ mod upkeep;
 mod wait_reasons;
 mod waits;
 
-const LEASE: Duration = Duration::from_secs(60);
+const A_MINUTE: Duration = Duration::from_secs(60);
+/// A request that is recorded at once, with a minute for its response.
+const AT_ONCE: RequestTiming = RequestTiming { response_within: A_MINUTE, max_batch_delay: Duration::ZERO };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The result of an operator's decision. The ledger itself does not fail.
@@ -89,13 +91,17 @@ enum Kind {
 }
 
 impl Fixture {
+    /// A database with one living worker, `worker-a`.
     async fn migrated(kind: Kind) -> Self {
         if kind == Kind::Postgres {
             let url = Postgres::shared().copy_database(migrated_template().await, &next_database());
-            return Self::at(kind, url, None);
+            let fixture = Self::at(kind, url, None);
+            fixture.database.write_beat("worker-a", 0).await.unwrap();
+            return fixture;
         }
         let fixture = Self::empty(kind);
         fixture.database.migrate().await.unwrap();
+        fixture.database.write_beat("worker-a", 0).await.unwrap();
         fixture
     }
 
@@ -161,9 +167,9 @@ impl Fixture {
         self.one(&format!("SELECT state FROM jobs WHERE id = '{id}'")).await
     }
 
-    /// Claims with the usual owner and lease, and expects to get the lease.
+    /// Claims for the usual worker, and expects to get the lease.
     async fn take(&self, job: &Job) -> Claimed {
-        match self.database.claim(job, hash(1), "worker-a", LEASE).await.unwrap() {
+        match self.database.claim(job, hash(1), "worker-a").await.unwrap() {
             Claim::Claimed(claimed) => *claimed,
             other => panic!("{other:?}"),
         }
@@ -214,9 +220,9 @@ impl Fixture {
         assert_eq!(moved, Some(cursor.turn + 1));
     }
 
-    /// Ends the lease of a job now, as if its worker had been silent for long.
+    /// Ends the lease of a job now, as if its worker had been silent for long, and its row was gone.
     async fn expire_lease(&self, hold: &LeaseToken) {
-        self.sql(&format!("UPDATE jobs SET lease_until = created_at WHERE id = '{}'", hold.id)).await.unwrap();
+        self.sql(&format!("UPDATE jobs SET holder = 'lost' WHERE id = '{}'", hold.id)).await.unwrap();
     }
 }
 

@@ -26,7 +26,7 @@ use crate::stand::{DATABASE, Stand, StandOptions};
 use crate::watch::Watch;
 use crate::writes;
 
-/// Time until all jobs have finished. A lost worker's jobs return after its lease (30 s) and two delays. A message
+/// Time until all jobs have finished. A lost worker's jobs return after its silence, their responses' time and two delays. A message
 /// whose delay ended while the broker started returns after 180 s. Its dead-letter worker found no exchange and retries
 /// only then (`dead_letter_worker_publisher_confirm_timeout`).
 const PATIENCE: Duration = Duration::from_secs(260);

@@ -77,7 +77,7 @@ impl Watch {
 
     fn left(&self, stand: &Stand, within: Duration) -> String {
         let sql = "SELECT id || ' ' || state || ' attempts ' || attempts || ', wakes in ' || (wake_at - now()) || \
-                   ', lease ' || coalesce((lease_until - now())::text, 'none') || ': ' || coalesce(reason, wait_detail, wait_reason, '') \
+                   ', holder ' || coalesce(holder, 'none') || ': ' || coalesce(reason, wait_detail, wait_reason, '') \
                    FROM jobs WHERE state IN ('waiting', 'sending', 'unknown') ORDER BY wake_at LIMIT 30";
         let open: Vec<String> =
             self.rows(stand, sql).unwrap_or_default().iter().map(|row| row.get::<String, _>(0)).collect();

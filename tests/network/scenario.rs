@@ -28,7 +28,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 const OUTAGE: Duration = Duration::from_secs(7);
 /// Until the retransmission 12.6 s after the first transmission is over.
 const AFTERWARDS: Duration = Duration::from_secs(8);
-/// A killed worker's jobs return after its lease (30 s) and two delays.
+/// A killed worker's jobs return after its silence, their responses' time and two delays.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 pub struct RunResult {

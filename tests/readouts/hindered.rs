@@ -39,10 +39,11 @@ pub(super) fn promises(around: &Around<'_>) -> Vec<String> {
     let mut found = Vec::new();
     for name in around.throttled_providers() {
         let views = overviews(around).filter_map(|overview| overview.providers.get(name));
+        let is_again = around.is_refused_again(name);
         // What has been sent is cleared, whatever was refused before.
         for shown in views.filter(|shown| shown.waiting > 0) {
             let forecast = shown.cutoff.as_ref().and_then(|cutoff| cutoff.missed);
-            if shown.clears_in_ms.is_some() || forecast.is_some() || shown.state == "running" {
+            if shown.clears_in_ms.is_some() || forecast.is_some() || is_again && shown.state == "running" {
                 found.push(format!("{name} refuses requests, shown are {shown:?}"));
             }
         }

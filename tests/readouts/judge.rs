@@ -179,6 +179,14 @@ impl<'a> Around<'a> {
         })
     }
 
+    /// Whether the provider has refused requests again, for as long as the readouts may be old. The requests that were in
+    /// flight at the first refusal are refused within two looks.
+    pub(super) fn is_refused_again(&self, name: &str) -> bool {
+        let ever = |truth: &Truth| truth.throttled.get(name).map_or(0, |throttled| throttled.ever);
+        let settled = self.truths.get(2).map_or(u64::MAX, |truth| ever(truth));
+        self.truths.last().is_some_and(|last| ever(last) > settled)
+    }
+
     /// For [`GRACE`], all backends did their work for all workers, and no worker started or ended.
     pub(super) fn is_calm(&self) -> bool {
         let first = self.truths.first();

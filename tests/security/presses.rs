@@ -238,7 +238,7 @@ impl Pressed {
         let (worker, ops) = deployment.start_worker();
         worker.await_open(ops);
         let mut pressed = Self { deployment, ops, rejected: Vec::new(), _worker: worker };
-        pressed.sees("recording", &Proof("SELECT count(*) FROM jobs WHERE lease_owner IS NULL".to_owned(), "19"));
+        pressed.sees("recording", &Proof("SELECT count(*) FROM jobs WHERE holder IS NULL".to_owned(), "19"));
         pressed.sees("rejecting", &Proof("SELECT count(*) FROM rejected_messages".to_owned(), "4"));
         for state in ["review", "dead"] {
             pressed.deployment.sql(&format!("UPDATE jobs SET state = '{state}' WHERE id LIKE '{state}-%'"));

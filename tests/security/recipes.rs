@@ -112,7 +112,7 @@ const OF_A_WORKER: [&str; 25] = [
     "DELETE FROM attempts",
     "TRUNCATE jobs CASCADE",
     "DROP TABLE events",
-    "UPDATE jobs SET state = 'waiting', fence = fence + 1, lease_owner = 'w', lease_until = now() WHERE id = 'pay-1'",
+    "UPDATE jobs SET state = 'waiting', fence = fence + 1, holder = 'w' WHERE id = 'pay-1'",
     "UPDATE jobs SET state = 'waiting', fence = fence + 1 WHERE state = 'review'",
     "UPDATE jobs SET state = 'waiting', maybe_charged = false WHERE state = 'review'",
     "UPDATE jobs SET maybe_charged = false WHERE maybe_charged",

@@ -140,8 +140,8 @@ impl Deployment {
     }
 }
 
-const IN_HAND: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL AND state = 'waiting'";
-const FREE: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND state = 'waiting'";
+const IN_HAND: &str = "SELECT count(*) FROM jobs WHERE holder IS NOT NULL AND state = 'waiting'";
+const FREE: &str = "SELECT count(*) FROM jobs WHERE holder IS NULL AND state = 'waiting'";
 const SUCCEEDED: &str = "SELECT count(*) FROM jobs WHERE state = 'succeeded'";
 const IN_BACKLOG: &str = "SELECT count(*) FROM jobs WHERE backlog";
 

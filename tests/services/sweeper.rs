@@ -45,7 +45,7 @@ async fn lost_broker_queue_loses_no_recorded_job() {
     };
     let jobs: Vec<serde_json::Value> = (0..JOBS).map(job).collect();
     assert_eq!(stand.publish(&jobs), jobs.len());
-    stand.await_count("SELECT count(*) FROM jobs WHERE lease_until IS NULL AND wake_at > now()", JOBS);
+    stand.await_count("SELECT count(*) FROM jobs WHERE holder IS NULL AND wake_at > now()", JOBS);
     stand.delete_queues(&["payments.acme".to_owned()]);
     assert_eq!(stand.count("SELECT count(*) FROM jobs WHERE state <> 'waiting'"), 0);
 

@@ -37,7 +37,7 @@ mod serve;
 use report::{DemoProgress, Proof, ProviderRecord};
 
 const PROVIDER: &str = "demo";
-/// The worker's name in its leases and reports.
+/// The worker's name in jobs and reports.
 const OWNER: &str = "demo";
 const JOBS: RangeInclusive<u64> = 1..=1_000_000;
 /// Duration of a run with the default number of jobs.

@@ -220,7 +220,8 @@ fn amount_text(job: &JobSummary) -> String {
 
 fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
     let line = &details.line;
-    let lease = details.lease_owner.as_ref().map(|owner| format!("{owner}, until {}", time_text(details.lease_until)));
+    let response_by = details.response_by.map(|_| format!(", response by {}", time_text(details.response_by)));
+    let holder = details.holder.as_ref().map(|worker| format!("{worker}{}", response_by.unwrap_or_default()));
     let request = details.request.as_ref().map(|r| match r.url.as_str() {
         "" => format!("{} (emptied)", r.method),
         url => format!("{} {url} ({}, {})", r.method, r.content_type, digest_text(&r.body)),
@@ -244,7 +245,7 @@ fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
         ("priority", (details.priority != 0).then(|| details.priority.to_string())),
         ("attempts that count", Some(line.attempts.to_string())),
         ("wakes at", open.then(|| line.wake_at.to_string())),
-        ("lease", lease),
+        ("active in", holder),
         ("not before", details.not_before.map(|at| at.to_string())),
         ("expires at", details.expires_at.map(|at| at.to_string())),
         ("waited", details.waited.as_ref().map(|waited| wait_text(details, waited))),

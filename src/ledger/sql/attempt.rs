@@ -1,8 +1,8 @@
 //! The two commits of a request, charge or look-up: that it begins, before the first byte is sent, and what came of it.
 //!
 //! The request of the first attempt is frozen: a later attempt with another request is an error. A job that may have
-//! been charged never returns to `waiting`, whatever the caller says. An attempt begins only under a valid lease. Its
-//! end is written as long as the fencing token is current. See `docs/decisions/0033-frozen-requests.md`.
+//! been charged never returns to `waiting`, whatever the caller says. Beginning and end of an attempt are written as long
+//! as the fencing token is current. See `docs/decisions/0033-frozen-requests.md`.
 //!
 //! A look-up begins only from state `unknown`, and the job stays `unknown` until a response or an operator decides.
 //! Only one request of a job is in flight at a time. See `docs/decisions/0034-look-ups-of-unknown-outcomes.md`.
@@ -17,7 +17,9 @@ use super::result::SqlRow;
 use super::storable;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::ledger::database::Database;
-use crate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd};
+use crate::ledger::{
+    AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd, RequestTiming,
+};
 use crate::provider::FrozenRequest;
 
 /// Another payment of this provider that succeeded by the same charge, if there is one. The charge is the one that $10
@@ -77,13 +79,13 @@ const END_ATTEMPT: &str = "attempts = attempts + CASE WHEN $7 THEN 1 ELSE 0 END,
      first_sent_number = \
          CASE WHEN $8 AND NOT maybe_charged AND first_sent_number = $3 THEN NULL ELSE first_sent_number END, \
      resend = CASE WHEN resend = 'granted' AND $4 IN ('unknown', 'in_progress') THEN 'used' ELSE resend END, \
-     lease_owner = NULL, lease_until = NULL, updated_at = {now}";
+     holder = NULL, response_by = NULL, updated_at = {now}";
 
 /// Sticky: true when this attempt's outcome, or an earlier one's, is or was unknown, or another sum was charged.
 const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress', 'differs')";
 
 const HELD_AND_SENDING: &str =
-    "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'sending' AND last_attempt = $3";
+    "id = $1 AND fence = $2 AND holder IS NOT NULL AND jobs.state || '' = 'sending' AND last_attempt = $3";
 
 static BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, \
@@ -91,8 +93,8 @@ static BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
          frozen_body = $7, frozen_account = $8, frozen_fingerprint = $9, frozen_units = $10, \
-         frozen_decimals = $11, updated_at = {now} {from} \
-     WHERE id = $1 AND fence = $2 AND lease_until > {now} \
+         frozen_decimals = $11, response_by = {after:$12}, updated_at = {now} {from} \
+     WHERE id = $1 AND fence = $2 AND holder IS NOT NULL AND response_by IS NULL \
          AND jobs.state || '' IN ('waiting', 'unknown') \
          AND (frozen_method IS NULL \
               OR (frozen_method = $3 AND frozen_url = $4 AND frozen_key = $5 \
@@ -107,7 +109,7 @@ static BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 });
 
 static HELD_LEASE: Template = Template::new(
-    "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until > {now} \
+    "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND holder IS NOT NULL AND response_by IS NULL \
          AND state IN ('waiting', 'unknown')",
 );
 
@@ -142,19 +144,15 @@ static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 impl Database {
     /// Commits `sending` with the request, before the first byte is sent. A later attempt must bring the frozen request
     /// of the first.
-    pub async fn begin_attempt(&self, lease: &LeaseToken, request: &FrozenRequest) -> Result<BeginResult, LedgerError> {
-        self.begin_attempt_batched(lease, request, Duration::ZERO).await
-    }
-
-    /// Begins like [`Database::begin_attempt`]; the write may wait this long for others to be committed with.
-    pub async fn begin_attempt_batched(
+    pub async fn begin_attempt(
         &self,
         lease: &LeaseToken,
         request: &FrozenRequest,
-        max_batch_delay: Duration,
+        timing: RequestTiming,
     ) -> Result<BeginResult, LedgerError> {
-        let args: Args = args![&lease.id, lease.fence].into_iter().chain(request_args(request)).collect();
-        if let Some(row) = self.write(&BEGIN, args, max_batch_delay).await? {
+        let args = args![&lease.id, lease.fence].into_iter().chain(request_args(request));
+        let args: Args = args.chain([timing.response_within.into()]).collect();
+        if let Some(row) = self.write(&BEGIN, args, timing.max_batch_delay).await? {
             return Ok(BeginResult::Attempt(row.get("last_attempt")?));
         }
         if self.query(&HELD_LEASE, args![&lease.id, lease.fence]).await?.is_empty() {
@@ -232,17 +230,14 @@ fn written_end(
     Ok((FencedWrite::Applied, Some(state)))
 }
 
-/// A look-up of this job that has not ended.
-const ON_WIRE: &str = "EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id \
-     AND attempts.number = jobs.last_attempt AND attempts.outcome IS NULL)";
-
-const HELD_AND_UNKNOWN: &str = "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'unknown'";
+const HELD_AND_UNKNOWN: &str = "id = $1 AND fence = $2 AND holder IS NOT NULL AND jobs.state || '' = 'unknown'";
 
 static BEGIN_LOOKUP: WriteTemplate = WriteTemplate::new(|| {
     JobWriteText {
     update: format!(
-        "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, lost_holders = 0, updated_at = {{now}} {{from}} \
-         WHERE {HELD_AND_UNKNOWN} AND lease_until > {{now}} AND NOT {ON_WIRE}"
+        "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, lost_holders = 0, \
+             response_by = {{after:$3}}, updated_at = {{now}} {{from}} \
+         WHERE {HELD_AND_UNKNOWN} AND response_by IS NULL"
     ).into(),
     written_columns: WRITTEN_COLUMNS.into(),
     effects: vec!["INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
@@ -255,8 +250,8 @@ static BEGIN_LOOKUP: WriteTemplate = WriteTemplate::new(|| {
 static WAIT_AFTER_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, {}, \
-             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-         WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND {ON_WIRE}",
+             holder = NULL, response_by = NULL, updated_at = {{now}} {{from}} \
+         WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND response_by IS NOT NULL",
         WaitParameters { detail: "$10", code: "$11", limit: "$12" }.begin("{after:$9}"),
     )
     .into(),
@@ -269,8 +264,8 @@ static FINALIZE_BY_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET state = {}, provider_reference = COALESCE($10, provider_reference), reason = {}, \
              charged_amount = $12, resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
-             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-         WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND {ON_WIRE}",
+             holder = NULL, response_by = NULL, updated_at = {{now}} {{from}} \
+         WHERE {HELD_AND_UNKNOWN} AND last_attempt = $3 AND response_by IS NOT NULL",
         conflict_checked_state("$9"),
         conflict_checked_reason("$9", "$11"),
     )
@@ -281,9 +276,14 @@ static FINALIZE_BY_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 });
 
 impl Database {
-    /// Commits that a look-up of an `unknown` job begins, before the first byte is sent. The job stays `unknown`.
-    pub async fn begin_lookup(&self, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
-        match self.execute(&BEGIN_LOOKUP, args![&lease.id, lease.fence]).await? {
+    /// Commits that a look-up of an `unknown` job begins, before the first byte is sent. The job stays `unknown`. Its
+    /// response comes within this time, or never.
+    pub async fn begin_lookup(
+        &self,
+        lease: &LeaseToken,
+        response_within: Duration,
+    ) -> Result<BeginResult, LedgerError> {
+        match self.execute(&BEGIN_LOOKUP, args![&lease.id, lease.fence, response_within]).await? {
             Some(row) => Ok(BeginResult::Attempt(row.get("last_attempt")?)),
             None => Ok(BeginResult::Stale),
         }

@@ -3,8 +3,6 @@
 //! On the fast path, a new job and its first request are recorded in one commit. If the id or the key exists, it writes
 //! nothing, and the caller asks what there is. See `docs/decisions/0029-fast-path-for-new-payments.md`.
 
-use std::time::Duration;
-
 use super::attempt::{OPEN_ATTEMPT, WRITTEN_COLUMNS, request_args};
 use super::dialect::{JobWriteText, Template, WriteTemplate};
 use super::engine::{Args, Value, args};
@@ -16,10 +14,13 @@ use crate::ledger::database::Database;
 use crate::ledger::{Claimed, FencedWrite, LeaseToken, LedgerError, NewJobAttempt};
 use crate::provider::FrozenRequest;
 
-/// Consecutive workers that were lost before they began a request, including one whose lease has expired. A request
-/// that began shows that the job itself does no harm.
-pub const LOST_HOLDERS: &str = "CASE WHEN state = 'sending' THEN 0 \
-     WHEN lease_until <= {now} THEN lost_holders + 1 ELSE lost_holders END";
+/// A worker has the job, and its row of `workers` is gone.
+pub const IS_LOST: &str =
+    "(jobs.holder IS NOT NULL AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = jobs.holder))";
+
+/// No living worker has the job.
+pub const IS_UNHELD: &str =
+    "(jobs.holder IS NULL OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = jobs.holder))";
 
 /// The row's columns that a claim returns.
 pub const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
@@ -32,8 +33,8 @@ pub const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged,
 
 /// Puts a job whose row cannot be read to sleep for half an hour. An operator repairs it by SQL meanwhile.
 pub static ABANDON: Template = Template::new(
-    "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, wake_at = {after:1800000} \
-     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id",
+    "UPDATE jobs SET holder = NULL, response_by = NULL, wake_at = {after:1800000} \
+     WHERE id = $1 AND fence = $2 AND holder IS NOT NULL RETURNING id",
 );
 
 impl Database {
@@ -78,8 +79,8 @@ fn conflicting(detail: &str) -> InvalidMessage {
     InvalidMessage::new(InvalidReason::Conflict, detail)
 }
 
-/// `$1` to `$16` of a statement that records a job.
-pub fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> [Value; 16] {
+/// `$1` to `$14` of a statement that records a job.
+pub fn record_args(job: &Job, hash: ContentHash) -> [Value; 14] {
     let (not_before, expires_at) = (job.not_before.map(|at| at.0), job.expires_at.map(|at| at.0));
     let (cost, priority) = (u32::from(job.cost), u32::from(job.priority));
     args![
@@ -96,9 +97,7 @@ pub fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Duration) -
         priority,
         not_before,
         expires_at,
-        job.payload.as_ref(),
-        owner,
-        lease
+        job.payload.as_ref()
     ]
 }
 
@@ -132,8 +131,8 @@ from_row!(row => FrozenRequest {
 
 static RECORD_AND_BEGIN: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
-         reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
-         lease_until, created_at, updated_at, last_attempt, first_sent_at, first_sent_number, frozen_method, \
+         reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, holder, \
+         response_by, created_at, updated_at, last_attempt, first_sent_at, first_sent_number, frozen_method, \
          frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, \
          frozen_units, frozen_decimals) \
      SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'sending', \
@@ -150,9 +149,9 @@ impl Database {
     /// Records a new job and begins its first attempt in one commit, as `sending`, before the first byte is sent.
     /// [`FencedWrite::Stale`]: the id or the key exists; nothing was written. [`Database::record_backlog`] tells what exists.
     pub async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
-        let NewJobAttempt { job, hash, lease, owner, options, request } = first;
-        let job = record_args(job, hash, owner, options.lease).into_iter();
-        let args: Args = job.chain([lease.fence.into()]).chain(request_args(request)).collect();
-        Ok(fenced_write(self.write(&RECORD_AND_BEGIN, args, options.max_batch_delay).await?.is_some()))
+        let NewJobAttempt { job, hash, lease, holder, timing, request } = first;
+        let lease = args![holder, timing.response_within, lease.fence];
+        let args: Args = record_args(job, hash).into_iter().chain(lease).chain(request_args(request)).collect();
+        Ok(fenced_write(self.write(&RECORD_AND_BEGIN, args, timing.max_batch_delay).await?.is_some()))
     }
 }

@@ -23,7 +23,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::time::{EpochMs, Micros};
 use crate::ledger::committed_writes::COMMIT_MAX;
 use crate::ledger::database::Database;
-use crate::ledger::fleet::{DeploymentId, StoredReport, WORKERS_MAX, WorkerReport};
+use crate::ledger::fleet::{Beat, DeploymentId, StoredReport, WORKERS_MAX, WorkerReport};
 use crate::ledger::{LedgerError, StateCount};
 
 /// Longest time that the check of commits waits for its row.
@@ -50,6 +50,16 @@ static REMOVE: Template = Template::new("DELETE FROM worker_reports WHERE id = $
 
 static REMOVE_SILENT: Template =
     Template::new("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id");
+
+static WRITE_BEAT: Template = Template::new(
+    "INSERT INTO workers (id, beat) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET beat = excluded.beat RETURNING id",
+);
+
+static BEATS: Template = Template::made(|_| format!("SELECT id, beat FROM workers ORDER BY id LIMIT {WORKERS_MAX}"));
+
+static REMOVE_WORKER: Template = Template::new("DELETE FROM workers WHERE id = $1 RETURNING id");
+
+static REMOVE_SILENT_WORKER: Template = Template::new("DELETE FROM workers WHERE id = $1 AND beat = $2 RETURNING id");
 
 /// Condition and order are exactly those of index `jobs_open_by_wake`.
 static OLDEST_OPEN: Template = Template::new(
@@ -94,6 +104,26 @@ impl Database {
         self.query_count(&REMOVE_SILENT, args![silent_for]).await.map(u64::from)
     }
 
+    /// Moves the beat of a worker process on to this number; its first one makes its row.
+    pub async fn write_beat(&self, worker: &str, number: i64) -> Result<(), LedgerError> {
+        self.query_urgent(&WRITE_BEAT, args![worker, number]).await.map(drop)
+    }
+
+    /// The beats of all worker processes; at most [`WORKERS_MAX`].
+    pub async fn beats(&self) -> Result<Vec<Beat>, LedgerError> {
+        self.query_urgent(&BEATS, []).await?.iter().map(Beat::from_row).collect()
+    }
+
+    /// Deletes the row of a worker process that ends.
+    pub async fn remove_worker(&self, worker: &str) -> Result<(), LedgerError> {
+        self.query(&REMOVE_WORKER, args![worker]).await.map(drop)
+    }
+
+    /// Deletes the row of a worker process if its beat still stands there; whether it did.
+    pub async fn remove_silent_worker(&self, beat: &Beat) -> Result<bool, LedgerError> {
+        Ok(!self.query(&REMOVE_SILENT_WORKER, args![&beat.worker, beat.number]).await?.is_empty())
+    }
+
     /// Start of the longest wait of each provider, in milliseconds since the Unix epoch: since when its oldest due job
     /// could be processed. Providers without an open job are left out. Reads only the first hundred open jobs of each
     /// provider by an index, so a job that is delayed again and again may be older.
@@ -111,6 +141,12 @@ impl Database {
         Ok(oldest)
     }
 }
+
+from_row!(row => Beat {
+    ;
+    worker: row.get("id")?,
+    number: row.get("beat")?,
+});
 
 from_row!(row => StoredReport {
     id, host, pid, version, age, format;

@@ -86,7 +86,7 @@ fn reason(row: &SqlRow) -> Result<Option<String>, LedgerError> {
 static JOB: Template = Template::made(|dialect| {
     format!(
         "SELECT {}, idempotency_key, cost, priority, {{ms:not_before}} AS not_before_ms, \
-             {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
+             {{ms:expires_at}} AS expires_at_ms, maybe_charged, holder, {{ms:response_by}} AS response_by_ms, \
              {{ms:first_sent_at}} AS first_sent_at_ms, {{ms:revived_at}} AS revived_at_ms, payload, \
              {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
              frozen_method, frozen_url, frozen_content_type, frozen_body \
@@ -130,7 +130,7 @@ impl Database {
 }
 
 from_row!(row => JobDetails {
-    idempotency_key, cost, priority, not_before, expires_at, maybe_charged, lease_owner, lease_until,
+    idempotency_key, cost, priority, not_before, expires_at, maybe_charged, holder, response_by,
     first_sent_at, revived_at;
     line: JobSummary::from_row(row)?,
     payload: row.get::<Option<String>>("payload")?.map(|payload| digest(payload.as_bytes())),

@@ -1,7 +1,7 @@
-//! The lease statements, renewing and releasing without having sent anything, and the columns of a job's wait.
+//! The statements on an active job without a request: it waits, ends, or is released; and the columns of a job's wait.
 //!
-//! Every statement checks the fencing token and the lease. The token alone would still match after a release, until the
-//! next claim. See `docs/decisions/0030-leases-and-operator-decisions.md`.
+//! Every statement checks the fencing token and that the job has a holder. The token alone would still match after a
+//! release, until the next claim. See `docs/decisions/0030-leases-and-operator-decisions.md`.
 //!
 //! `wait_reason` and `wait_limit` say why the job waits, as code and limit, and `wait_detail` has the free text that
 //! belongs to it. While the job is `waiting` or `unknown`, that is its present wait. Later it is its last one. `reason`
@@ -10,12 +10,11 @@
 //! Three writes release a lease and let the job sleep until an instant: a delay, and the ends of an attempt and of a
 //! look-up.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use super::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
 use super::backlog::{COUNTED_AND_WRITTEN_COLUMNS, count_in};
-use super::dialect::{JobWriteText, Template, WriteTemplate};
+use super::dialect::{JobWriteText, WriteTemplate};
 use super::engine::{Args, Value, args};
 use super::events::WRITE_EVENT;
 use super::result::{FromRow, SqlRow, from_row};
@@ -25,24 +24,13 @@ use crate::domain::wait_reason::{Wait, WaitReason, past_sentence, sentence};
 use crate::ledger::database::Database;
 use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
 
-/// Leases prolonged by one statement. Their rows stay locked as long as it runs, and the end of one of those jobs waits
-/// for it.
-const RENEW_BATCH_MAX: usize = 250;
-
-static RENEW: Template = Template::new(
-    "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
-         SELECT jobs.id FROM {held:$1} {join} jobs ON jobs.id = held.id AND jobs.fence = held.fence \
-         WHERE jobs.lease_until IS NOT NULL {unlocked}) \
-     RETURNING id, fence",
-);
-
 /// A job that may have been charged never returns to `waiting`, whatever the caller says.
 static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
              maybe_charged = (maybe_charged OR $3), {}, lost_holders = 0, \
-             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
+             holder = NULL, response_by = NULL, updated_at = {{now}} {{from}} \
+         WHERE id = $1 AND fence = $2 AND holder IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
         WaitParameters { detail: "$5", code: "$6", limit: "$7" }.begin_or_go_on("{after:$4}"),
     )
     .into(),
@@ -53,20 +41,19 @@ static WAIT: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 
 static FINALIZE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
-             charged_amount = $6, lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
-         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+             charged_amount = $6, holder = NULL, response_by = NULL, updated_at = {now} {from} \
+         WHERE id = $1 AND fence = $2 AND holder IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         .into(),
     written_columns: WRITTEN_COLUMNS.into(),
     effects: vec![CLOSE_LEFT_OPEN.into(), WRITE_EVENT.into()],
     returning: "id",
 });
 
-/// A worker that stops releases all of its jobs at once, except those that it may have sent: they keep their
-/// lease until it ends.
+/// A worker that stops releases all of its jobs at once, except those that it may have sent.
 static RELEASE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
-    update: "UPDATE jobs SET backlog = true, lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
+    update: "UPDATE jobs SET backlog = true, holder = NULL, response_by = NULL, updated_at = {now}, \
              wake_at = CASE WHEN wake_at > {now} THEN {now} ELSE wake_at END {from} \
-         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+         WHERE id = $1 AND fence = $2 AND holder IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         .into(),
     written_columns: COUNTED_AND_WRITTEN_COLUMNS.into(),
     effects: vec![CLOSE_LEFT_OPEN.into(), count_in().into()],
@@ -74,42 +61,6 @@ static RELEASE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
 });
 
 impl Database {
-    /// Prolongs the leases of active jobs. Returns the leases that are lost, and those whose row is being written at
-    /// this moment: most often that write finishes the job.
-    pub async fn renew(&self, leases: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError> {
-        // Ordered, so that two renewals cannot deadlock on each other's rows.
-        let mut ordered: Vec<&LeaseToken> = leases.iter().collect();
-        ordered.sort_by(|a, b| a.id.cmp(&b.id));
-        let mut kept: HashSet<(String, i64)> = HashSet::new();
-        let mut first = Ok(());
-        for some in ordered.chunks(RENEW_BATCH_MAX) {
-            match self.renew_some(some, lease).await {
-                Ok(renewed) => kept.extend(renewed),
-                Err(error) if error.is_unavailable() => first = first.and(Err(error)),
-                // One row may be the cause: the other leases are prolonged all the same.
-                Err(_) => {
-                    for one in some.chunks(1) {
-                        match self.renew_some(one, lease).await {
-                            Ok(renewed) => kept.extend(renewed),
-                            Err(error) => first = first.and(Err(error)),
-                        }
-                    }
-                }
-            }
-        }
-        first?;
-        let lost = |token: &&LeaseToken| !kept.contains(&(token.id.as_str().to_owned(), token.fence));
-        Ok(leases.iter().filter(lost).cloned().collect())
-    }
-
-    /// Prolongs leases in one statement; returns those that it prolonged.
-    async fn renew_some(&self, some: &[&LeaseToken], lease: Duration) -> Result<Vec<(String, i64)>, LedgerError> {
-        let list: Vec<_> =
-            some.iter().map(|token| serde_json::json!({"id": token.id.as_str(), "fence": token.fence})).collect();
-        let rows = self.query_by_index(&RENEW, args![serde_json::Value::from(list).to_string(), lease]).await?;
-        rows.iter().map(|row| Ok((row.get("id")?, row.get("fence")?))).collect()
-    }
-
     /// Commits a state change without an attempt: delayed, expired, or moved to review.
     pub async fn transition(&self, lease: &LeaseToken, next: &JobState) -> Result<FencedWrite, LedgerError> {
         let args: Args = args![&lease.id, lease.fence].into_iter().chain(next_args(next)).collect();

@@ -1,13 +1,12 @@
 //! The SQL that finds lost commits, and claims their payments so that they are repaired.
 //!
 //! The comparison commits a row in its own transaction, so only a server that takes writes can answer. A claim for a
-//! repair takes a payment wherever it waits: in the backlog, asleep, or with a lease that has ended.
+//! repair takes a payment wherever it waits: in the backlog, asleep, or with a worker that is lost.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use super::attempt::CLOSE_LEFT_OPEN;
-use super::claim::{CLAIMED_COLUMNS, claimed};
+use super::claim::{CLAIMED_COLUMNS, IS_UNHELD, claimed};
 use super::dialect::{JobWriteText, Template, WriteTemplate};
 use super::engine::args;
 use super::fleet::CHECK_COMMIT;
@@ -39,12 +38,12 @@ static LEAVE_BACKLOG: Template =
 /// The token rises above the lost one: a write under it must stay rejected.
 static CLAIM: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
-        "UPDATE jobs SET fence = CASE WHEN fence > $2 THEN fence ELSE $2 END + 1, lease_owner = $3, \
-             lease_until = {{after:$4}}, \
+        "UPDATE jobs SET fence = CASE WHEN fence > $2 THEN fence ELSE $2 END + 1, holder = $3, \
+             response_by = NULL, \
              attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
              maybe_charged = maybe_charged OR state = 'sending', \
              state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND {OPEN} AND (lease_until IS NULL OR lease_until <= {{now}})"
+         WHERE id = $1 AND {OPEN} AND ({IS_UNHELD} OR jobs.holder = $4)"
     )
     .into(),
     written_columns: "jobs.*".into(),
@@ -73,14 +72,15 @@ impl Database {
         self.query_row(&ASYNCHRONOUS_STANDBYS, []).await?.get("standbys")
     }
 
-    /// Claims an open payment for its repair, with a token above this one. `None`: it is closed, or another worker has it.
+    /// Claims an open payment for its repair, with a token above this one. `own`: the claiming process, if it works on no
+    /// such payment itself. `None`: it is closed, or a living worker has it.
     pub async fn claim_for_repair(
         &self,
         lost: &LeaseToken,
-        owner: &str,
-        lease: Duration,
+        holder: &str,
+        own: Option<&str>,
     ) -> Result<Option<ClaimedForRepair>, LedgerError> {
-        let args = args![&lost.id, lost.fence, owner, lease];
+        let args = args![&lost.id, lost.fence, holder, own];
         let mut steps = vec![self.step(&LEAVE_BACKLOG, args![&lost.id])];
         steps.extend(self.write_steps(&CLAIM, args));
         let Some(rows) = self.engine.atomically(steps).await? else { return Ok(None) };

@@ -5,7 +5,7 @@
 //! only their rows.
 
 use super::backlog::{FLOW_COLUMNS, TAG_PER_COST, account_of, class_of};
-use super::claim::LOST_HOLDERS;
+use super::claim::IS_LOST;
 use super::dialect::Template;
 use super::engine::args;
 use super::result::{FromRow, from_row, read_or_log};
@@ -27,7 +27,7 @@ static NOW: Template = Template::new("SELECT {now_ms} AS now_ms");
 
 static OWN: Template = Template::made(|_| {
     format!(
-        "SELECT lookups, resend, {LOST_HOLDERS} AS lost_holders, \
+        "SELECT lookups, resend, lost_holders + CASE WHEN {IS_LOST} AND response_by IS NULL THEN 1 ELSE 0 END AS lost_holders, \
              (SELECT {{ms:max(began_at)}} FROM attempts WHERE attempts.job_id = jobs.id \
                  AND kind = 'charge' AND (ended_at IS NULL OR outcome IN ('unknown', 'in_progress'))) \
              AS unknown_since_ms \
@@ -48,7 +48,7 @@ static AROUND: Template = Template::made(|_| {
         format!(
             "FROM jobs AS other JOIN jobs AS me ON {which} \
              WHERE me.id = $1 AND other.id <> $1 AND other.provider IN ({{texts:$2}}) AND other.{OPEN} \
-                 AND other.state <> 'sending' AND other.lease_until > {{now}}"
+                 AND other.state <> 'sending' AND other.holder IS NOT NULL"
         )
     };
     let active_before = active("other.priority >= me.priority");
@@ -64,14 +64,14 @@ static AROUND: Template = Template::made(|_| {
         "SELECT (SELECT count(*) {others}) AS jobs_before, \
              (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {others}) AS cost_before, \
              (SELECT count(*) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} AND state <> 'sending' \
-                 AND lease_until > {{now}} AND id <> $1) AS active, \
+                 AND holder IS NOT NULL AND id <> $1) AS active, \
              (SELECT count(*) {active_before}) AS active_before, \
              (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {active_before}) AS active_cost_before, \
              (SELECT count(*) {active_of_account}) AS active_of_account, \
              (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {active_of_account}) AS active_cost_of_account, \
              (SELECT count(*) {active_of_flow}) AS active_of_flow, \
-             (SELECT count(DISTINCT lease_owner) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
-                 AND lease_until > {{now}}) AS workers, \
+             (SELECT count(DISTINCT holder) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
+                 AND holder IS NOT NULL) AS workers, \
              (SELECT CAST(avg(took_ms) AS bigint) FROM ( \
                  SELECT {{ms:ended_at}} - {{ms:began_at}} AS took_ms FROM attempts \
                  WHERE provider = (SELECT provider FROM jobs WHERE id = $1) \

@@ -24,7 +24,7 @@ static RECORD: Template = Template::made(|_| {
     format!(
         "INSERT INTO payment_refusals (job_id, refusals, alone, row_version, refused_at) \
          SELECT jobs.id, 1, 1, $3, {{now}} FROM jobs \
-         WHERE jobs.id = $1 AND jobs.fence = $2 AND jobs.lease_until IS NOT NULL \
+         WHERE jobs.id = $1 AND jobs.fence = $2 AND jobs.holder IS NOT NULL \
          ON CONFLICT (job_id) DO UPDATE SET \
              refusals = CASE WHEN {goes_on} THEN payment_refusals.refusals + 1 ELSE 1 END, \
              alone = CASE WHEN NOT ({goes_on}) THEN 1 WHEN {passed} THEN payment_refusals.alone + 1 \

@@ -39,7 +39,7 @@ static DECIDE: Template = Template::new("SELECT jobs_decide($1, $2, $4, $5, $6, 
 
 /// For SQLite, like the next two: a database file has no roles.
 static FINALIZE: Template = Template::new(
-    "UPDATE jobs SET state = $4, fence = fence + 1, lease_owner = NULL, lease_until = NULL, reason = $5, \
+    "UPDATE jobs SET state = $4, fence = fence + 1, holder = NULL, response_by = NULL, reason = $5, \
          provider_reference = COALESCE($6, provider_reference), charged_amount = $7, scrubbed_at = NULL, \
          updated_at = {now} \
      WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
@@ -54,7 +54,7 @@ static REVIVE: Template = Template::new(
          lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, charged_amount = NULL, wake_at = {now}, \
          wait_reason = NULL, wait_limit = NULL, wait_detail = NULL, \
          revived_at = {now}, updated_at = {now} \
-     WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \
+     WHERE id = $1 AND state = $2 AND fence = $3 AND holder IS NULL \
          AND (state = 'review' OR NOT maybe_charged) RETURNING id",
 );
 

@@ -26,7 +26,7 @@ pub struct Permit {
     /// A limit of the job's account has made it wait. Such a wait says nothing of other jobs.
     pub waited_for_account: bool,
     /// The slots are held for the response at most until then.
-    answer_before: Instant,
+    pub answer_before: Instant,
     slots: Option<GrantedSlots>,
     window_slot: Option<WindowSlot>,
     worker_slot: Option<WorkerSlot>,

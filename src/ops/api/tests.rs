@@ -17,7 +17,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::sum::SentSum;
 use crate::ledger::database::Database;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken};
+use crate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken, RequestTiming};
 use crate::ops::openapi_tests::{PublishedApi, example_address, routes};
 use crate::ops::tests::{client, spawn_server, state};
 use crate::provider::FrozenRequest;
@@ -126,7 +126,7 @@ impl TestApi {
         let hash = decode(&encode(&job), &acme(), CardNumbers::Refuse).unwrap().hash;
         ledger.record_backlog(&job, hash, Duration::ZERO).await.unwrap();
         let above = LeaseToken { id: job.id.clone(), fence: 0 };
-        let claim = ledger.claim_for_repair(&above, "worker-a", Duration::from_secs(60)).await.unwrap();
+        let claim = ledger.claim_for_repair(&above, "worker-a", None).await.unwrap();
         let hold = claim.unwrap().claimed.lease;
         match state {
             "waiting" => assert_eq!(ledger.release(&hold).await.unwrap(), FencedWrite::Applied),
@@ -153,7 +153,7 @@ impl TestApi {
             sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".into(),
         };
-        match self.database.begin_attempt(hold, &request).await.unwrap() {
+        match self.database.begin_attempt(hold, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("lost"),
         }

@@ -71,7 +71,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
     let position = sources.ledger.queue_position(id, &sharing).await?;
     let claim = match search.claim {
         Some(claim) => claim,
-        None => claim_state(sources.process, name.as_ref(), details.as_ref(), &position, id).await,
+        None => claim_state(sources.process, name.as_ref(), details.as_ref(), id).await,
     };
     let (ready, queue_problem) = match (sources.queue, &name) {
         (Some(queue), Some(name)) => ready_messages(queue, name).await,
@@ -144,10 +144,9 @@ async fn claim_state(
     process: Option<&WorkerStatus>,
     name: Option<&ProviderName>,
     details: Option<&JobDetails>,
-    position: &LedgerQueuePosition,
     id: &JobId,
 ) -> ClaimState {
-    let Some(worker) = details.and_then(|details| details.lease_owner.clone()) else { return ClaimState::Unclaimed };
+    let Some(worker) = details.and_then(|details| details.holder.clone()) else { return ClaimState::Unclaimed };
     if let Some(process) = process.filter(|process| process.active_jobs.contains(id)) {
         let here = match name {
             Some(name) => position_in_lane(process, name, &worker, id).await,
@@ -155,8 +154,7 @@ async fn claim_state(
         };
         return here.unwrap_or(ClaimState::AskedWorker { worker, position: None });
     }
-    let lives = details.and_then(|details| details.lease_until).is_some_and(|until| until > position.now);
-    if lives { ClaimState::OtherWorker { worker } } else { ClaimState::Unclaimed }
+    ClaimState::OtherWorker { worker }
 }
 
 /// Position of the job in the wait queue of its lane's gate: it waits for the lane's egress, or for a permit.

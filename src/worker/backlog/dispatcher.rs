@@ -21,7 +21,6 @@ use crate::ledger::database::Database;
 use crate::ledger::record_notices::RecordNews;
 use crate::queue::message::is_unchanged;
 use crate::telemetry::spans;
-use crate::worker::active_jobs::LEASE;
 use crate::worker::intake::{DeliveryAction, run_without_message};
 use crate::worker::job::{review_changed_row, run_claimed};
 use crate::worker::lane::{LaneContext, RESUME_AHEAD, claims_ahead_max};
@@ -132,8 +131,7 @@ fn seen_flow(status: FlowStatus) -> SeenFlow<Identifier> {
 }
 
 async fn claim_jobs(lane: &Arc<LaneContext>, claim: &FairClaim<Identifier>) -> Result<(), LedgerError> {
-    let request =
-        BacklogClaimRequest { lane: &lane.name, owner: &lane.worker.options.owner, lease: LEASE, bounds: claim };
+    let request = BacklogClaimRequest { lane: &lane.name, holder: &lane.worker.options.owner, bounds: claim };
     let claimed = lane.worker.backends.ledger.claim_backlog(&request).await;
     faults::crash(CrashPoint::AfterBacklogClaim);
     let now = Instant::now();
@@ -169,15 +167,17 @@ fn lane_facts(lane: &LaneContext) -> LaneFacts {
     let provider = &lane.settings.borrow().provider;
     let bounds = AheadBounds::of(provider, prefetch, lane.egress.release_waiters());
     let (can_start, cost_bound) = (lane.egress.can_start(Instant::now()), lane.control.cost_bound());
-    let sends_lookups = provider.lookup.is_some() && !provider.paused && lane.control.accepts_lookups();
+    let is_known = lane.worker.beats.are_confirmed();
+    let sends_lookups = is_known && provider.lookup.is_some() && !provider.paused && lane.control.accepts_lookups();
     LaneFacts { bounds, paused_until, sends_lookups, can_start, order: provider.order, cost_bound }
 }
 
 /// Until when the lane claims no charge; `None`: it may.
 pub(super) fn claims_paused_until(lane: &LaneContext) -> Option<Instant> {
     let now = Instant::now();
-    if lane.settings.borrow().provider.paused || lane.control.hold().is_some() {
-        // Ends with the row's next change or a release, not by time.
+    let is_known = lane.worker.beats.are_confirmed();
+    if !is_known || lane.settings.borrow().provider.paused || lane.control.hold().is_some() {
+        // Ends with the next beat, the row's next change or a release, not by time.
         return Some(now + PAUSED_INTERVAL);
     }
     let until = lane.control.charges_paused_until()?;

@@ -13,14 +13,15 @@ use crate::domain::outcome::FinalState;
 use crate::domain::provider::Provider;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::ledger::lane_holds::ClaimedForRepair;
-use crate::ledger::{AttemptEnd, BeginResult, Claimed, FencedWrite, JobState, LeaseToken, LedgerError};
+use crate::ledger::{AttemptEnd, BeginResult, Claimed, FencedWrite, JobState, LeaseToken, LedgerError, RequestTiming};
 use crate::provider::FrozenRequest;
 use crate::worker::WorkerContext;
-use crate::worker::active_jobs::LEASE;
 use crate::worker::settings_sync::LoadedSettings;
 
 /// Repairs at the same time. Each claim waits for a connection of the pool, which other writes need, too.
 const REPAIRED_AT_ONCE: usize = 8;
+/// The request is written down again, and not sent.
+const NOTHING_SENT: RequestTiming = RequestTiming { response_within: Duration::ZERO, max_batch_delay: Duration::ZERO };
 /// Wait of a payment that becomes `unknown`: its own response may still come.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(5);
 const UNKNOWN: &str = "the database went back, and lost that this payment was sent";
@@ -143,7 +144,9 @@ impl RepairRun<'_> {
     async fn write(&self, response: Option<&KeptResponse>) -> Result<Repaired, LedgerError> {
         let ledger = &self.worker.backends.ledger;
         let lost = LeaseToken { id: self.id.clone(), fence: self.commit.mark.fence };
-        let Some(claim) = ledger.claim_for_repair(&lost, &self.worker.options.owner, LEASE).await? else {
+        let holder = self.worker.options.owner.as_str();
+        let own = (!self.worker.active_jobs.contains(self.id)).then_some(holder);
+        let Some(claim) = ledger.claim_for_repair(&lost, holder, own).await? else {
             return Ok(Repaired::TakenElsewhere);
         };
         let ClaimedForRepair { job, claimed } = claim;
@@ -157,7 +160,7 @@ impl RepairRun<'_> {
             let review = JobState::Final { state: FinalState::Review, reason, reference: None };
             return Ok(repaired(ledger.transition(&claimed.lease, &review).await?, response));
         };
-        let BeginResult::Attempt(number) = ledger.begin_attempt(&claimed.lease, &request).await? else {
+        let BeginResult::Attempt(number) = ledger.begin_attempt(&claimed.lease, &request, NOTHING_SENT).await? else {
             return Ok(Repaired::TakenElsewhere);
         };
         let state = response.map_or_else(unknown, |response| response.state.clone());

@@ -1,7 +1,7 @@
 //! Writing of an answer that the ledger has refused: again, whatever the error, until the ledger has it.
 //!
 //! [`crate::domain::kept_answers`] says when, and how. The job waits for that with its worker slot for
-//! a short time. Then the writes go on in the background, under the lease, which this process renews. If the drain's time is over, the answer is logged.
+//! a short time. Then the writes go on in the background, under the same lease. If the drain's time is over, the answer is logged.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -203,7 +203,7 @@ impl JobRun<'_> {
             Ok(FencedWrite::Applied) => self.to_delivery_action(&state, None, label),
             Ok(FencedWrite::Stale) => DeliveryAction::Requeue,
             Err(error) => {
-                tracing::warn!(job = %self.job.id, %error, "failed to update job state; the job returns when its lease expires");
+                tracing::warn!(job = %self.job.id, %error, "failed to update job state; the job returns to the backlog");
                 DeliveryAction::RequeueAndPause
             }
         }
@@ -218,7 +218,7 @@ impl JobRun<'_> {
     pub(super) async fn release(&self) -> DeliveryAction {
         match self.lane.worker.backends.ledger.release(&self.active.lease).await {
             Ok(FencedWrite::Applied | FencedWrite::Stale) => {}
-            Err(error) => tracing::debug!(job = %self.job.id, %error, "failed to release a job; its lease expires"),
+            Err(error) => tracing::debug!(job = %self.job.id, %error, "failed to release a job; it returns to the backlog"),
         }
         DeliveryAction::Requeue
     }

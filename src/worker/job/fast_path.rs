@@ -15,17 +15,15 @@ use tracing::Instrument as _;
 use super::JobRun;
 use super::acquire::{PermitWait, acquire_request, egress_request, wait_for_permit};
 use super::prepare::ProviderCall;
-use super::send::BegunRequest;
+use super::send::{BegunRequest, request_timing};
 use crate::domain::commit_memory::Progress;
 use crate::domain::job::{FlowKey, Job};
 use crate::domain::permit_protocol::CallKind;
-use crate::domain::persist_window::delay_before_send;
 use crate::faults::{self, CrashPoint};
-use crate::ledger::{BatchOptions, Claimed, FencedWrite, LeaseToken, NewJobAttempt};
+use crate::ledger::{Claimed, FencedWrite, LeaseToken, NewJobAttempt};
 use crate::limiter::gate::{EgressRule, Permit};
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
-use crate::worker::active_jobs::LEASE;
 use crate::worker::backlog::unrecorded::UnrecordedPayment;
 use crate::worker::intake::{DeliveryAction, MessageInHand};
 use crate::worker::lane::LaneContext;
@@ -111,10 +109,14 @@ pub async fn record_and_send<'a>(
     let lead = permit.start_at.saturating_duration_since(Instant::now());
     let _in_flight = lane.worker.active_jobs.begin_request();
     faults::crash(CrashPoint::AfterPermit);
-    let owner = &lane.worker.options.owner;
-    let (job, hash, timing) =
-        (&decoded.job, decoded.hash, BatchOptions { lease: LEASE, max_batch_delay: delay_before_send(lead) });
-    let first = NewJobAttempt { job, hash, lease: &lease, owner, options: timing, request: &request };
+    let first = NewJobAttempt {
+        job: &decoded.job,
+        hash: decoded.hash,
+        lease: &lease,
+        holder: &lane.worker.options.owner,
+        timing: request_timing(&permit, lead),
+        request: &request,
+    };
     let written = lane.worker.backends.ledger.record_and_begin(first);
     let written = written.instrument(spans::step("write the request down")).await;
     if matches!(written, Ok(FencedWrite::Stale)) {
@@ -152,7 +154,7 @@ fn give_back(lane: &LaneContext, permit: Permit, why: ReturnReason) {
 
 /// Whether payments are recorded before they ask for a permit, whatever their account.
 fn is_recorded_first(lane: &LaneContext) -> bool {
-    lane.duplicates.are_expected() || lane.stop.is_cancelled()
+    lane.duplicates.are_expected() || lane.stop.is_cancelled() || !lane.worker.beats.are_confirmed()
 }
 
 /// A lease with a random token. If this worker does not learn whether the insert was committed, it must not take

@@ -30,7 +30,7 @@ use crate::domain::unconfirmed::judge;
 use crate::domain::wait_reason::WaitReason;
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
-use crate::ledger::{AttemptEnd, BeginResult, LedgerError, LookupEnd};
+use crate::ledger::{AttemptEnd, BeginResult, LedgerError, LookupEnd, RequestTiming};
 use crate::limiter::gate::{InFlightPermit, Permit, WorkerSlot};
 use crate::provider::RequestResult;
 use crate::queue::message::CardNumbers;
@@ -75,6 +75,12 @@ struct JudgedResponse<T> {
     withheld: Option<Sensitive>,
 }
 
+/// The times of a request whose permit starts after this lead.
+pub(super) fn request_timing(permit: &Permit, lead: Duration) -> RequestTiming {
+    let response_within = permit.answer_before.saturating_duration_since(Instant::now());
+    RequestTiming { response_within, max_batch_delay: delay_before_send(lead) }
+}
+
 impl JobRun<'_> {
     /// Records the request, sends it at most once, and commits its outcome.
     pub(super) async fn begin_and_send(
@@ -87,12 +93,13 @@ impl JobRun<'_> {
         let _in_flight = self.lane.worker.active_jobs.begin_request();
         faults::crash(CrashPoint::AfterPermit);
         let (ledger, lease) = (&self.lane.worker.backends.ledger, &self.active.lease);
+        let timing = request_timing(&permit, lead);
         let writing = spans::step("write the request down");
         let begin_result = match call {
             ProviderCall::Charge(request) => {
-                ledger.begin_attempt_batched(lease, request, delay_before_send(lead)).instrument(writing).await
+                ledger.begin_attempt(lease, request, timing).instrument(writing).await
             }
-            ProviderCall::Lookup(_) => ledger.begin_lookup(lease).instrument(writing).await,
+            ProviderCall::Lookup(_) => ledger.begin_lookup(lease, timing.response_within).instrument(writing).await,
         };
         let number = match begin_result {
             Ok(BeginResult::Attempt(number)) => number,

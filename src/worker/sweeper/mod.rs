@@ -305,7 +305,7 @@ async fn decline_refused(worker: &WorkerContext, known: &LoadedSettings) -> Resu
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for which finished jobs are compared with their events and attempts: ten checks of each.
 pub const CHECKED_JOBS: CheckScope = CheckScope::Since(Duration::from_secs(10 * 60));
-/// A job is overdue when it has been due for this long without a lease, and has not returned to the backlog.
+/// A job is overdue when it has been due for this long without a worker, and has not returned to the backlog.
 pub const OVERDUE_ALARM_AFTER: Duration = Duration::from_secs(2 * 60 * 60);
 
 async fn reconcile(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {

@@ -30,7 +30,7 @@ impl Fixture {
     /// Runs one whole attempt of a job without a lease; returns the attempt's number.
     async fn attempt(&self, job: &Job, outcome: &'static str, next: &JobState) -> u32 {
         let hold = self.take(job).await.lease;
-        let number = match self.database.begin_attempt(&hold, &request(job.id.as_str())).await.unwrap() {
+        let number = match self.database.begin_attempt(&hold, &request(job.id.as_str()), AT_ONCE).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("the lease is stale"),
         };
@@ -53,13 +53,13 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
         FrozenRequest { account: None, ..request("p1") },
         FrozenRequest { idempotency_key: "other".into(), ..request("p1") },
     ] {
-        let error = ledger.begin_attempt(&claimed.lease, &different).await.unwrap_err();
+        let error = ledger.begin_attempt(&claimed.lease, &different, AT_ONCE).await.unwrap_err();
         assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     }
     assert_eq!(fixture.state("p1").await, "waiting");
-    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(2));
     // Only one attempt can be in flight.
-    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Stale);
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Stale);
     // An end that names another attempt than the one in flight is stale.
     let wrong = end(1, "accepted", true);
     assert_eq!(ledger.finish_attempt(&claimed.lease, &wrong, &waiting()).await.unwrap(), FencedWrite::Stale);
@@ -84,16 +84,16 @@ async fn fingerprint_updates_until_outcome_is_unknown(kind: Kind) {
     let error = fixture.sql(by_hand).await.unwrap_err();
     assert!(error.contains("frozen request of a job never changes"), "{error}");
     let hold = fixture.take(&job("p1")).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&hold, &with("second")).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(fixture.database.begin_attempt(&hold, &with("second"), AT_ONCE).await.unwrap(), BeginResult::Attempt(2));
     let lost = end(2, "unknown", true);
     assert_eq!(fixture.database.finish_attempt(&hold, &lost, &unknown()).await.unwrap(), FencedWrite::Applied);
     let claimed = fixture.take(&job("p1")).await;
     assert_eq!((claimed.maybe_charged, claimed.frozen_request.unwrap().0), (true, with("second")));
     for other in ["third", &request("p1").credential_fingerprint] {
-        let error = fixture.database.begin_attempt(&claimed.lease, &with(other)).await.unwrap_err();
+        let error = fixture.database.begin_attempt(&claimed.lease, &with(other), AT_ONCE).await.unwrap_err();
         assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     }
-    let again = fixture.database.begin_attempt(&claimed.lease, &with("second")).await.unwrap();
+    let again = fixture.database.begin_attempt(&claimed.lease, &with("second"), AT_ONCE).await.unwrap();
     assert_eq!(again, BeginResult::Attempt(3));
 }
 
@@ -116,9 +116,9 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let job = job("p1");
     let lost = fixture.take(&job).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&lost, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&lost, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     // While the lease lasts, the request may still be in flight.
-    let claim = fixture.database.claim(&job, hash(1), "worker-b", LEASE).await.unwrap();
+    let claim = fixture.database.claim(&job, hash(1), "worker-b").await.unwrap();
     assert_eq!(claim, Claim::NotOpen);
     fixture.expire_lease(&lost).await;
     let claimed = fixture.take(&job).await;
@@ -131,7 +131,7 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let late = fixture.database.finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
     assert_eq!(late, FencedWrite::Stale);
-    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(2));
     // The recorded outcome tells the worker that its write was stale. The write could also have been committed, with
     // only the reply lost.
     let mut outcomes = Vec::new();

@@ -78,7 +78,7 @@ pub(super) fn everything() -> FairClaim<Identifier> {
 }
 
 fn claim_of<'a>(lane: &'a ProviderName, bounds: &'a FairClaim<Identifier>) -> BacklogClaimRequest<'a> {
-    BacklogClaimRequest { lane, owner: "worker-a", lease: LEASE, bounds }
+    BacklogClaimRequest { lane, holder: "worker-a", bounds }
 }
 
 impl Fixture {
@@ -101,7 +101,7 @@ impl Fixture {
 
     /// Returns the due jobs of the job's lane, and claims all of them as a dispatcher does.
     pub(super) async fn take_returned(&self, job: &Job) -> Claimed {
-        self.database.return_due(&job.provider, Duration::ZERO, 100, &|_| false).await.unwrap();
+        self.database.return_now(&job.provider, 100).await.unwrap();
         match self.database.claim_backlog(&claim_of(&job.provider, &everything())).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => {
                 let claimed = jobs.into_iter().find(|claimed| claimed.job.id == job.id);
@@ -132,15 +132,15 @@ async fn a_recorded_job_is_claimed_once(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.dispatch(5, 5).await, []);
     fixture.record(&job("p1")).await;
-    assert_eq!(fixture.one("SELECT COALESCE(lease_owner, 'none') || fence || state FROM jobs").await, "none0waiting");
+    assert_eq!(fixture.one("SELECT COALESCE(holder, 'none') || fence || state FROM jobs").await, "none0waiting");
     fixture.counts_agree().await;
     let jobs = fixture.dispatch(5, 5).await;
     assert_eq!((ids(&jobs), jobs[0].class.number(), jobs[0].claimed.lease.fence), (vec!["p1"], 10, 1));
-    assert_eq!(fixture.one("SELECT lease_owner FROM jobs WHERE NOT backlog").await, "worker-a");
+    assert_eq!(fixture.one("SELECT holder FROM jobs WHERE NOT backlog").await, "worker-a");
     assert_eq!(fixture.dispatch(5, 5).await, []);
     fixture.counts_agree().await;
     // The worker goes on as with any claimed job.
-    let begun = fixture.database.begin_attempt(&jobs[0].claimed.lease, &request("p1")).await.unwrap();
+    let begun = fixture.database.begin_attempt(&jobs[0].claimed.lease, &request("p1"), AT_ONCE).await.unwrap();
     assert_eq!(begun, BeginResult::Attempt(1));
 }
 
@@ -187,7 +187,7 @@ async fn a_claim_returns_the_whole_job(kind: Kind) {
     assert!(claimed.claimed.expires_in.is_some(), "{claimed:?}");
     // With an unknown outcome it comes back first, with its history.
     let (ledger, lease) = (fixture.database.clone(), &claimed.claimed.lease);
-    assert_eq!(ledger.begin_attempt(lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(ledger.begin_attempt(lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
     let unknown = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
     assert_eq!(ledger.finish_attempt(lease, &end, &unknown).await.unwrap(), FencedWrite::Applied);
@@ -230,13 +230,13 @@ async fn a_stale_lease_returns_nothing(kind: Kind) {
     let stale = fixture.dispatch(1, 1).await.remove(0);
     fixture.expire_lease(&stale.claimed.lease).await;
     let current = fixture.take(&job("p1")).await.lease;
-    let how = BacklogReturn { block: Some(block(LEASE, "a")), ..RETURNED };
+    let how = BacklogReturn { block: Some(block(A_MINUTE, "a")), ..RETURNED };
     let written = fixture.database.return_to_backlog(&stale.claimed.lease, &how).await.unwrap();
     assert_eq!(written, FencedWrite::Stale);
     assert_eq!(fixture.one("SELECT waiting || COALESCE(blocked_reason, '-') FROM flows").await, "0-");
-    assert_eq!(fixture.one("SELECT fence FROM jobs WHERE lease_owner IS NOT NULL").await, current.fence.to_string());
+    assert_eq!(fixture.one("SELECT fence FROM jobs WHERE holder IS NOT NULL").await, current.fence.to_string());
     // A job with a request in flight cannot be returned.
-    assert_eq!(fixture.database.begin_attempt(&current, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&current, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     assert_eq!(fixture.database.return_to_backlog(&current, &how).await.unwrap(), FencedWrite::Stale);
     fixture.counts_agree().await;
 }
@@ -313,7 +313,7 @@ async fn backlog_jobs_are_accounted_for(kind: Kind) {
     fixture.record(&job("p1")).await;
     fixture.record(&job("p2")).await;
     fixture.dispatch(1, 1).await;
-    for scope in [CheckScope::All, CheckScope::Since(LEASE)] {
+    for scope in [CheckScope::All, CheckScope::Since(A_MINUTE)] {
         let found = fixture.database.reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
         let counts = (found.backlog, found.active, found.due, found.overdue);
         assert_eq!((counts, found.discrepancies()), ((1, 1, 0, 0), Vec::new()));

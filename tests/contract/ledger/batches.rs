@@ -15,7 +15,7 @@ fn jobs(count: usize) -> Vec<Job> {
 
 async fn claim_all(fixture: &Fixture, jobs: &[Job]) -> Vec<Claim> {
     let ledger = fixture.database.clone();
-    let claims = jobs.iter().map(|job| ledger.claim(job, hash(1), "worker-a", LEASE));
+    let claims = jobs.iter().map(|job| ledger.claim(job, hash(1), "worker-a"));
     join_all(claims).await.into_iter().map(Result::unwrap).collect()
 }
 
@@ -41,7 +41,7 @@ fn accepted() -> AttemptEnd {
 
 async fn begin_all(fixture: &Fixture, holds: &[LeaseToken]) {
     let ledger = fixture.database.clone();
-    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await;
+    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await;
     let results = join_all(holds.iter().map(begin)).await;
     assert!(results.iter().all(|result| matches!(result, Ok(BeginResult::Attempt(1)))), "{results:?}");
 }
@@ -153,7 +153,7 @@ async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
         fixture.sql(&format!("UPDATE jobs SET fence = fence + 1 WHERE id = '{}'", hold.id)).await.unwrap();
     }
     let ledger = fixture.database.clone();
-    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap();
+    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap();
     let results = join_all(holds.iter().map(begin)).await;
     assert_eq!(results[..4], [BeginResult::Stale; 4]);
     assert_eq!(results[4..], [BeginResult::Attempt(1); 8]);
@@ -212,9 +212,9 @@ async fn failed_write_does_not_fail_its_batch(kind: Kind) {
         }
     }
     for rows in [
-        "jobs WHERE state = 'waiting' AND wait_detail = 'reason of ' || id AND lease_until IS NULL",
-        "jobs WHERE state = 'waiting' AND wait_reason IS NULL AND lease_until IS NOT NULL",
-        "jobs WHERE state = 'expired' AND reason = 'reason of ' || id AND lease_until IS NULL",
+        "jobs WHERE state = 'waiting' AND wait_detail = 'reason of ' || id AND holder IS NULL",
+        "jobs WHERE state = 'waiting' AND wait_reason IS NULL AND holder IS NOT NULL",
+        "jobs WHERE state = 'expired' AND reason = 'reason of ' || id AND holder IS NULL",
         "events",
     ] {
         assert_eq!(count(&fixture, rows).await, "10", "{rows}");
@@ -240,7 +240,7 @@ async fn locked_row_does_not_block_its_batch() {
     let mut person = fixture.postgres.as_ref().unwrap().begin().await.unwrap();
     sqlx::query("SELECT 1 FROM jobs WHERE id = 'pay_011' FOR UPDATE").execute(&mut *person).await.unwrap();
     let ledger = fixture.database.clone();
-    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap();
+    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap();
     let mut held = std::pin::pin!(begin(&holds[11]));
     let others = holds.iter().filter(|hold| hold.id != holds[11].id);
     let others = join_all(others.map(begin));
@@ -263,7 +263,7 @@ async fn dropped_write_does_not_affect_its_batch() {
     let ledger = fixture.database.clone();
     let all = jobs(50);
     let (dropped, kept) = all.split_at(25);
-    let claims: Vec<_> = dropped.iter().map(|job| ledger.claim(job, hash(1), "worker-a", LEASE)).collect();
+    let claims: Vec<_> = dropped.iter().map(|job| ledger.claim(job, hash(1), "worker-a")).collect();
     let mut dropped = join_all(claims);
     assert!(futures_util::poll!(&mut dropped).is_pending());
     drop(dropped);

@@ -2,7 +2,7 @@
 
 use sluicegate::domain::expansion::{REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX};
 use sluicegate::domain::job::BODY_BYTES_MAX;
-use sluicegate::ledger::{BatchOptions, BeginResult, FencedWrite, JobState, NewJobAttempt};
+use sluicegate::ledger::{RequestTiming, BeginResult, FencedWrite, JobState, NewJobAttempt};
 
 use super::*;
 
@@ -31,12 +31,12 @@ async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
     {
         let (claimed, alone) = (job(&format!("claimed-{number}")), job(&format!("first-{number}")));
         let hold = fixture.take(&claimed).await.lease;
-        let attempt = ledger.begin_attempt(&hold, &sized(claimed.id.as_str(), body, url)).await;
+        let attempt = ledger.begin_attempt(&hold, &sized(claimed.id.as_str(), body, url), AT_ONCE).await;
         let hold = LeaseToken { id: alone.id.clone(), fence: 7_000_000_000 };
         let request = sized(alone.id.as_str(), body, url);
-        let timing = BatchOptions::immediate(LEASE);
+        let timing = RequestTiming::immediate(A_MINUTE);
         let first =
-            NewJobAttempt { job: &alone, hash: hash(1), lease: &hold, owner: "a", options: timing, request: &request };
+            NewJobAttempt { job: &alone, hash: hash(1), lease: &hold, holder: "a", timing, request: &request };
         let first = ledger.record_and_begin(first).await;
         if fits {
             assert_eq!((attempt.unwrap(), first.unwrap()), (BeginResult::Attempt(1), FencedWrite::Applied));
@@ -53,7 +53,7 @@ async fn a_payload_is_kept_up_to_its_bound(kind: Kind) {
     let of = |bytes: usize| Some(format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8)).into());
     fixture.take(&Job { payload: of(BODY_BYTES_MAX), ..job("fits") }).await;
     let longer = Job { payload: of(BODY_BYTES_MAX + 1), ..job("longer") };
-    let error = fixture.database.claim(&longer, hash(1), "a", LEASE).await.unwrap_err().to_string();
+    let error = fixture.database.claim(&longer, hash(1), "a").await.unwrap_err().to_string();
     assert!(error.contains("payload_is_at_most_64_kib"), "{error}");
     let change = format!("UPDATE jobs SET payload = '{}' WHERE id = 'fits'", longer.payload.unwrap());
     // The rule that a payment's content never changes applies before the size limit.
@@ -91,11 +91,11 @@ async fn started_request_resets_the_lost_count(kind: Kind) {
     let mut claimed = lose(fixture.take(&job).await).await;
     claimed = lose(claimed).await;
     assert_eq!(claimed.lost_holders, 2);
-    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     claimed = lose(claimed).await;
     assert_eq!((claimed.lost_holders, claimed.maybe_charged), (0, true));
     claimed = lose(lose(claimed).await).await;
     assert_eq!(claimed.lost_holders, 2);
-    assert_eq!(ledger.begin_lookup(&claimed.lease).await.unwrap(), BeginResult::Attempt(2));
-    assert_eq!(lose(claimed).await.lost_holders, 1);
+    assert_eq!(ledger.begin_lookup(&claimed.lease, A_MINUTE).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(lose(claimed).await.lost_holders, 0);
 }

@@ -18,7 +18,6 @@ on_every_database!(
     sixteen_takeovers_yield_one_lease,
     stale_lease_writes_nothing,
     released_lease_writes_nothing,
-    renewal_extends_held_leases_only,
     a_dropped_caller_leaves_no_open_transaction,
 );
 
@@ -45,7 +44,7 @@ async fn a_job_waits_for_its_time(kind: Kind) {
         }
         other => panic!("{other:?}"),
     }
-    let asleep = "SELECT count(*) FROM jobs WHERE NOT backlog AND lease_until IS NULL AND wake_at = not_before";
+    let asleep = "SELECT count(*) FROM jobs WHERE NOT backlog AND holder IS NULL AND wake_at = not_before";
     assert_eq!(fixture.one(asleep).await, "1");
     let expired = Job { expires_at: Some(EpochMs(now_ms - 1_000)), ..job("late") };
     assert_eq!(fixture.take(&expired).await.expires_in, Some(Duration::ZERO));
@@ -63,11 +62,11 @@ async fn duplicate_delivery_changes_nothing(kind: Kind) {
     let claimed = fixture.take(&job).await;
     let record = async || ledger.record_backlog(&job, hash(1), Duration::ZERO).await.unwrap();
     assert_eq!(record().await, BacklogRecord::Known);
-    assert_eq!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::NotOpen);
+    assert_eq!(ledger.claim(&job, hash(1), "worker-b").await.unwrap(), Claim::NotOpen);
     let next = JobState::Final { state: FinalState::Cancelled, reason: "by hand".to_owned(), reference: None };
     assert_eq!(ledger.transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     assert_eq!(record().await, BacklogRecord::Known);
-    assert_eq!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::NotOpen);
+    assert_eq!(ledger.claim(&job, hash(1), "worker-b").await.unwrap(), Claim::NotOpen);
     assert_eq!(fixture.one("SELECT fence FROM jobs").await, "1");
 }
 
@@ -91,7 +90,7 @@ async fn conflicts_are_named(kind: Kind) {
         (key("p4", "p2"), hash(1), "idempotency_key:"),
     ];
     for (job, hash, detail) in conflicts {
-        match ledger.claim(&job, hash, "worker-b", LEASE).await.unwrap() {
+        match ledger.claim(&job, hash, "worker-b").await.unwrap() {
             Claim::Conflict(invalid) => {
                 assert_eq!(invalid.reason, InvalidReason::Conflict);
                 assert!(invalid.detail.starts_with(detail), "{detail} {invalid}");
@@ -107,7 +106,7 @@ async fn conflicts_are_named(kind: Kind) {
 async fn race(fixture: &Fixture, job: &Job) -> Vec<Claim> {
     let claims = (0..16).map(|number| {
         let (ledger, job) = (fixture.database.clone(), job.clone());
-        tokio::spawn(async move { ledger.claim(&job, hash(1), &format!("worker-{number}"), LEASE).await.unwrap() })
+        tokio::spawn(async move { ledger.claim(&job, hash(1), &format!("worker-{number}")).await.unwrap() })
     });
     futures_util::future::join_all(claims).await.into_iter().map(Result::unwrap).collect()
 }
@@ -147,19 +146,18 @@ async fn sixteen_takeovers_yield_one_lease(kind: Kind) {
 async fn assert_lost(fixture: &Fixture, hold: &LeaseToken) {
     let ledger = fixture.database.clone();
     let columns = "state || '|' || fence || '|' || attempts || '|' || last_attempt || '|' || wake_at || '|' || \
-                   coalesce(reason, '') || '|' || coalesce(lease_owner, '') || '|' || coalesce(lease_until, created_at)";
+                   coalesce(reason, '') || '|' || coalesce(holder, '') || '|' || coalesce(response_by, created_at)";
     let picture = format!("SELECT {columns} FROM jobs WHERE id = '{}'", hold.id);
     let before = fixture.one(&picture).await;
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let waiting = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
-    assert_eq!(ledger.begin_attempt(hold, &request("p1")).await.unwrap(), BeginResult::Stale);
+    assert_eq!(ledger.begin_attempt(hold, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Stale);
     for next in [&done, &waiting] {
         assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), FencedWrite::Stale);
         assert_eq!(ledger.transition(hold, next).await.unwrap(), FencedWrite::Stale);
     }
     assert_eq!(ledger.release(hold).await.unwrap(), FencedWrite::Stale);
-    assert_eq!(ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap(), std::slice::from_ref(hold));
     assert_eq!(fixture.one(&picture).await, before);
     assert_eq!(fixture.one("SELECT count(*) FROM events").await, "0");
 }
@@ -172,7 +170,7 @@ async fn stale_lease_writes_nothing(kind: Kind) {
     let new = fixture.take(&job).await.lease;
     assert_lost(&fixture, &stale).await;
     // The same holds while the new worker's request is in flight.
-    assert_eq!(fixture.database.begin_attempt(&new, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&new, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     assert_lost(&fixture, &stale).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts WHERE ended_at IS NULL").await, "1");
 }
@@ -184,25 +182,6 @@ async fn released_lease_writes_nothing(kind: Kind) {
     assert_lost(&fixture, &hold).await;
 }
 
-async fn renewal_extends_held_leases_only(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    let ledger = fixture.database.clone();
-    let mut holds = Vec::new();
-    for number in 0..40 {
-        holds.push(fixture.take(&job(&format!("p{number}"))).await.lease);
-    }
-    let strangers =
-        [LeaseToken { fence: 99, ..holds[3].clone() }, LeaseToken { id: Identifier::new("none").unwrap(), fence: 1 }];
-    let asked: Vec<LeaseToken> = holds.iter().chain(&strangers).cloned().collect();
-    assert_eq!(ledger.renew(&asked, LEASE * 10).await.unwrap(), strangers);
-    assert!(ledger.renew(&[], LEASE).await.unwrap().is_empty());
-    let lasts = match kind {
-        Kind::Postgres => "lease_until > now() + interval '9 minutes'",
-        _ => "lease_until > (unixepoch() + 540) * 1000",
-    };
-    assert_eq!(fixture.one(&format!("SELECT count(*) FROM jobs WHERE {lasts}")).await, "40");
-}
-
 async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for number in 0..60 {
@@ -210,8 +189,8 @@ async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
         let rate = "5/1s".parse().unwrap();
         let work = async move {
             ledger.set_rate(&name("stripe"), "none", rate).await.unwrap();
-            ledger.claim(&job(&id), hash(1), "worker-a", LEASE).await.unwrap();
-            ledger.claim(&job(&id), hash(1), "worker-a", LEASE).await.unwrap();
+            ledger.claim(&job(&id), hash(1), "worker-a").await.unwrap();
+            ledger.claim(&job(&id), hash(1), "worker-a").await.unwrap();
         };
         let task = tokio::spawn(work);
         for _ in 0..number {
@@ -221,7 +200,7 @@ async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
     }
     let claimed = fixture.take(&job("after")).await;
     assert_eq!(
-        fixture.database.begin_attempt(&claimed.lease, &request("after")).await.unwrap(),
+        fixture.database.begin_attempt(&claimed.lease, &request("after"), AT_ONCE).await.unwrap(),
         BeginResult::Attempt(1)
     );
     // The write is committed, not left in an open transaction: another connection sees it.
@@ -229,17 +208,4 @@ async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
         if kind == Kind::SqliteMemory { fixture.database.clone() } else { Database::open(&fixture.url, 1).unwrap() };
     let counts = other.state_counts().await.unwrap();
     assert!(counts.iter().any(|count| count.state == "sending" && count.jobs == 1), "{counts:?}");
-}
-
-/// One row that the database refuses does not cost the other jobs their leases.
-#[tokio::test]
-async fn refused_renewal_leaves_the_other_leases() {
-    let fixture = Fixture::migrated(Kind::SqliteFile).await;
-    let leases = [fixture.take(&job("p1")).await.lease, fixture.take(&job("p2")).await.lease];
-    let until = "SELECT lease_until FROM jobs WHERE id = 'p1'";
-    let before: i64 = fixture.one(until).await.parse().unwrap();
-    let refuse = "CREATE TRIGGER refused BEFORE UPDATE ON jobs WHEN NEW.id = 'p2' BEGIN SELECT RAISE(ABORT, 'no'); END";
-    fixture.sql(refuse).await.unwrap();
-    assert!(fixture.database.renew(&leases, LEASE * 3).await.is_err());
-    assert!(fixture.one(until).await.parse::<i64>().unwrap() > before + 60_000);
 }

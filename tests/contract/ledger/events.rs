@@ -74,7 +74,7 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
         assert_eq!(ledger.transition(&put, &next("put")).await.unwrap(), FencedWrite::Applied);
         assert_eq!(ledger.transition(&put, &next("put")).await.unwrap(), FencedWrite::Stale);
         let sent = fixture.take(&job(&format!("sent-{}", state.name()))).await.lease;
-        assert_eq!(ledger.begin_attempt(&sent, &request("x")).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(ledger.begin_attempt(&sent, &request("x"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
         let end =
             AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "ok".to_owned(), counts: true };
         assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), FencedWrite::Applied);
@@ -129,7 +129,7 @@ async fn finishing_write_returns_its_state(kind: Kind) {
     ];
     for (id, reference, state) in payments {
         let hold = fixture.take(&job(id)).await.lease;
-        assert_eq!(ledger.begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(ledger.begin_attempt(&hold, &request(id), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
         let written = ledger.finish_attempt_batched(&hold, &end, &next(reference), Duration::ZERO).await.unwrap();
         assert_eq!(written, (FencedWrite::Applied, Some(state)));
         let written = ledger.finish_attempt_batched(&hold, &end, &next(reference), Duration::ZERO).await.unwrap();
@@ -139,7 +139,7 @@ async fn finishing_write_returns_its_state(kind: Kind) {
     assert_eq!(events.iter().map(|event| event.state).collect::<Vec<_>>(), payments.map(|(_, _, state)| state));
     // A job that must wait leaves no event.
     let hold = fixture.take(&job("p4")).await.lease;
-    assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(ledger.begin_attempt(&hold, &request("p4"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let rests = JobState::Waiting { wait: SECOND, reason: WaitReason::Throttled.into() };
     let rested = ledger.finish_attempt_batched(&hold, &end, &rests, Duration::ZERO).await.unwrap();
     assert_eq!(rested, (FencedWrite::Applied, None));
@@ -300,7 +300,7 @@ async fn states_are_counted(kind: Kind) {
     fixture.take(&job("p1")).await;
     let hold = fixture.take(&job("p2")).await.lease;
     fixture.take(&Job { provider: name("adyen"), ..job("p3") }).await;
-    assert_eq!(fixture.database.begin_attempt(&hold, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&hold, &request("p2"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let mut counts = fixture.database.state_counts().await.unwrap();
     counts.sort_by(|a, b| (&a.provider, &a.state).cmp(&(&b.provider, &b.state)));
     let count = |provider: &str, state: &str| StateCount { provider: provider.into(), state: state.into(), jobs: 1 };

@@ -13,8 +13,8 @@ async fn killed_server_keeps_every_commit() {
     let database = Database::open(&cluster.create_database("faults"), 4).unwrap();
     database.migrate().await.unwrap();
     let ledger = database.clone();
-    let Claim::Claimed(claimed) = ledger.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap() else { panic!() };
-    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    let Claim::Claimed(claimed) = ledger.claim(&job("p1"), hash(1), "worker-a").await.unwrap() else { panic!() };
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     cluster.kill();
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
@@ -31,7 +31,7 @@ async fn killed_server_keeps_every_commit() {
     }
     cluster.restart();
     // Everything committed before the kill is still there, and the same pool connects again.
-    let claim = ledger.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap();
+    let claim = ledger.claim(&job("p1"), hash(1), "worker-b").await.unwrap();
     assert_eq!(claim, Claim::NotOpen);
     assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &done).await.unwrap(), FencedWrite::Applied);
     assert_eq!(ledger.place_events(&mut None).await.unwrap(), 1);
@@ -48,7 +48,7 @@ async fn pool_grows_again_after_a_crash_of_the_server() {
     let database = Database::open(&cluster.create_database("faults"), 16).unwrap();
     database.migrate().await.unwrap();
     // A connection for batches, which stays in the pool and is broken.
-    database.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap();
+    database.claim(&job("p1"), hash(1), "worker-a").await.unwrap();
     let readers: Vec<_> = (0..READERS)
         .map(|_| {
             let database = database.clone();

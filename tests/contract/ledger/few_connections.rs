@@ -37,7 +37,7 @@ async fn work(database: &Database, worker: &'static str) -> Vec<LedgerError> {
         async move {
             let (job, mut errors) = (job(&format!("{worker}-{number}")), Vec::new());
             loop {
-                match ledger.claim(&job, hash(1), worker, LEASE).await {
+                match ledger.claim(&job, hash(1), worker).await {
                     Ok(_) => return errors,
                     Err(error) => errors.push(error),
                 }

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, NewJobAttempt};
+use sluicegate::ledger::{AttemptEnd, RequestTiming, BeginResult, FencedWrite, JobState, NewJobAttempt};
 
 use super::*;
 
@@ -24,7 +24,7 @@ async fn first(fixture: &Fixture, job: &Job, hold: &LeaseToken) -> FencedWrite {
     let request = request(job.id.as_str());
     let (hash, owner) = (hash(1), "worker-a");
     let first =
-        NewJobAttempt { job, hash, lease: hold, owner, options: BatchOptions::immediate(LEASE), request: &request };
+        NewJobAttempt { job, hash, lease: hold, holder: owner, timing: RequestTiming::immediate(A_MINUTE), request: &request };
     fixture.database.record_and_begin(first).await.unwrap()
 }
 
@@ -47,9 +47,9 @@ async fn new_job_is_recorded_as_sending(kind: Kind) {
     assert_eq!(first(&fixture, &ours, &hold).await, FencedWrite::Applied);
     // The row has the same columns as that of a job that was claimed first and begun afterwards.
     let claimed = fixture.take(&theirs).await;
-    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p2"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let columns = "provider, key_given, content_hash, amount, currency, account, reference, cost, priority, not_before, \
-         expires_at, payload, state, attempts, last_attempt, maybe_charged, lookups, resend, lease_owner, \
+         expires_at, payload, state, attempts, last_attempt, maybe_charged, lookups, resend, holder, \
          first_sent_number, frozen_method, frozen_url, frozen_content_type, frozen_account, frozen_fingerprint, reason";
     let alike = format!("SELECT count(*) FROM (SELECT DISTINCT {columns} FROM jobs) AS alike");
     assert_eq!(fixture.one(&alike).await, "1");
@@ -96,7 +96,7 @@ async fn lost_worker_leaves_an_unknown_attempt(kind: Kind) {
     let (job, ledger) = (job("p1"), fixture.database.clone());
     let hold = own_hold(&job, OTHER_FENCE);
     assert_eq!(first(&fixture, &job, &hold).await, FencedWrite::Applied);
-    assert_eq!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::NotOpen);
+    assert_eq!(ledger.claim(&job, hash(1), "worker-b").await.unwrap(), Claim::NotOpen);
     fixture.expire_lease(&hold).await;
     let heir = fixture.take(&job).await;
     assert_eq!((heir.lease.fence, heir.maybe_charged, heir.attempts), (OTHER_FENCE + 2, true, 1));

@@ -130,6 +130,6 @@ async fn the_oldest_open_job_is_found(kind: Kind) {
     #[allow(clippy::cast_precision_loss, reason = "instants are far below 2^53")]
     let apart = oldest[0].1 as f64 - old;
     assert!(apart.abs() <= 1.0, "{apart} ms");
-    fixture.sql("UPDATE jobs SET state = 'cancelled', lease_owner = NULL, lease_until = NULL").await.unwrap();
+    fixture.sql("UPDATE jobs SET state = 'cancelled', holder = NULL, response_by = NULL").await.unwrap();
     assert!(fleet.oldest_open(&[name("stripe")]).await.unwrap().is_empty());
 }

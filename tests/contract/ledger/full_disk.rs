@@ -18,7 +18,7 @@ async fn connection_is_replaced_after_an_error_that_ended_its_transaction() {
     let ledger = &fixture.database;
     let [one, two] = [fixture.take(&job("p1")).await.lease, fixture.take(&job("p2")).await.lease];
     for (lease, id) in [(&one, "p1"), (&two, "p2")] {
-        assert_eq!(ledger.begin_attempt(lease, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(ledger.begin_attempt(lease, &request(id), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     }
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };

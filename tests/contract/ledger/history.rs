@@ -36,7 +36,7 @@ fn run(began_at_ms: i64, recorded_until_ms: i64) -> RecordedRun {
 impl Fixture {
     async fn request(&self, id: &str, outcome: Option<(&'static str, JobState)>) {
         let lease = self.take(&job(id)).await.lease;
-        let begun = self.database.begin_attempt(&lease, &request(id)).await.unwrap();
+        let begun = self.database.begin_attempt(&lease, &request(id), AT_ONCE).await.unwrap();
         let BeginResult::Attempt(number) = begun else { panic!("{id}") };
         let Some((outcome, next)) = outcome else { return };
         let end = AttemptEnd { number, outcome, status: Some(200), detail: String::new(), counts: true };
@@ -66,7 +66,7 @@ async fn counts_are_those_of_the_ledger(kind: Kind) {
     fixture.request("paid", Some(("accepted", accepted()))).await;
     let dead = JobState::Final { state: FinalState::Dead, reason: "rejected".into(), reference: None };
     fixture.request("dead", Some(("rejected", dead))).await;
-    let waits = JobState::Waiting { wait: LEASE, reason: WaitReason::Throttled.into() };
+    let waits = JobState::Waiting { wait: A_MINUTE, reason: WaitReason::Throttled.into() };
     fixture.request("throttled", Some(("throttled", waits.clone()))).await;
     fixture.request("late", Some(("not_sent", waits))).await;
     fixture.request("in-flight", None).await;

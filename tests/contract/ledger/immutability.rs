@@ -15,13 +15,13 @@ on_every_database!(
 
 /// The columns that a worker's claim sets: a lease and a higher fencing token.
 const AS_A_WORKER: &str =
-    "fence = fence + 1, lease_owner = 'w', lease_until = created_at, attempts = 0, maybe_charged = (1 = 0)";
+    "fence = fence + 1, holder = 'w', attempts = 0, maybe_charged = (1 = 0)";
 
 impl Fixture {
     /// Records a job with one attempt of this outcome, in this state.
     async fn ended(&self, id: &str, outcome: &'static str, state: FinalState) {
         let hold = self.take(&job(id)).await.lease;
-        assert_eq!(self.database.begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(self.database.begin_attempt(&hold, &request(id), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome, status: None, detail: String::new(), counts: true };
         let next = JobState::Final { state, reason: "ended".to_owned(), reference: None };
         assert_eq!(self.database.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
@@ -60,7 +60,7 @@ async fn final_or_unknown_jobs_change_only_audited(kind: Kind) {
     fixture.ended("review", "unknown", FinalState::Review).await;
     let hold = fixture.take(&job("unknown")).await.lease;
     let next = JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
-    assert_eq!(fixture.database.begin_attempt(&hold, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&hold, &request("unknown"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     assert_eq!(fixture.database.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
     for id in ["dead", "review", "unknown"] {

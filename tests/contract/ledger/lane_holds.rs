@@ -91,7 +91,7 @@ async fn marks_come_from_a_commit(kind: Kind) {
     fixture.sql(&format!("UPDATE commit_checks SET checked_at = {long_ago}")).await.unwrap();
     let checked = fixture.one("SELECT checked_at FROM commit_checks").await;
     let lease = fixture.take(&job("p1")).await.lease;
-    let BeginResult::Attempt(number) = ledger.begin_attempt(&lease, &request("p1")).await.unwrap() else { panic!() };
+    let BeginResult::Attempt(number) = ledger.begin_attempt(&lease, &request("p1"), AT_ONCE).await.unwrap() else { panic!() };
     let ids = ["p1", "gone"].map(|id| Identifier::new(id).unwrap());
     let marks = ledger.committed_marks(&ids).await.unwrap();
     assert_eq!(marks.get(&ids[0]), Some(&Mark { fence: lease.fence, number, end: End::Open }));
@@ -106,10 +106,10 @@ async fn lost_payments_are_claimed_from_wherever_they_wait(kind: Kind) {
     let ledger = &fixture.database;
     ledger.record_backlog(&job("waits"), hash(1), Duration::ZERO).await.unwrap();
     let sending = fixture.take(&job("sending")).await.lease;
-    assert_eq!(ledger.begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(ledger.begin_attempt(&sending, &request("sending"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let claim = async |id: &str, fence| {
         let lost = LeaseToken { id: Identifier::new(id).unwrap(), fence };
-        ledger.claim_for_repair(&lost, "worker-b", LEASE).await.unwrap()
+        ledger.claim_for_repair(&lost, "worker-b", None).await.unwrap()
     };
     assert_eq!(claim("gone", 1).await, None);
     assert_eq!(claim("sending", 1).await, None, "another worker has it");
@@ -129,8 +129,8 @@ async fn lost_outcome_is_written_again(kind: Kind) {
     let ledger = &fixture.database;
     ledger.record_backlog(&job("p1"), hash(1), Duration::ZERO).await.unwrap();
     let lost = LeaseToken { id: job("p1").id, fence: 9 };
-    let lease = ledger.claim_for_repair(&lost, "worker-b", LEASE).await.unwrap().unwrap().claimed.lease;
-    assert_eq!(ledger.begin_attempt(&lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    let lease = ledger.claim_for_repair(&lost, "worker-b", None).await.unwrap().unwrap().claimed.lease;
+    assert_eq!(ledger.begin_attempt(&lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let end =
         AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "again".to_owned(), counts: true };
     let paid = JobState::Final {

@@ -40,14 +40,14 @@ fn charged(number: u32, outcome: &'static str) -> AttemptEnd {
 
 impl Fixture {
     async fn begin_charge(&self, hold: &LeaseToken) -> u32 {
-        match self.database.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
+        match self.database.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("the lease is stale"),
         }
     }
 
     async fn begin_lookup(&self, hold: &LeaseToken) -> u32 {
-        match self.database.begin_lookup(hold).await.unwrap() {
+        match self.database.begin_lookup(hold, A_MINUTE).await.unwrap() {
             BeginResult::Attempt(number) => number,
             BeginResult::Stale => panic!("the lease is stale"),
         }
@@ -123,17 +123,17 @@ async fn one_lookup_runs_per_unknown_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.database.clone();
     let fresh = fixture.take(&job("p1")).await.lease;
-    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "nothing was sent");
+    assert_eq!(ledger.begin_lookup(&fresh, A_MINUTE).await.unwrap(), BeginResult::Stale, "nothing was sent");
     fixture.begin_charge(&fresh).await;
-    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "it is being sent");
+    assert_eq!(ledger.begin_lookup(&fresh, A_MINUTE).await.unwrap(), BeginResult::Stale, "it is being sent");
     let hold = fixture.claim_unknown(&job("p2")).await.lease;
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "one is in flight");
+    assert_eq!(ledger.begin_lookup(&hold, A_MINUTE).await.unwrap(), BeginResult::Stale, "one is in flight");
     let next = unknown("x");
     assert_eq!(ledger.finish_lookup(&hold, &found(number - 1, "accepted"), &next).await.unwrap().0, FencedWrite::Stale);
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, FencedWrite::Applied);
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, FencedWrite::Stale);
-    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "the lease was released");
+    assert_eq!(ledger.begin_lookup(&hold, A_MINUTE).await.unwrap(), BeginResult::Stale, "the lease was released");
 }
 
 async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
@@ -196,7 +196,7 @@ async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.database.clone(), job("p1"));
     let earlier = if kind == Kind::Postgres { "interval '1 hour'" } else { "3600000" };
-    let expire_leases = "UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL";
+    let expire_leases = "UPDATE jobs SET holder = 'lost' WHERE holder IS NOT NULL";
     let an_hour_passes = async || {
         fixture.sql(&format!("UPDATE attempts SET began_at = began_at - {earlier}")).await.unwrap();
         fixture.sql(expire_leases).await.unwrap();

@@ -99,7 +99,7 @@ async fn sqlite_files_are_readable_by_owner_only() {
     let url = format!("sqlite://{}", directory.path().join("ledger.db").display());
     let database = Database::open(&url, 1).unwrap();
     database.migrate().await.unwrap();
-    database.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap();
+    database.claim(&job("p1"), hash(1), "worker-a").await.unwrap();
     let mut modes: Vec<(String, u32)> = std::fs::read_dir(directory.path())
         .unwrap()
         .map(|entry| entry.unwrap())

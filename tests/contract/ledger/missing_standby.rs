@@ -44,7 +44,7 @@ async fn waiting_commits_keep_the_bound_of_connections() {
             let (ledger, is_over) = (database.clone(), Arc::clone(&is_over));
             tokio::spawn(async move {
                 let (job, mut errors) = (job(&format!("p{writer}")), Vec::new());
-                while let Err(error) = ledger.claim(&job, hash(1), "worker-a", LEASE).await {
+                while let Err(error) = ledger.record_backlog(&job, hash(1), Duration::ZERO).await {
                     assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
                     errors.push(error.to_string());
                     if is_over.load(Ordering::Relaxed) {

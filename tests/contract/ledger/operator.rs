@@ -64,7 +64,7 @@ impl Fixture {
     /// Runs one whole attempt of a new job, with this outcome and this next state.
     async fn attempted(&self, text: &str, outcome: &'static str, next: &JobState) -> LeaseToken {
         let hold = self.take(&job(text)).await.lease;
-        let BeginResult::Attempt(number) = self.database.begin_attempt(&hold, &request(text)).await.unwrap() else {
+        let BeginResult::Attempt(number) = self.database.begin_attempt(&hold, &request(text), AT_ONCE).await.unwrap() else {
             panic!("the lease is stale")
         };
         let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
@@ -87,7 +87,7 @@ impl Fixture {
             }
             "sending" | "sending-lost" => {
                 let hold = self.take(&job(situation)).await.lease;
-                let result = ledger.begin_attempt(&hold, &request(situation)).await.unwrap();
+                let result = ledger.begin_attempt(&hold, &request(situation), AT_ONCE).await.unwrap();
                 assert_eq!(result, BeginResult::Attempt(1));
             }
             "unknown" => {
@@ -111,7 +111,7 @@ impl Fixture {
     async fn picture(&self, text: &str) -> String {
         let job = format!(
             "SELECT state || fence || attempts || maybe_charged || wake_at || updated_at || coalesce(reason, wait_detail, '') || \
-                 coalesce(lease_owner, '') || coalesce(provider_reference, '') FROM jobs WHERE id = '{text}'"
+                 coalesce(holder, '') || coalesce(provider_reference, '') FROM jobs WHERE id = '{text}'"
         );
         let beside = format!(
             "SELECT (SELECT count(*) FROM events WHERE job_id = '{text}') || '|' || \
@@ -264,7 +264,7 @@ async fn every_resolution_on_every_state(kind: Kind) {
             assert_eq!(after.line.state, state);
             let reason = after.line.reason.as_deref().unwrap();
             assert!(reason.ends_with("by an operator: asked the provider"), "{reason}");
-            assert_eq!((after.lease_owner, after.lease_until), (None, None));
+            assert_eq!((after.holder, after.response_by), (None, None));
             let [audit] = &after.audit[before.audit.len()..] else { panic!("{:?}", after.audit) };
             assert_eq!((audit.old_state.as_str(), audit.new_state.as_deref()), (verdict.required_state(), Some(state)));
             assert_eq!(audit.os_user.as_deref(), Some("alice@desk"));
@@ -305,7 +305,7 @@ async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
         let (frozen, _) = claimed.frozen_request.unwrap();
         assert_eq!(frozen, request(situation));
         assert_eq!(details.first_sent_at.is_some(), situation == "review-unknown");
-        assert_eq!(fixture.database.begin_attempt(&claimed.lease, &frozen).await.unwrap(), BeginResult::Attempt(2));
+        assert_eq!(fixture.database.begin_attempt(&claimed.lease, &frozen, AT_ONCE).await.unwrap(), BeginResult::Attempt(2));
     }
     // A dead job is confirmed not charged: a constraint of the database rules out any other.
     fixture.bring("expired").await;

@@ -7,7 +7,7 @@ use futures_util::{StreamExt as _, stream};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::operator::{Actor, Charge, JobResolution};
 use sluicegate::ledger::upkeep::{WaitCause, WakeFilter};
-use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -49,7 +49,6 @@ enum Write {
     Delay,
     Finalize,
     Release,
-    Renew,
     // By another worker.
     Claim,
     RecordAndBegin,
@@ -70,12 +69,12 @@ use Write::*;
 
 const TABLE: [(Start, &[Write]); 9] = [
     (Start::New, &[Claim, RecordAndBegin, CancelAhead]),
-    (Start::Held, &[Begin, Delay, Finalize, Release, Renew, Claim, Return, Cancel]),
-    (Start::Lapsed, &[Begin, Delay, Finalize, Release, Renew, Claim, Expire, SetAside, Return, Cancel]),
+    (Start::Held, &[Begin, Delay, Finalize, Release, Claim, Return, Cancel]),
+    (Start::Lapsed, &[Begin, Delay, Finalize, Release, Claim, Expire, SetAside, Return, Cancel]),
     (Start::LapsedUnknown, &[Begin, BeginLookup, Delay, Finalize, Release, Claim, SetAside, Return]),
     (
         Start::LapsedSending,
-        &[FinishWaiting, FinishUnknown, FinishFinal, Release, Renew, Claim, SetAside, Return, Cancel],
+        &[FinishWaiting, FinishUnknown, FinishFinal, Release, Claim, SetAside, Return, Cancel],
     ),
     (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, Delay, Finalize, Release, Claim, SetAside, Return, Begin]),
     (Start::Delayed, &[Claim, Expire, SetAside, Return, WakeRefused, Cancel]),
@@ -89,14 +88,14 @@ const HELD_UP: &str = "CREATE FUNCTION held_up() RETURNS trigger LANGUAGE plpgsq
      CREATE TRIGGER held_up AFTER INSERT OR UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION held_up()";
 
 /// Pairs that run at the same time; each may use two of the ledger's eight connections for writes.
-const AT_ONCE: usize = 4;
+const PAIRS_AT_ONCE: usize = 4;
 
 async fn every_pair(kind: Kind) {
     let fixture = Arc::new(Fixture::migrated(kind).await);
     let server = match kind {
         Kind::Postgres => {
             fixture.sql(HELD_UP).await.unwrap();
-            let options = sqlx::postgres::PgPoolOptions::new().max_connections(2 * AT_ONCE as u32);
+            let options = sqlx::postgres::PgPoolOptions::new().max_connections(2 * PAIRS_AT_ONCE as u32);
             Some(options.connect_lazy(&fixture.url).unwrap())
         }
         _ => None,
@@ -111,7 +110,7 @@ async fn every_pair(kind: Kind) {
             let run = async move { Pair::prepare(fixture, server, start, [first, second]).await.run().await };
             async move { (name, tokio::spawn(run).await.ok()) }
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(PAIRS_AT_ONCE)
         .collect()
         .await;
     let failed: Vec<&String> = ran.iter().filter(|(_, waited)| waited.is_none()).map(|(name, _)| name).collect();
@@ -166,7 +165,7 @@ impl Pair {
                 self.finished("unknown", &unknown()).await;
                 self.hold = fixture.take(&self.job).await.lease;
                 if self.start == Start::LapsedAsking {
-                    assert_eq!(ledger.begin_lookup(&self.hold).await.unwrap(), BeginResult::Attempt(2));
+                    assert_eq!(ledger.begin_lookup(&self.hold, A_MINUTE).await.unwrap(), BeginResult::Attempt(2));
                     self.number = 2;
                 }
             }
@@ -193,7 +192,7 @@ impl Pair {
     }
 
     async fn begin(&self) -> BeginResult {
-        self.fixture.database.begin_attempt(&self.hold, &request(self.job.id.as_str())).await.unwrap()
+        self.fixture.database.begin_attempt(&self.hold, &request(self.job.id.as_str()), AT_ONCE).await.unwrap()
     }
 
     async fn finished(&self, outcome: &'static str, next: &JobState) {
@@ -257,7 +256,7 @@ impl Pair {
         let kept = |written: Result<FencedWrite, _>| written.unwrap() == FencedWrite::Applied;
         match write {
             Begin => self.begin().await != BeginResult::Stale,
-            BeginLookup => ledger.begin_lookup(hold).await.unwrap() != BeginResult::Stale,
+            BeginLookup => ledger.begin_lookup(hold, A_MINUTE).await.unwrap() != BeginResult::Stale,
             FinishWaiting | FinishUnknown | FinishFinal => {
                 let (outcome, next) = match write {
                     FinishWaiting => ("throttled", waiting()),
@@ -276,21 +275,20 @@ impl Pair {
             Delay => kept(ledger.transition(hold, &waiting()).await),
             Finalize => kept(ledger.transition(hold, &done(FinalState::Review)).await),
             Release => kept(ledger.release(hold).await),
-            Renew => ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap().is_empty(),
             Claim => {
-                let claim = ledger.claim(&self.job, hash(1), "worker-b", LEASE).await.unwrap();
+                let claim = ledger.claim(&self.job, hash(1), "worker-b").await.unwrap();
                 matches!(claim, super::Claim::Claimed(_))
             }
             RecordAndBegin => {
-                let (options, request) = (BatchOptions::immediate(LEASE), request(id.as_str()));
-                let (job, lease, owner) = (&self.job, hold, "worker-a");
-                let first = NewJobAttempt { job, hash: hash(1), lease, owner, options, request: &request };
+                let (job, request) = (&self.job, request(id.as_str()));
+                let (hash, holder) = (hash(1), "worker-a");
+                let first = NewJobAttempt { job, hash, lease: hold, holder, timing: AT_ONCE, request: &request };
                 kept(ledger.record_and_begin(first).await)
             }
             Expire => ledger.expire("expires_at has passed", 10).await.unwrap() > 0,
             SetAside => kept(ledger.move_to_review(&id, "by hand").await),
             Return => {
-                let returned = ledger.return_due(&self.job.provider, Duration::ZERO, 10, &|_| false).await.unwrap();
+                let returned = ledger.return_now(&self.job.provider, 10).await.unwrap();
                 !returned.flows.is_empty()
             }
             WakeRefused => ledger.wake_waiting(&self.job.provider, &REFUSED_BEFORE_NOW).await.unwrap() > 0,
@@ -322,7 +320,7 @@ impl Pair {
     async fn picture(&self) -> Picture {
         let id = &self.job.id;
         let fields = format!(
-            "SELECT state || '|' || fence || '|' || CASE WHEN lease_until IS NULL THEN 'free' ELSE 'held' END || '|' || \
+            "SELECT state || '|' || fence || '|' || CASE WHEN holder IS NULL THEN 'free' ELSE 'held' END || '|' || \
                  last_attempt || '|' || (SELECT count(*) FROM events WHERE job_id = id AND events.state = jobs.state) \
              FROM jobs WHERE id = '{id}'"
         );
@@ -357,7 +355,7 @@ impl Pair {
         if now.fence == self.hold.fence {
             return;
         }
-        for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, Delay, Release, Renew] {
+        for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, Delay, Release] {
             assert!(!self.does(stale).await, "{what}: the stale lease wrote with {stale:?}");
         }
         assert_eq!(self.picture().await, *now, "{what}");
@@ -368,7 +366,7 @@ impl Pair {
         if matches!(now.state.as_str(), "waiting" | "sending" | "unknown") {
             let id = &self.job.id;
             let over =
-                format!("UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL AND id = '{id}'");
+                format!("UPDATE jobs SET holder = 'lost' WHERE holder IS NOT NULL AND id = '{id}'");
             self.fixture.sql(&over).await.unwrap();
             self.fixture.sql(&format!("UPDATE jobs SET wake_at = created_at WHERE id = '{id}'")).await.unwrap();
             let claimed = self.fixture.take_returned(&self.job).await;

@@ -353,7 +353,7 @@ async fn requests_record_account_and_reference(kind: Kind) {
     fixture.provider("stripe", "acme").await;
     let (ledger, job) = (fixture.database.clone(), job("p1"));
     let hold = fixture.take(&job).await.lease;
-    let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("p1")).await.unwrap() else {
+    let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("p1"), AT_ONCE).await.unwrap() else {
         panic!("the lease is stale")
     };
     let end = AttemptEnd { number, outcome: "unknown", status: Some(503), detail: String::new(), counts: true };
@@ -361,7 +361,7 @@ async fn requests_record_account_and_reference(kind: Kind) {
     let written = ledger.finish_attempt(&hold, &end, &next).await.unwrap();
     assert_eq!(written, FencedWrite::Applied);
     let hold = fixture.take(&job).await.lease;
-    assert!(matches!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Attempt(2)));
+    assert!(matches!(ledger.begin_lookup(&hold, A_MINUTE).await.unwrap(), BeginResult::Attempt(2)));
     for (scope, name) in [(Scope::Account, "acct_1"), (Scope::Reference, "invoice 7")] {
         let uses = &uses_of(&fixture, scope, &[name]).await[name];
         assert_eq!(uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), [CostByKind::charges(1)], "{uses:?}");

@@ -20,7 +20,7 @@ impl Fixture {
     async fn ends(&self, id: &str, account: Option<&str>, outcome: &'static str) {
         let account = account.map(|account| Identifier::new(account).unwrap());
         let hold = self.take(&Job { account, ..job(id) }).await.lease;
-        assert_eq!(self.database.begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(self.database.begin_attempt(&hold, &request(id), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome, status: Some(200), detail: String::new(), counts: true };
         let state = JobState::Waiting { wait: Duration::ZERO, reason: WaitReason::Retry.into() };
         assert_eq!(self.database.finish_attempt(&hold, &end, &state).await.unwrap(), FencedWrite::Applied);

@@ -25,7 +25,7 @@ import sqlite3, sys
 with sqlite3.connect(sys.argv[1]) as database:
     database.execute('UPDATE provider_limits SET max_requests = 9')
     database.execute('UPDATE providers SET paused = 1')
-    database.execute(\"UPDATE jobs SET state = 'cancelled', lease_owner = NULL, lease_until = NULL\")
+    database.execute(\"UPDATE jobs SET state = 'cancelled', holder = NULL, response_by = NULL\")
     database.execute('DELETE FROM provider_limits')
     database.execute(\"INSERT INTO providers (name, url) VALUES ('bolt', 'https://x.example/')\")
     database.execute(\"UPDATE providers SET lookup = '{}' WHERE name = 'bolt'\")
@@ -120,7 +120,7 @@ async fn four_migrators(fixture: &Fixture, kind: Kind) {
 async fn schema_state_is_reported(kind: Kind) {
     let fixture = Fixture::empty(kind);
     assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::NotMigrated);
-    let error = fixture.database.claim(&job("p1"), hash(1), "a", LEASE).await.unwrap_err();
+    let error = fixture.database.claim(&job("p1"), hash(1), "a").await.unwrap_err();
     assert!(matches!(error, LedgerError::NotMigrated), "{error}");
     let error = fixture.database.load_settings().await.unwrap_err();
     assert!(matches!(error, LedgerError::NotMigrated), "{error}");
@@ -329,7 +329,7 @@ const BAD_JOBS: [(&str, &str); 34] = [
     ("state", "'succeeded'"),
     ("attempts", "-1"),
     ("fence", "-1"),
-    ("lease_owner", "NULL"),
+    ("holder = NULL, response_by", "created_at"),
     ("frozen_url", "'https://x.example/'"),
     ("wait_reason", "'waits for limit all'"),
     ("wait_reason", "'limit'"),

@@ -380,7 +380,7 @@ async fn a_restored_database_counts_again(kind: Kind) {
     let audits = "SELECT count(*) FROM settings_audit WHERE table_name = 'settings_version'";
     assert_eq!(fixture.one(audits).await, "0");
     let ledger = fixture.database.clone();
-    assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
+    assert!(ledger.recent_uses(&name("acme"), Lookback::all(A_MINUTE)).await.is_ok());
     // A gate reports a version above any that the database has had.
     let store = before.version + 41;
     let after = settings_sync::refresh(&settings, &before, store).await.unwrap().unwrap();
@@ -391,11 +391,11 @@ async fn a_restored_database_counts_again(kind: Kind) {
     assert_eq!(fixture.one(audit).await, format!("version {} {}", before.version, store + 1));
     assert_ne!(fixture.one("SELECT who FROM settings_audit ORDER BY id DESC LIMIT 1").await, "");
     // The database lacks requests since its backup. No limiter may be rebuilt from it until those can no longer count.
-    let error = ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.unwrap_err();
+    let error = ledger.recent_uses(&name("acme"), Lookback::all(A_MINUTE)).await.unwrap_err();
     assert!(error.to_string().contains("backup"), "{error}");
     let minutes = if kind == Kind::Postgres { "interval '2 minutes'" } else { "120000" };
     fixture.without_constraints(&format!("UPDATE settings_audit SET at = at - {minutes}")).await.unwrap();
-    assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
+    assert!(ledger.recent_uses(&name("acme"), Lookback::all(A_MINUTE)).await.is_ok());
     // The raise is recorded once: the next refresh finds nothing new, and changes count as before.
     assert_eq!(settings_sync::refresh(&settings, &after, store).await.unwrap(), None);
     settings.set_paused(&name("stripe"), true).await.unwrap();

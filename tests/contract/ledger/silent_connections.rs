@@ -120,7 +120,7 @@ async fn silent_connections_are_replaced() {
             let (ledger, busy) = (database.clone(), Arc::clone(&busy));
             tokio::spawn(async move {
                 for number in 0.. {
-                    let claimed = ledger.claim(&job(&format!("p{writer}-{number}")), hash(1), "worker-a", LEASE).await;
+                    let claimed = ledger.claim(&job(&format!("p{writer}-{number}")), hash(1), "worker-a").await;
                     match claimed {
                         Ok(_) => busy.add_permits(1),
                         Err(error) => return error,
@@ -137,7 +137,7 @@ async fn silent_connections_are_replaced() {
         assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
     }
     way.lost.send_replace(Lost::Nothing);
-    let back = async { while database.claim(&job("after"), hash(1), "worker-a", LEASE).await.is_err() {} };
+    let back = async { while database.claim(&job("after"), hash(1), "worker-a").await.is_err() {} };
     tokio::time::timeout(PATIENCE, back).await.unwrap();
 }
 
@@ -148,7 +148,7 @@ async fn connections_silent_after_a_response_are_replaced() {
     let way = Way::to(by_way(&fixture.url, None).0).await;
     let database = Database::open(&by_way(&fixture.url, Some(way.address)).1, 4).unwrap();
     way.lost.send_replace(Lost::Pings);
-    let claimed = async |id: &str| database.claim(&job(id), hash(1), "worker-a", LEASE).await.is_ok();
+    let claimed = async |id: &str| database.claim(&job(id), hash(1), "worker-a").await.is_ok();
     // More claims than connections.
     let mut before = 0;
     for number in 0..5 {
@@ -175,7 +175,7 @@ async fn connections_to_a_demoted_primary_are_replaced() {
     let claims = async || {
         let claim = |number: u32| {
             let ledger = database.clone();
-            async move { ledger.claim(&job(&format!("p{number}")), hash(1), "worker-a", LEASE).await }
+            async move { ledger.claim(&job(&format!("p{number}")), hash(1), "worker-a").await }
         };
         futures_util::future::join_all((0..16).map(claim)).await
     };

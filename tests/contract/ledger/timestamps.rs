@@ -54,9 +54,9 @@ async fn no_instant_is_infinite(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.asleep("p1").await;
     for instant in beyond(kind) {
-        for column in ["wake_at", "created_at", "updated_at", "lease_until", "first_sent_at"] {
+        for column in ["wake_at", "created_at", "updated_at", "response_by", "first_sent_at"] {
             let with = match column {
-                "lease_until" => ", lease_owner = 'w'",
+                "response_by" => ", holder = 'w'",
                 "first_sent_at" => ", first_sent_number = 1",
                 _ => "",
             };
@@ -169,7 +169,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
     let oldest = fixture.database.oldest_open(&[name("stripe")]).await.unwrap();
     assert_eq!(oldest.len(), 1);
 
-    let returned = fixture.database.return_due(&name("stripe"), Duration::ZERO, 100, &|_| false).await.unwrap();
+    let returned = fixture.database.return_now(&name("stripe"), 100).await.unwrap();
     assert_eq!((returned.flows.len(), returned.lost), (2, 0));
     let in_backlog = fixture.column("SELECT id FROM jobs WHERE backlog ORDER BY id").await;
     assert_eq!(in_backlog, ["good-1", "good-2"].map(|id| Some(id.to_owned())));
@@ -186,8 +186,8 @@ async fn unreadable_claim_releases_the_lease(kind: Kind) {
     fixture.without_constraints("UPDATE jobs SET resend = 'maybe'").await.unwrap();
     for _ in 0..2 {
         assert_eq!(fixture.dispatch(1, 1).await, []);
-        assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE lease_until IS NULL AND lost_holders = 0").await, "1");
-        fixture.database.return_due(&name("stripe"), Duration::ZERO, 10, &|_| false).await.unwrap();
+        assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE holder IS NULL AND lost_holders = 0").await, "1");
+        fixture.database.return_now(&name("stripe"), 10).await.unwrap();
     }
     assert_eq!(fixture.one("SELECT resend FROM jobs").await, "maybe", "as it was");
 }

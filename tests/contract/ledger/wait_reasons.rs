@@ -70,7 +70,7 @@ async fn each_step_replaces_the_wait(kind: Kind) {
     assert_eq!(fixture.shown(id).await, (some("waits for limit all"), some("limit"), some("all")));
 
     let lease = fixture.take(&job(id)).await.lease;
-    assert_eq!(ledger.begin_attempt(&lease, &request(id)).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(ledger.begin_attempt(&lease, &request(id), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     assert_eq!(fixture.shown(id).await, (None, None, None), "its request is in flight");
     let end = AttemptEnd { number: 1, outcome: "not_sent", status: None, detail: String::new(), counts: true };
     let refused = Wait::with_detail(WaitReason::Retry, "connection refused");
@@ -79,7 +79,7 @@ async fn each_step_replaces_the_wait(kind: Kind) {
     assert_eq!(fixture.shown(id).await, (some("connection refused"), some("retry"), None));
 
     let lease = fixture.take(&job(id)).await.lease;
-    assert_eq!(ledger.begin_attempt(&lease, &request(id)).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(ledger.begin_attempt(&lease, &request(id), AT_ONCE).await.unwrap(), BeginResult::Attempt(2));
     fixture.expire_lease(&lease).await;
     let lease = fixture.take(&job(id)).await.lease;
     let lost = WaitReason::WorkerLost;

@@ -47,7 +47,7 @@ impl Fixture {
     async fn due(&self) -> Vec<String> {
         let in_backlog = "SELECT id FROM jobs WHERE backlog AND provider = 'stripe' ORDER BY id";
         let before = self.column(in_backlog).await;
-        self.database.return_due(&name("stripe"), Duration::ZERO, 100, &|_| false).await.unwrap();
+        self.database.return_now(&name("stripe"), 100).await.unwrap();
         let now = self.column(in_backlog).await;
         now.into_iter().filter(|id| !before.contains(id)).flatten().collect()
     }
@@ -134,7 +134,7 @@ async fn woken_unknown_job_stays_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let unknown = JobState::Unknown { wait: HOUR, reason: Wait::for_limit("all") };
     let (ledger, hold) = (fixture.database.clone(), fixture.take(&job("unknown")).await.lease);
-    let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("unknown")).await.unwrap() else {
+    let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("unknown"), AT_ONCE).await.unwrap() else {
         panic!("lost");
     };
     let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "reset".to_owned(), counts: true };

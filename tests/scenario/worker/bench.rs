@@ -316,7 +316,7 @@ impl Bench {
     }
 
     pub async fn job(&self, id: &str) -> Option<Ledgered> {
-        let sql = "SELECT state, attempts, reason, provider_reference, lease_owner, wait_reason, wait_limit, wait_detail \
+        let sql = "SELECT state, attempts, reason, provider_reference, holder, wait_reason, wait_limit, wait_detail \
              FROM jobs WHERE id = ?1";
         let row = sqlx::query(sql).bind(id).fetch_optional(&self.pool).await.unwrap()?;
         let (state, detail): (String, Option<String>) = (row.get(0), row.get(7));
@@ -385,7 +385,7 @@ impl Bench {
 
     /// Jobs that a worker has leased and not begun to send.
     pub async fn active(&self) -> i64 {
-        self.count("SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL AND state <> 'sending'").await
+        self.count("SELECT count(*) FROM jobs WHERE holder IS NOT NULL AND state <> 'sending'").await
     }
 
     /// Polls until the condition holds.
@@ -421,7 +421,7 @@ impl Bench {
     async fn picture(&self) -> String {
         let mut lines = Vec::new();
         for (table, columns) in [
-            ("jobs", "id, state, attempts, reason, lease_owner, fence"),
+            ("jobs", "id, state, attempts, reason, holder, fence"),
             ("attempts", "job_id, number, outcome, counted, detail"),
         ] {
             let sql = format!("SELECT json_array({columns}) FROM {table} LIMIT 60");

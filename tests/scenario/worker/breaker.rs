@@ -34,7 +34,7 @@ async fn opened(act: Act) -> Bench {
 async fn down(act: Act) -> Bench {
     let bench = opened(act).await;
     bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;
-    let leased = "SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL";
+    let leased = "SELECT count(*) FROM jobs WHERE holder IS NOT NULL";
     bench.until("every attempt has its outcome", async || bench.count(leased).await == 0).await;
     bench
 }

@@ -8,7 +8,7 @@ use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::sum::SentSum;
 use sluicegate::ledger::decision_batches::{BatchDecision, BatchRate, BatchSummary, TurnAt, TurnResult};
 use sluicegate::ledger::operator::Actor;
-use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LeaseToken, RequestTiming};
 use sluicegate::ops::batch::{Confirmation, Selection, prepare_batch, stop_batch};
 use sluicegate::provider::FrozenRequest;
 use sluicegate::queue::message::{CardNumbers, decode, encode};
@@ -36,7 +36,7 @@ async fn in_review(bench: &Bench, ids: &[String]) {
         let hash = decode(&encode(&job), &job.provider, CardNumbers::Refuse).unwrap().hash;
         ledger.record_backlog(&job, hash, Duration::ZERO).await.unwrap();
         let above = LeaseToken { id: job.id.clone(), fence: 0 };
-        let claim = ledger.claim_for_repair(&above, "worker-0", Duration::from_secs(60)).await.unwrap();
+        let claim = ledger.claim_for_repair(&above, "worker-0", None).await.unwrap();
         let claimed = claim.unwrap().claimed;
         let request = FrozenRequest {
             method: "POST".into(),
@@ -48,7 +48,7 @@ async fn in_review(bench: &Bench, ids: &[String]) {
             sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".into(),
         };
-        let begun = ledger.begin_attempt(&claimed.lease, &request).await.unwrap();
+        let begun = ledger.begin_attempt(&claimed.lease, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap();
         let BeginResult::Attempt(number) = begun else { panic!("{begun:?}") };
         let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
         let next = JobState::Final { state: FinalState::Review, reason: "no answer".to_owned(), reference: None };

@@ -125,7 +125,7 @@ async fn job_that_crashes_workers_goes_to_review() {
     bench.until_sent("acme", 3).await;
     bench.stop().await;
     // The rows look as if five workers in a row had lost two of the jobs, and four the third.
-    let lost = "UPDATE jobs SET lease_owner = 'gone', lease_until = 0, wake_at = 0, lost_holders =";
+    let lost = "UPDATE jobs SET holder = 'gone', wake_at = 0, lost_holders =";
     bench.sql(&format!("{lost} 4 WHERE id IN ('poison', 'unknown')")).await;
     bench.sql(&format!("{lost} 3 WHERE id = 'victim'")).await;
     bench.run();

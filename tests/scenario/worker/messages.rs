@@ -123,7 +123,7 @@ async fn waiting_jobs_leave_by_priority() {
         }
         // The least urgent one may stay in the backlog: a lane with one worker slot claims four ahead.
         const CLAIMED: &str =
-            "SELECT count(*) FROM jobs WHERE state = 'waiting' AND lease_until IS NOT NULL AND priority > 0";
+            "SELECT count(*) FROM jobs WHERE state = 'waiting' AND holder IS NOT NULL AND priority > 0";
         let recorded = async || bench.count("SELECT count(*) FROM jobs WHERE state = 'waiting'").await;
         bench
             .until("all wait, and the urgent ones are claimed", async || {
@@ -161,7 +161,7 @@ async fn extreme_instants_are_handled() {
         assert_eq!(bench.until_delayed(id, "waits for its time").await.state, "waiting", "{id}");
     }
     bench.until("both jobs wait in the ledger only", async || bench.queued("acme") == 0).await;
-    let asleep = "SELECT count(*) FROM jobs WHERE state = 'waiting' AND lease_until IS NULL AND NOT backlog";
+    let asleep = "SELECT count(*) FROM jobs WHERE state = 'waiting' AND holder IS NULL AND NOT backlog";
     assert_eq!(bench.count(asleep).await, 2);
     assert_eq!(bench.script.order(), ["now"]);
 }

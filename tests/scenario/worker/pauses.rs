@@ -122,7 +122,7 @@ async fn requeue_mode_delays_without_an_attempt() {
     }
 }
 
-const REFUSED: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND wait_limit = 'all'";
+const REFUSED: &str = "SELECT count(*) FROM jobs WHERE holder IS NULL AND wait_limit = 'all'";
 
 /// No active job waits longer than `max_wait_ms`: it waits in the backlog, and so do all that come later.
 #[tokio::test]

@@ -53,7 +53,7 @@ async fn job_of_a_lost_worker_is_paid_once() {
         .until("its outcome is unknown", async || bench.job("job").await.is_some_and(|job| job.state == "unknown"))
         .await;
     bench.stop().await;
-    let lost = "UPDATE jobs SET backlog = 0, lease_owner = 'lost', lease_until = unixepoch('subsec') * 1000 - 60000, \
+    let lost = "UPDATE jobs SET backlog = 0, holder = 'lost', \
                 fence = fence + 1";
     bench.sql(lost).await;
     bench.run();

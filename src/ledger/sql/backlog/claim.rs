@@ -1,4 +1,4 @@
-//! A dispatcher's claim: the next jobs of a lane by class, fair share and age, leased in one statement.
+//! A dispatcher's claim: the next jobs of a lane by class, fair share and age, claimed in one statement.
 //!
 //! One process at a time claims from a lane: it locks the lane's row of `flow_turns`, and its statement began after the
 //! last claim was committed. It waits for the flows' locks, which batches of new jobs hold for the time of a commit. If
@@ -22,9 +22,9 @@ use crate::ledger::sql::texts;
 use crate::ledger::sql::upkeep::{CLAIMABLE, READABLE, RECORDED};
 use crate::ledger::upkeep::RecordedJob;
 
-/// The condition of index `flows_in_order`, without the flows ($7) and the classes ($8) that the process leaves out.
+/// The condition of index `flows_in_order`, without the flows ($6) and the classes ($7) that the process leaves out.
 const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
-     AND flows.class <= $8 AND flows.class || ' ' || flows.account NOT IN ({texts:$7})";
+     AND flows.class <= $7 AND flows.class || ' ' || flows.account NOT IN ({texts:$6})";
 
 /// Whether no job of the flow's account is on its way, and none of a more urgent class waits. The condition of index
 /// `jobs_in_order`, and the keys of the account's flows.
@@ -36,12 +36,12 @@ const IS_NEXT_OF_ACCOUNT: &str = "(flows.account = '' OR (\
          AND urgent.class IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10) AND urgent.account = flows.account \
          AND urgent.class < flows.class AND urgent.waiting > 0)))";
 
-/// Whether the flow has a job that costs less than the bound ($9); `of` compares a job with the flow. A subquery that is
+/// Whether the flow has a job that costs less than the bound ($8); `of` compares a job with the flow. A subquery that is
 /// no EXISTS, so that no plan reads the jobs of all flows at once.
 fn has_cheap(of: &str) -> String {
     format!(
         "(SELECT cheap.cost FROM jobs AS cheap WHERE cheap.provider = $1 AND {of} AND cheap.backlog \
-             AND cheap.cost < $9 LIMIT 1) IS NOT NULL"
+             AND cheap.cost < $8 LIMIT 1) IS NOT NULL"
     )
 }
 
@@ -49,7 +49,7 @@ fn has_cheap(of: &str) -> String {
 fn is_first_cheap(of: &str) -> String {
     format!(
         "(SELECT cheap.cost FROM jobs AS cheap WHERE cheap.provider = $1 AND {of} AND cheap.backlog \
-             ORDER BY cheap.seq LIMIT 1) < $9"
+             ORDER BY cheap.seq LIMIT 1) < $8"
     )
 }
 
@@ -67,11 +67,11 @@ struct OrderText {
 }
 
 impl OrderText {
-    const NONE: Self = Self { is_next: "true", keeps_order: false, flow_max: "$6", mark: "" };
+    const NONE: Self = Self { is_next: "true", keeps_order: false, flow_max: "$5", mark: "" };
     const ACCOUNT: Self = Self {
         is_next: IS_NEXT_OF_ACCOUNT,
         keeps_order: true,
-        flow_max: "CASE WHEN flows.account = '' THEN $6 ELSE 1 END",
+        flow_max: "CASE WHEN flows.account = '' THEN $5 ELSE 1 END",
         mark: "in_order = (jobs.account IS NOT NULL), ",
     };
 
@@ -86,7 +86,7 @@ impl OrderText {
             }
             false => has_cheap(&of),
         };
-        format!("{IS_FREE} AND {} AND ($9 > {COST_MAX} OR {fits})", self.is_next)
+        format!("{IS_FREE} AND {} AND ($8 > {COST_MAX} OR {fits})", self.is_next)
     }
 }
 
@@ -135,7 +135,7 @@ impl Database {
             let Some(fence) = row.get::<Option<i64>>("fence")? else { continue };
             match BacklogJob::from_row(row) {
                 Ok(job) => jobs.push(job),
-                // Or the lease would run out, and the next claim would count a worker that was lost.
+                // This process would hold it for ever.
                 Err(error) => {
                     let id: String = row.get("id")?;
                     tracing::error!(job = id, %error, "a job's row cannot be read; leaving it out. Repair it by SQL");
@@ -152,8 +152,7 @@ impl Database {
         let except: Vec<String> = bounds.except.iter().map(flow_text).collect();
         let args: Args = args![
             request.lane,
-            request.owner,
-            request.lease,
+            request.holder,
             bounds.at_most,
             bounds.quantum.max(1),
             bounds.flow_max.max(1),
@@ -202,12 +201,12 @@ impl FromRow for BacklogJob {
     }
 }
 
-/// The statement for PostgreSQL. $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow,
-/// $7 flows that are left out, $8 the last class, $9 the cost from which jobs are left out. Returns at least one row;
+/// The statement for PostgreSQL. $1 the lane, $2 holder, $3 most jobs, $4 a quantum, $5 most jobs of a flow,
+/// $6 flows that are left out, $7 the last class, $8 the cost from which jobs are left out. Returns at least one row;
 /// without a job, its `fence` is NULL.
 ///
-/// Each flow has quanta of $5 jobs, and each quantum a start tag, as if a job cost 1. Those that start first are
-/// claimed. Before quantum n of the flow at place p, at least p + n * $5 jobs are claimed, so later quanta are left
+/// Each flow has quanta of $4 jobs, and each quantum a start tag, as if a job cost 1. Those that start first are
+/// claimed. Before quantum n of the flow at place p, at least p + n * $4 jobs are claimed, so later quanta are left
 /// out.
 ///
 /// Under its lock, a flow is looked at again, by columns of no index: only its primary key fits.
@@ -225,19 +224,19 @@ fn statement(lock: &str, order: OrderText) -> String {
          candidates AS MATERIALIZED (\
              SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
              FROM (SELECT class, account, tag, weight, least(waiting, {flow_max}) AS waiting FROM flows \
-                   WHERE {is_candidate} AND EXISTS (SELECT 1 FROM turn) ORDER BY class, tag LIMIT $4) AS front), \
+                   WHERE {is_candidate} AND EXISTS (SELECT 1 FROM turn) ORDER BY class, tag LIMIT $3) AS front), \
          quanta AS MATERIALIZED (\
-             SELECT class, account, tag + number * $5 * {TAG_PER_COST} / weight AS start, \
-                 least($5, waiting - number * $5) AS jobs \
+             SELECT class, account, tag + number * $4 * {TAG_PER_COST} / weight AS start, \
+                 least($4, waiting - number * $4) AS jobs \
              FROM candidates CROSS JOIN LATERAL \
-                 generate_series(0, least((waiting - 1) / $5, ($4 - place - 1) / $5)) AS number), \
+                 generate_series(0, least((waiting - 1) / $4, ($3 - place - 1) / $4)) AS number), \
          picked AS MATERIALIZED (\
-             SELECT class, account, max(start) AS start, CAST(sum(least(jobs, $4 - sum_before)) AS bigint) AS quota \
+             SELECT class, account, max(start) AS start, CAST(sum(least(jobs, $3 - sum_before)) AS bigint) AS quota \
              FROM (SELECT class, account, start, jobs, \
                        CAST(sum(jobs) OVER (ORDER BY class, start, account ROWS UNBOUNDED PRECEDING) AS bigint) - jobs \
                            AS sum_before \
                    FROM quanta) AS sums \
-             WHERE sum_before < $4 GROUP BY class, account), \
+             WHERE sum_before < $3 GROUP BY class, account), \
          locked AS MATERIALIZED (\
              SELECT flow.class, flow.account, flow.tag, flow.weight, wanted.start, wanted.quota \
              FROM (SELECT class, account, start, quota FROM picked ORDER BY class, account) AS wanted \
@@ -251,10 +250,10 @@ fn statement(lock: &str, order: OrderText) -> String {
              FROM locked CROSS JOIN LATERAL (\
                  SELECT jobs.id FROM jobs \
                  WHERE jobs.provider = $1 AND {class} = locked.class AND {account} = locked.account AND jobs.backlog \
-                     AND jobs.cost < $9 AND {READABLE} AND {CLAIMABLE} \
+                     AND jobs.cost < $8 AND {READABLE} AND {CLAIMABLE} \
                  ORDER BY jobs.seq LIMIT locked.quota FOR UPDATE SKIP LOCKED) AS next), \
          taken AS (\
-             UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = false, \
+             UPDATE jobs SET fence = fence + 1, holder = $2, backlog = false, \
                  {mark}updated_at = {{now}} \
              FROM chosen WHERE jobs.id = chosen.job_id AND jobs.backlog \
              RETURNING flow_class, flow_account, flow_tag, flow_weight, flow_start, seq AS job_seq, {RECORDED}, {CLAIMED_COLUMNS}), \
@@ -328,8 +327,8 @@ static READ_PICKS: Template = Template::made(|_| {
     )
 });
 
-/// $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow, $7 flows that are left out, $8
-/// the last class, $9 the cost from which jobs are left out. The last step returns the jobs; one row without a job if there is none.
+/// $1 the lane, $2 holder, $3 most jobs, $4 a quantum, $5 most jobs of a flow, $6 flows that are left out, $7
+/// the last class, $8 the cost from which jobs are left out. The last step returns the jobs; one row without a job if there is none.
 fn sqlite_steps(order: JobOrder) -> [&'static Template; 7] {
     let (pick, lease) = match order {
         JobOrder::None => (&PICK, &LEASE),
@@ -340,7 +339,7 @@ fn sqlite_steps(order: JobOrder) -> [&'static Template; 7] {
 
 fn lease(OrderText { mark, .. }: OrderText) -> String {
     format!(
-        "UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = 0, \
+        "UPDATE jobs SET fence = fence + 1, holder = $2, backlog = 0, \
              {mark}updated_at = {{now}} \
          WHERE id IN (SELECT job_id FROM flow_picks)"
     )
@@ -354,7 +353,7 @@ fn pick(order: OrderText) -> String {
     let next = |flow: &str, after: &str| {
         format!(
             "(SELECT min(jobs.seq) FROM jobs WHERE jobs.provider = $1 AND {} = +{flow}.class AND {} = +{flow}.account \
-                 AND jobs.backlog AND jobs.seq > {after} AND jobs.cost < $9 AND {READABLE} AND {CLAIMABLE})",
+                 AND jobs.backlog AND jobs.seq > {after} AND jobs.cost < $8 AND {READABLE} AND {CLAIMABLE})",
             class_of("jobs"),
             account_of("jobs")
         )
@@ -366,22 +365,22 @@ fn pick(order: OrderText) -> String {
              SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
              FROM (SELECT class, account, tag, weight, min(waiting, {flow_max}) AS waiting FROM flows \
                    WHERE {is_candidate} \
-                   ORDER BY class, tag LIMIT $4) AS front), \
+                   ORDER BY class, tag LIMIT $3) AS front), \
          quanta (class, account, tag, weight, waiting, place, number) AS (\
              SELECT class, account, tag, weight, waiting, place, 0 FROM candidates \
              UNION ALL \
              SELECT class, account, tag, weight, waiting, place, number + 1 FROM quanta \
-             WHERE (number + 1) * $5 < waiting AND place + (number + 1) * $5 < $4), \
+             WHERE (number + 1) * $4 < waiting AND place + (number + 1) * $4 < $3), \
          started AS (\
-             SELECT class, account, tag, weight, tag + number * $5 * {TAG_PER_COST} / weight AS start, \
-                 min($5, waiting - number * $5) AS jobs FROM quanta), \
+             SELECT class, account, tag, weight, tag + number * $4 * {TAG_PER_COST} / weight AS start, \
+                 min($4, waiting - number * $4) AS jobs FROM quanta), \
          sums AS (\
              SELECT class, account, tag, weight, start, jobs, \
                  sum(jobs) OVER (ORDER BY class, start, account ROWS UNBOUNDED PRECEDING) - jobs AS sum_before \
              FROM started), \
          picked AS MATERIALIZED (\
-             SELECT class, account, tag, weight, max(start) AS start, sum(min(jobs, $4 - sum_before)) AS quota \
-             FROM sums WHERE sum_before < $4 GROUP BY class, account, tag, weight), \
+             SELECT class, account, tag, weight, max(start) AS start, sum(min(jobs, $3 - sum_before)) AS quota \
+             FROM sums WHERE sum_before < $3 GROUP BY class, account, tag, weight), \
          chosen (class, account, tag, weight, start, quota, number, seq) AS (\
              SELECT class, account, tag, weight, start, quota, 1, {} FROM picked \
              UNION ALL \

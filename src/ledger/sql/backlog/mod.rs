@@ -152,8 +152,6 @@ fn block_args(block: Option<&FlowBlock>) -> [Value; 3] {
 
 /// How often a record retries when the row changed between its statements.
 const LOOKS_MAX: u32 = 4;
-/// The arguments of a record: those of a claim without owner and lease.
-const RECORD_ARGS: usize = 14;
 
 /// What [`count_in`] needs of the written job.
 const COUNTED_COLUMNS: &str =
@@ -192,8 +190,8 @@ fn return_wait() -> String {
 static RETURN_JOB: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET backlog = NOT {NOT_DUE}, {}, lost_holders = 0, \
-             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
+             holder = NULL, response_by = NULL, updated_at = {{now}} {{from}} \
+         WHERE id = $1 AND fence = $2 AND holder IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')",
         return_wait(),
     )
     .into(),
@@ -212,7 +210,7 @@ impl Database {
         hash: ContentHash,
         max_batch_delay: Duration,
     ) -> Result<BacklogRecord, LedgerError> {
-        let args: Args = record_args(job, hash, "", Duration::ZERO).into_iter().take(RECORD_ARGS).collect();
+        let args: Args = record_args(job, hash).into();
         for _ in 0..LOOKS_MAX {
             if let Some(row) = self.write(&RECORD, args.clone(), max_batch_delay).await? {
                 return Ok(BacklogRecord::Recorded { wait: row.get("wait")? });

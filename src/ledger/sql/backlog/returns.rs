@@ -1,8 +1,8 @@
 //! Returns into the backlog without a worker: sleeping jobs that are due, and jobs of lost workers.
 //!
-//! An open job that is not in the backlog has a lease, or sleeps until `wake_at`. A lease that has ended shows that its
-//! worker is lost. A job found `sending` may have been charged: its attempt ends as unknown. A look-up in flight ends in
-//! the same way, and its job stays `unknown`.
+//! An open job that is not in the backlog has a holder, or sleeps until `wake_at`. A holder without a row of `workers` is
+//! lost. A job found `sending` may have been charged: its attempt ends as unknown. A look-up in flight ends in the same
+//! way, and its job stays `unknown`. When a request may be taken for lost, the caller decides.
 //!
 //! Jobs are found by lane, longest due first, and each is written under its own condition. So processes that return the
 //! same jobs at once return each one once.
@@ -17,49 +17,59 @@ use crate::domain::job::{FlowKey, JobId};
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::ReturnedJobs;
+use crate::ledger::backlog::LostJob;
 use crate::ledger::database::Database;
 use crate::ledger::sql::attempt::CLOSE_LEFT_OPEN;
-use crate::ledger::sql::claim::LOST_HOLDERS;
+use crate::ledger::sql::claim::{IS_LOST, IS_UNHELD};
 use crate::ledger::sql::dialect::{JobWriteText, Template, WriteTemplate};
-use crate::ledger::sql::engine::{Args, args};
+use crate::ledger::sql::engine::args;
 use crate::ledger::sql::fleet::{LANES, providers};
-use crate::ledger::sql::result::{FromRow as _, from_row};
+use crate::ledger::sql::result::{FromRow as _, SqlRow, from_row};
 use crate::ledger::sql::upkeep::{CLAIMABLE, READABLE};
 
 /// The condition of index `jobs_out_of_backlog`.
 const OUT_OF_BACKLOG: &str = "jobs.state IN ('waiting', 'unknown') AND NOT jobs.backlog";
 const IS_DUE: &str = "jobs.wake_at <= {now} AND (jobs.not_before IS NULL OR jobs.not_before <= {now})";
-const IS_FREE: &str = "(jobs.lease_until IS NULL OR jobs.lease_until <= {now})";
-
-/// The lease has ended at least $3 ago.
-const IS_LOST_OR_ASLEEP: &str = "(jobs.lease_until IS NULL OR jobs.lease_until <= {after:(0 - $3)})";
-
 static LANES_WITH_RETURNS: Template = Template::made(|_| {
     format!(
         "{LANES} SELECT provider FROM lanes WHERE provider IS NOT NULL AND (\
              EXISTS (SELECT 1 FROM jobs WHERE jobs.provider = lanes.provider AND {OUT_OF_BACKLOG} AND {IS_DUE} \
-                 AND {IS_FREE}) \
+                 AND {IS_UNHELD}) \
              OR EXISTS (SELECT 1 FROM jobs WHERE jobs.provider = lanes.provider AND jobs.state = 'sending' \
-                 AND {IS_FREE}))"
+                 AND {IS_UNHELD}))"
     )
 });
 
 /// Rows that no claim can read stay where they are.
 static SLEEPERS: Template = Template::made(|_| {
     format!(
-        "SELECT id, lease_until IS NOT NULL AS is_lost FROM jobs \
-         WHERE jobs.provider = $1 AND {OUT_OF_BACKLOG} AND {IS_DUE} AND {IS_LOST_OR_ASLEEP} AND {READABLE} \
+        "SELECT id FROM jobs \
+         WHERE jobs.provider = $1 AND {OUT_OF_BACKLOG} AND {IS_DUE} AND jobs.holder IS NULL AND {READABLE} \
              AND {CLAIMABLE} \
          ORDER BY jobs.wake_at LIMIT $2"
     )
 });
 
-static LEFT_IN_FLIGHT: Template = Template::made(|_| {
+/// The columns of a [`LostJob`]. Its row does not change while a request is in flight, so that began at `updated_at`.
+const LOST_COLUMNS: &str = "id, fence, last_attempt, jobs.holder = $3 AS is_own, \
+     CASE WHEN response_by IS NOT NULL THEN {greatest}({ms:response_by} - {ms:updated_at}, 0) END AS wire_time_ms";
+
+/// $3: a worker whose own jobs are found, too.
+static LOST: Template = Template::made(|_| {
     format!(
-        "SELECT id, true AS is_lost FROM jobs \
-         WHERE jobs.provider = $1 AND jobs.state = 'sending' AND {IS_LOST_OR_ASLEEP} AND {READABLE} \
-             AND {CLAIMABLE} LIMIT $2"
+        "SELECT {LOST_COLUMNS} FROM jobs \
+         WHERE jobs.provider = $1 AND {OUT_OF_BACKLOG} AND {IS_DUE} AND ({IS_LOST} OR jobs.holder = $3) \
+             AND {READABLE} AND {CLAIMABLE} \
+         ORDER BY jobs.wake_at LIMIT $2"
+    )
+});
+
+/// A person may have cleared the holder.
+static LOST_IN_FLIGHT: Template = Template::made(|_| {
+    format!(
+        "SELECT {LOST_COLUMNS} FROM jobs \
+         WHERE jobs.provider = $1 AND jobs.state = 'sending' AND ({IS_UNHELD} OR jobs.holder = $3) \
+             AND {READABLE} AND {CLAIMABLE} LIMIT $2"
     )
 });
 
@@ -70,7 +80,7 @@ static WAKE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET backlog = true {{from}} \
          WHERE id = $1 AND jobs.state || '' IN ('waiting', 'unknown') AND NOT jobs.backlog \
-             AND jobs.lease_until IS NULL AND {IS_DUE}"
+             AND jobs.holder IS NULL AND {IS_DUE}"
     )
     .into(),
     written_columns: COUNTED_AND_WRITTEN_COLUMNS.into(),
@@ -78,12 +88,12 @@ static WAKE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     returning: FLOW,
 });
 
-/// If a person has cleared the lease of a job in flight, it returns, too. A job that waits without a lease has been
-/// returned or put to sleep since it was found, and stays.
+/// $3 and $4: the fence under which the job was found, and the number of its request. A request that began since then
+/// keeps it. A request shows that the job itself does no harm, so only unsent ones count as lost holders.
 static TAKE_AWAY: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
-        "UPDATE jobs SET fence = fence + 1, backlog = true, lease_owner = NULL, lease_until = NULL, \
-             lost_holders = {LOST_HOLDERS}, \
+        "UPDATE jobs SET fence = fence + 1, backlog = true, holder = NULL, response_by = NULL, \
+             lost_holders = CASE WHEN state = 'sending' OR response_by IS NOT NULL THEN 0 ELSE lost_holders + 1 END, \
              attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
              maybe_charged = maybe_charged OR state = 'sending', \
              resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
@@ -95,8 +105,9 @@ static TAKE_AWAY: WriteTemplate = WriteTemplate::new(|| JobWriteText {
              wait_until = CASE WHEN state = 'sending' THEN NULL ELSE wait_until END, \
              wait_request = CASE WHEN state = 'sending' THEN NULL ELSE wait_request END, \
              state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND jobs.state || '' IN ('waiting', 'sending', 'unknown') AND NOT jobs.backlog \
-             AND (jobs.lease_until <= {{now}} OR (jobs.lease_until IS NULL AND jobs.state || '' = 'sending'))"
+         WHERE id = $1 AND fence = $3 AND jobs.state || '' IN ('waiting', 'sending', 'unknown') AND NOT jobs.backlog \
+             AND (last_attempt = $4 OR response_by IS NULL) \
+             AND ({IS_LOST} OR jobs.holder = $5 OR jobs.holder IS NULL AND jobs.state || '' = 'sending')"
     )
     .into(),
     written_columns: COUNTED_AND_WRITTEN_COLUMNS.into(),
@@ -104,52 +115,57 @@ static TAKE_AWAY: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     returning: FLOW,
 });
 
-/// A job that returns.
-struct Returning {
-    id: JobId,
-    is_lost: bool,
-}
-
-from_row!(row => Returning { id, is_lost });
+from_row!(row => LostJob {
+    id, fence, wire_time;
+    number: row.get("last_attempt")?,
+    is_own: row.get::<Option<bool>>("is_own")?.unwrap_or_default(),
+});
 
 from_row!(row => FlowKey { class, account });
 
 impl Database {
-    /// The lanes that have jobs for [`Database::return_due`]. One statement for all lanes, since most have none.
+    /// The lanes with sleeping jobs that are due, or jobs of lost workers. One statement for all lanes, since most have
+    /// none.
     pub async fn lanes_with_returns(&self) -> Result<BTreeSet<ProviderName>, LedgerError> {
         providers(&self.query_by_index(&LANES_WITH_RETURNS, []).await?)
     }
 
-    /// Returns sleeping jobs of a lane that are due, and jobs whose lease has ended at least `grace` ago, to the backlog;
-    /// at most this many of each, and none that `is_kept`.
-    pub async fn return_due(
+    /// Returns sleeping jobs of a lane that are due to the backlog, at most this many; their flows.
+    pub async fn wake_due(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowKey>, LedgerError> {
+        let found = self.query_by_index(&SLEEPERS, args![lane, at_most]).await?;
+        let ids = found.iter().map(|row| row.get::<JobId>("id")).collect::<Result<Vec<_>, _>>()?;
+        let writes = ids.iter().map(|id| self.write(&WAKE, args![id], Duration::ZERO));
+        flows_of(join_all(writes).await)
+    }
+
+    /// Jobs of a lane whose worker is lost, and those that this worker holds, if one is named; at most this many of those
+    /// with and without a charge in flight.
+    pub async fn lost_jobs(
         &self,
         lane: &ProviderName,
-        grace: Duration,
+        own: Option<&str>,
         at_most: u32,
-        is_kept: &(dyn Fn(&JobId) -> bool + Sync),
-    ) -> Result<ReturnedJobs, LedgerError> {
-        let mut found: Vec<Returning> = Vec::new();
-        for sql in [&SLEEPERS, &LEFT_IN_FLIGHT] {
-            for row in self.query_by_index(sql, args![lane, at_most, grace]).await? {
-                found.push(Returning::from_row(&row)?);
+    ) -> Result<Vec<LostJob>, LedgerError> {
+        let mut lost = Vec::new();
+        for sql in [&LOST, &LOST_IN_FLIGHT] {
+            for row in self.query_by_index(sql, args![lane, at_most, own]).await? {
+                lost.push(LostJob::from_row(&row)?);
             }
         }
-        found.retain(|job| !is_kept(&job.id));
-        let lost = found.iter().filter(|job| job.is_lost).count();
-        let write = |Returning { id, is_lost }| {
-            let take_away = Args::from(args![&id, WaitReason::WorkerLost.code()]);
-            match is_lost {
-                true => self.write(&TAKE_AWAY, take_away, Duration::ZERO),
-                false => self.write(&WAKE, Args::from(args![&id]), Duration::ZERO),
-            }
-        };
-        let mut flows = Vec::with_capacity(found.len());
-        for written in join_all(found.into_iter().map(write)).await {
-            if let Some(row) = written? {
-                flows.push(FlowKey::from_row(&row)?);
-            }
-        }
-        Ok(ReturnedJobs { flows, lost: u32::try_from(lost).unwrap_or(u32::MAX) })
+        Ok(lost)
     }
+
+    /// Returns these jobs to the backlog, if nothing has changed since they were found; their flows. `own`: as for
+    /// [`Database::lost_jobs`].
+    pub async fn take_away(&self, lost: &[LostJob], own: Option<&str>) -> Result<Vec<FlowKey>, LedgerError> {
+        let writes = lost.iter().map(|LostJob { id, fence, number, wire_time, .. }| {
+            let sent = wire_time.is_some().then_some(i64::from(*number));
+            self.write(&TAKE_AWAY, args![id, WaitReason::WorkerLost.code(), *fence, sent, own], Duration::ZERO)
+        });
+        flows_of(join_all(writes).await)
+    }
+}
+
+fn flows_of(written: Vec<Result<Option<SqlRow>, LedgerError>>) -> Result<Vec<FlowKey>, LedgerError> {
+    written.into_iter().filter_map(Result::transpose).map(|row| FlowKey::from_row(&row?)).collect()
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
+use super::claim::IS_UNHELD;
 use super::dialect::{JobWriteText, Template, WriteTemplate};
 use super::engine::{Value, args};
 use super::events::WRITE_EVENT;
@@ -47,20 +48,24 @@ impl Database {
 }
 
 /// The condition of index `jobs_waiting_by_expiry`, and the further conditions of an expired job.
-const EXPIRED: &str = "state = 'waiting' AND expires_at IS NOT NULL AND expires_at <= {now} AND NOT maybe_charged \
-     AND (lease_until IS NULL OR lease_until <= {now})";
+fn expired() -> String {
+    format!(
+        "state = 'waiting' AND expires_at IS NOT NULL AND expires_at <= {{now}} AND NOT maybe_charged AND {IS_UNHELD}"
+    )
+}
 
 /// No limit counts a request that began longer ago: a window has at most 31 days (docs/providers.md).
 pub const LIMIT_WINDOW_MAX: Duration = Duration::from_secs(32 * 86_400);
 
 static EXPIRED_JOBS: Template =
-    Template::made(|_| format!("SELECT id FROM jobs WHERE {EXPIRED} ORDER BY expires_at LIMIT $1"));
+    Template::made(|_| format!("SELECT id FROM jobs WHERE {} ORDER BY expires_at LIMIT $1", expired()));
 
 static EXPIRE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
-        "UPDATE jobs SET state = 'expired', reason = $2, fence = fence + 1, lease_owner = NULL, lease_until = NULL, \
+        "UPDATE jobs SET state = 'expired', reason = $2, fence = fence + 1, holder = NULL, response_by = NULL, \
              updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND {EXPIRED}"
+         WHERE id = $1 AND {}",
+        expired()
     )
     .into(),
     written_columns: WRITTEN_COLUMNS.into(),
@@ -72,8 +77,8 @@ static SET_ASIDE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET state = 'review', reason = $2, maybe_charged = (maybe_charged OR state = 'sending'), \
              attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, fence = fence + 1, \
-             lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND {OPEN} AND (lease_until IS NULL OR lease_until <= {{now}})"
+             holder = NULL, response_by = NULL, updated_at = {{now}} {{from}} \
+         WHERE id = $1 AND {OPEN} AND {IS_UNHELD}"
     )
     .into(),
     written_columns: WRITTEN_COLUMNS.into(),
@@ -122,7 +127,7 @@ impl Database {
         Ok(expired)
     }
 
-    /// Moves an open job to review. [`FencedWrite::Stale`] when it is finished, or a worker holds its lease. If its
+    /// Moves an open job to review. [`FencedWrite::Stale`] when it is finished, or a living worker has it. If its
     /// request was in flight, its outcome is unknown from then on.
     pub async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError> {
         let steps = self.write_steps(&SET_ASIDE, args![id, storable(reason)]);
@@ -175,7 +180,7 @@ fn wake_text(codes: [&str; 2]) -> String {
          WHERE id IN (\
              SELECT id FROM jobs \
              WHERE provider = $1 AND state IN ('waiting', 'unknown') AND wait_reason IN ('{}') \
-                 AND wake_at > {{after:$3}} AND NOT backlog AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                 AND wake_at > {{after:$3}} AND NOT backlog AND holder IS NULL \
                  AND (not_before IS NULL OR not_before <= {{now}}) \
                  AND ({BEGUN} < {{after:($2 - $5)}} OR {BEGUN} < ({LAST_CHANGE}) + ({{after:$2}} - {{now}})) \
              ORDER BY wake_at LIMIT $4 {{unlocked}}) \

@@ -20,13 +20,13 @@ use crate::ledger::backlog::BlockedReason;
 use crate::ledger::database::Database;
 use crate::ledger::events::EVENTS_KEPT_FOR;
 use crate::ledger::operator::STATES;
+use crate::ledger::sql::claim::IS_UNHELD;
 use crate::ledger::sql::dialect::Template;
 use crate::ledger::sql::engine::{Args, args};
 use crate::ledger::sql::fleet::LANES;
 use crate::ledger::sql::result::{SqlRow, corrupt};
 use crate::ledger::upkeep::{CheckScope, ProviderReconciliation};
 
-const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
 /// Conditions of the indexes `jobs_finished_by_update` and `jobs_in_review_by_update`, and of all finished jobs.
 const FINISHED_UNSCRUBBED: &str =
     "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
@@ -37,9 +37,18 @@ const FINISHED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 const SINCE: &str = "CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
      WHEN {readable:created_at} THEN created_at END";
 
-/// The first request of a job whose outcome is unknown. A request without a lease is abandoned.
-const UNKNOWN_SINCE: &str = "CASE WHEN {readable:first_sent_at} AND (state = 'unknown' \
-     OR state = 'sending' AND (lease_until IS NULL OR lease_until <= {now})) THEN first_sent_at END";
+/// The first request of a job whose outcome is unknown. A request whose worker is lost is abandoned.
+fn unknown_since() -> String {
+    format!(
+        "CASE WHEN {{readable:first_sent_at}} AND (state = 'unknown' OR state = 'sending' AND {IS_UNHELD}) \
+             THEN first_sent_at END"
+    )
+}
+
+/// It is due, and no worker has it, for so long ($1). A job of a lost worker is not due before its response.
+const IS_OVERDUE: &str = "(NOT backlog AND wake_at <= {after:(0 - $1)} AND (holder IS NULL \
+     OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = jobs.holder) \
+         AND COALESCE(response_by, updated_at) <= {after:(0 - $1)}))";
 
 /// No event is deleted that reports a younger change.
 fn no_event() -> String {
@@ -73,22 +82,21 @@ fn reconciliation(states: Vec<String>, finished: &[String]) -> String {
                  {} AS active, {} AS in_flight, count(waits_until) AS delayed, \
                  {{until:max(CASE WHEN waits_until IS NOT NULL AND NOT unreadable THEN waits_until END)}} AS delayed_ms, \
                  {} AS due, {} AS overdue, {} AS unreadable, {} AS backlog, \
-                 CAST(coalesce(sum(CASE WHEN lease_until > {{now}} AND state = 'sending' THEN 0 \
+                 CAST(coalesce(sum(CASE WHEN NOT is_unheld AND state = 'sending' THEN 0 \
                      WHEN state = 'waiting' THEN cost ELSE 1 END), 0) AS bigint) AS waiting_cost \
-             FROM (SELECT provider, {SINCE} AS since, {UNKNOWN_SINCE} AS unknown_since, expires_at, lease_until, wake_at, \
-                       state, backlog, cost, \
+             FROM (SELECT provider, {SINCE} AS since, {} AS unknown_since, expires_at, {IS_UNHELD} AS is_unheld, wake_at, \
+                       state, backlog, cost, {IS_OVERDUE} AS is_overdue, \
                        NOT ({READABLE}) AS unreadable, \
-                       CASE WHEN NOT backlog AND {FREE} AND wake_at > {{now}} THEN wake_at END AS waits_until \
+                       CASE WHEN NOT backlog AND {IS_UNHELD} AND wake_at > {{now}} THEN wake_at END AS waits_until \
                    FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
             of("expires_at <= {now}"),
-            of("lease_until > {now}"),
-            of("lease_until > {now} AND state = 'sending'"),
-            of(&format!("NOT backlog AND {FREE} AND wake_at <= {{now}}")),
-            of(
-                "NOT backlog AND wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"
-            ),
+            of("NOT is_unheld"),
+            of("NOT is_unheld AND state = 'sending'"),
+            of("NOT backlog AND is_unheld AND wake_at <= {now}"),
+            of("is_overdue"),
             of("unreadable"),
             of("backlog"),
+            unknown_since(),
         ),
     ];
     let checks = finished.iter().flat_map(|which| {

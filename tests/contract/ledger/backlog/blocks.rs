@@ -34,7 +34,7 @@ impl Fixture {
 
 async fn a_blocked_flow_is_skipped(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.record_blocked(&of("acct_1", "a1"), &block(LEASE, "per-second")).await;
+    fixture.record_blocked(&of("acct_1", "a1"), &block(A_MINUTE, "per-second")).await;
     for (account, id) in [("acct_1", "a2"), ("acct_2", "b1")] {
         fixture.record(&of(account, id)).await;
     }
@@ -42,7 +42,7 @@ async fn a_blocked_flow_is_skipped(kind: Kind) {
     // A new job of a blocked flow waits like the others.
     fixture.record(&of("acct_1", "a3")).await;
     let (jobs, left) = fixture.dispatch_and_wake(&name("stripe")).await;
-    assert!(jobs.is_empty() && left.is_some_and(|left| left <= LEASE && left > LEASE / 2), "{jobs:?} {left:?}");
+    assert!(jobs.is_empty() && left.is_some_and(|left| left <= A_MINUTE && left > A_MINUTE / 2), "{jobs:?} {left:?}");
     fixture.counts_agree().await;
     assert_eq!(fixture.dispatch_and_wake(&name("adyen")).await, (Vec::new(), None));
     assert_eq!(fixture.database.unblock_flows(&name("adyen")).await.unwrap(), 0);
@@ -80,8 +80,8 @@ async fn the_later_block_stays(kind: Kind) {
     let reason = "SELECT blocked_reason || COALESCE(blocked_limit, '') FROM flows";
     let forever = FlowBlock { wait: Duration::MAX, reason: BlockedReason::AccountBlocked, limit: None };
     for (blocks, wanted) in [
-        ([block(LEASE, "a"), forever.clone(), block(LEASE, "a")], "account_blocked"),
-        ([block(LEASE * 2, "longest"), block(LEASE, "a"), block(LEASE, "b")], "limitlongest"),
+        ([block(A_MINUTE, "a"), forever.clone(), block(A_MINUTE, "a")], "account_blocked"),
+        ([block(A_MINUTE * 2, "longest"), block(A_MINUTE, "a"), block(A_MINUTE, "b")], "limitlongest"),
     ] {
         for (job, block) in fixture.dispatch(3, 3).await.iter().zip(blocks) {
             fixture.give_back(job, &BacklogReturn { block: Some(block), ..RETURNED }).await;
@@ -95,7 +95,7 @@ async fn the_later_block_stays(kind: Kind) {
 async fn an_account_is_blocked_by_class(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (priority, id) in [(9, "a1"), (4, "a2")] {
-        fixture.record_blocked(&Job { priority, ..of("acct_1", id) }, &block(LEASE, "a")).await;
+        fixture.record_blocked(&Job { priority, ..of("acct_1", id) }, &block(A_MINUTE, "a")).await;
     }
     fixture.record(&of("acct_1", "a3")).await;
     fixture.record(&Job { account: None, ..job("none") }).await;
@@ -109,14 +109,14 @@ async fn jobs_of_blocked_accounts_are_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let blocked = FlowBlock { wait: Duration::MAX, reason: BlockedReason::AccountBlocked, limit: None };
     for (account, id, block) in
-        [("acct_1", "a1", blocked.clone()), ("acct_2", "b1", blocked), ("acct_3", "c1", block(LEASE, "a"))]
+        [("acct_1", "a1", blocked.clone()), ("acct_2", "b1", blocked), ("acct_3", "c1", block(A_MINUTE, "a"))]
     {
         fixture.record_blocked(&of(account, id), &block).await;
     }
     for (account, id) in [("acct_1", "a2"), ("acct_3", "c2"), ("acct_4", "d1")] {
         fixture.record(&of(account, id)).await;
     }
-    for scope in [CheckScope::All, CheckScope::Since(LEASE)] {
+    for scope in [CheckScope::All, CheckScope::Since(A_MINUTE)] {
         let found = fixture.database.reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
         assert_eq!((found.backlog, found.account_blocked, found.discrepancies()), (6, 3, Vec::new()));
     }
@@ -124,7 +124,7 @@ async fn jobs_of_blocked_accounts_are_counted(kind: Kind) {
 
 async fn blocks_are_shown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.record_blocked(&of("acct_1", "a1"), &block(LEASE, "a")).await;
+    fixture.record_blocked(&of("acct_1", "a1"), &block(A_MINUTE, "a")).await;
     for (account, id) in [("acct_1", "a2"), ("acct_2", "b1"), ("acct_3", "c1")] {
         fixture.record(&of(account, id)).await;
     }
@@ -133,7 +133,7 @@ async fn blocks_are_shown(kind: Kind) {
     assert_eq!(accounts, [("acct_1", 2), ("acct_2", 1)]);
     let blocked = shown[0].blocked.as_ref().unwrap();
     assert_eq!((blocked.reason, blocked.limit.as_deref()), (BlockedReason::Limit, Some("a")));
-    assert!(blocked.left <= LEASE && blocked.left > LEASE / 2, "{blocked:?}");
+    assert!(blocked.left <= A_MINUTE && blocked.left > A_MINUTE / 2, "{blocked:?}");
     assert_eq!(shown[1].blocked, None);
     // Blocked flows are not before it.
     assert_eq!(fixture.jobs_ahead("b1").await, (true, 0));

@@ -106,7 +106,7 @@ async fn an_unblocked_flow_gets_no_past(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.record_all("blocked", 0..100).await;
     let first = fixture.dispatch(1, 1).await.remove(0);
-    fixture.give_back(&first, &BacklogReturn { block: Some(block(LEASE, "a")), ..RETURNED }).await;
+    fixture.give_back(&first, &BacklogReturn { block: Some(block(A_MINUTE, "a")), ..RETURNED }).await;
     fixture.record_all("other", 0..200).await;
     assert_eq!(shares(&fixture.dispatch_rounds(10, 10, 10).await, ["blocked", "other"]), [0, 100]);
     assert_eq!(fixture.database.unblock_flows(&name("stripe")).await.unwrap(), 1);
@@ -121,7 +121,7 @@ async fn a_higher_class_is_always_first(kind: Kind) {
     }
     let lease = fixture.take(&job("unknown")).await.lease;
     let unknown = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
-    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     assert_eq!(fixture.database.finish_attempt(&lease, &end, &unknown).await.unwrap(), FencedWrite::Applied);
     let lease = fixture.take(&job("unknown")).await.lease;

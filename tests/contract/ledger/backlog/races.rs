@@ -122,7 +122,7 @@ impl Worker {
             }
             9 => drop(self.ledger.unblock_flows(&lane).await.unwrap()),
             10 => drop(self.ledger.remove_idle_flows(&lane, 3).await.unwrap()),
-            11 => drop(self.ledger.return_due(&lane, Duration::ZERO, 3, &|_| false).await.unwrap()),
+            11 => drop(self.ledger.return_now(&lane, 3).await.unwrap()),
             _ => self.end_one().await,
         }
     }
@@ -134,7 +134,7 @@ impl Worker {
         let at = self.random.below(self.active.len() as u64) as usize;
         let job = self.active.swap_remove(at);
         let lease = &job.claimed.lease;
-        let block = (self.random.below(2) == 0).then(|| block(LEASE, "per-second"));
+        let block = (self.random.below(2) == 0).then(|| block(A_MINUTE, "per-second"));
         let written = match self.random.below(4) {
             0 | 1 => self.ledger.return_to_backlog(lease, &BacklogReturn { block, ..RETURNED }).await.unwrap(),
             2 => {

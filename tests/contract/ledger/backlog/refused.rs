@@ -30,7 +30,7 @@ async fn waiting_jobs_of_a_refused_account_are_declined(kind: Kind) {
     // A blocked flow, too.
     let first = fixture.dispatch(1, 1).await.remove(0);
     assert_eq!(first.job.id.as_str(), "urgent");
-    fixture.give_back(&first, &BacklogReturn { block: Some(block(LEASE, "each")), ..RETURNED }).await;
+    fixture.give_back(&first, &BacklogReturn { block: Some(block(A_MINUTE, "each")), ..RETURNED }).await;
     assert_eq!([fixture.decline_refused(5).await, fixture.decline_refused(5).await], [5, 3]);
     assert_eq!(fixture.decline_refused(5).await, 0);
     let declined = "state = 'declined' AND reason = 'account_refused' AND attempts = 0 AND NOT backlog";
@@ -47,7 +47,7 @@ async fn unknown_and_claimed_jobs_stay(kind: Kind) {
     fixture.refusing("mallory").await;
     let unknown = of("mallory", "unknown");
     let lease = fixture.take(&unknown).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let state = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
     assert_eq!(fixture.database.finish_attempt(&lease, &end, &state).await.unwrap(), FencedWrite::Applied);

@@ -90,7 +90,7 @@ async fn a_wrong_count_is_corrected(kind: Kind) {
 async fn older_program_claims_from_the_backlog() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.record(&job("p1")).await;
-    let claim = "UPDATE jobs SET fence = fence + 1, lease_owner = 'older', lease_until = now() + interval '1 minute', \
+    let claim = "UPDATE jobs SET fence = fence + 1, holder = 'older', \
         updated_at = now() WHERE id = 'p1'";
     fixture.sql(claim).await.unwrap();
     assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE backlog").await, "0");
@@ -142,13 +142,13 @@ async fn rules_of_flows_are_checks(kind: Kind) {
         assert!(error.contains("constraint"), "{bad}: {error}");
     }
     // A lease takes a job out of the backlog on PostgreSQL, where an older program may run beside this one.
-    let lease = "UPDATE jobs SET lease_owner = 'w', lease_until = created_at";
+    let lease = "UPDATE jobs SET holder = 'w'";
     if kind == Kind::Postgres {
         fixture.sql(lease).await.unwrap();
         assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE backlog").await, "0");
     } else {
         let error = fixture.sql(lease).await.expect_err(lease);
-        assert!(error.contains("backlog_has_no_lease"), "{error}");
+        assert!(error.contains("backlog_has_no_holder"), "{error}");
     }
     assert!(fixture.sql("UPDATE jobs SET seq = seq + 1").await.is_err());
 }

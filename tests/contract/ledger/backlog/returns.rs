@@ -1,19 +1,20 @@
 //! Returns into the backlog: due jobs that sleep, and jobs of lost workers, each once and counted in its flow.
 
-use std::collections::BTreeSet;
-
 use futures_util::future::join_all;
 use sluicegate::domain::disposition::Resend;
-use sluicegate::domain::job::JobId;
 use sluicegate::ledger::LookupEnd;
-use sluicegate::ledger::backlog::{RepairedFlows, ReturnedJobs};
+use sluicegate::ledger::backlog::{LostJob, RepairedFlows};
+use sluicegate::ledger::fleet::Beat;
 
 use super::*;
+use crate::support::claiming::ReturnedJobs;
 
 on_every_database!(
     due_sleepers_return_longest_due_first,
     jobs_that_are_not_due_stay,
-    leased_and_kept_jobs_stay,
+    jobs_of_living_workers_stay,
+    only_what_was_found_is_taken_away,
+    worker_finds_what_it_has_without_knowing,
     lost_workers_jobs_return,
     a_job_in_flight_without_a_lease_returns,
     a_request_left_in_flight_becomes_unknown,
@@ -48,7 +49,7 @@ impl Fixture {
 
     async fn in_flight(&self, job: &Job) -> LeaseToken {
         let lease = self.take(job).await.lease;
-        let begun = self.database.begin_attempt(&lease, &request(job.id.as_str())).await.unwrap();
+        let begun = self.database.begin_attempt(&lease, &request(job.id.as_str()), AT_ONCE).await.unwrap();
         assert_eq!(begun, BeginResult::Attempt(1));
         lease
     }
@@ -62,13 +63,13 @@ impl Fixture {
         self.without_constraints(&format!("UPDATE jobs SET {column} = {at} WHERE id = '{id}'")).await.unwrap();
     }
 
-    async fn return_at_most(&self, grace: Duration, at_most: u32) -> ReturnedJobs {
-        self.database.return_due(&name("stripe"), grace, at_most, &|_| false).await.unwrap()
+    async fn return_at_most(&self, at_most: u32) -> ReturnedJobs {
+        self.database.return_now(&name("stripe"), at_most).await.unwrap()
     }
 
     /// How many jobs return now, and how many of them are those of lost workers.
-    async fn returns(&self, grace: Duration) -> (usize, u32) {
-        let returned = self.return_at_most(grace, 100).await;
+    async fn returns(&self) -> (usize, usize) {
+        let returned = self.return_at_most(100).await;
         (returned.flows.len(), returned.lost)
     }
 
@@ -92,14 +93,14 @@ async fn due_sleepers_return_longest_due_first(kind: Kind) {
     }
     let elsewhere = Job { provider: name("adyen"), ..job("elsewhere") };
     fixture.sleeper(&elsewhere, Duration::ZERO).await;
-    let returned = fixture.return_at_most(Duration::ZERO, 2).await;
+    let returned = fixture.return_at_most(2).await;
     assert_eq!(returned, ReturnedJobs { flows: vec![FlowKey::of(&job("b")); 2], lost: 0 });
     assert_eq!(fixture.in_backlog().await, ["b", "d"]);
     assert_eq!(fixture.one("SELECT waiting FROM flows WHERE provider = 'stripe'").await, "2");
-    assert_eq!(fixture.returns(LATER).await, (2, 0), "the grace is for lost workers");
+    assert_eq!(fixture.returns().await, (2, 0));
     assert_eq!(fixture.in_backlog().await, ["a", "b", "c", "d"]);
     fixture.flows_are_right().await;
-    assert_eq!(fixture.returns(Duration::ZERO).await, (0, 0), "each once");
+    assert_eq!(fixture.returns().await, (0, 0), "each once");
     // No worker had them, so none was lost, and the reason of the last wait is still there.
     let claimed = fixture.dispatch(9, 9).await;
     assert_eq!(claimed.len(), 4);
@@ -123,42 +124,70 @@ async fn jobs_that_are_not_due_stay(kind: Kind) {
     let lease = fixture.take(&job("done")).await.lease;
     assert_eq!(fixture.database.transition(&lease, &done).await.unwrap(), FencedWrite::Applied);
     fixture.set_ago("done", "wake_at", 9_999).await;
-    assert_eq!(fixture.returns(Duration::ZERO).await, (0, 0));
+    assert_eq!(fixture.returns().await, (0, 0));
     assert_eq!(fixture.in_backlog().await, Vec::<String>::new());
     fixture.set_ago("later", "wake_at", 1).await;
-    assert_eq!(fixture.returns(Duration::ZERO).await, (1, 0));
+    assert_eq!(fixture.returns().await, (1, 0));
     assert_eq!(fixture.in_backlog().await, ["later"]);
     fixture.flows_are_right().await;
 }
 
-async fn leased_and_kept_jobs_stay(kind: Kind) {
+async fn jobs_of_living_workers_stay(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let held = fixture.take(&job("held")).await.lease;
+    fixture.take(&job("held")).await;
     fixture.in_flight(&job("sent")).await;
-    fixture.sleeper(&job("asleep"), Duration::ZERO).await;
     for id in ["held", "sent"] {
         fixture.set_ago(id, "wake_at", 9_999).await;
     }
-    let kept = |kept: &[&str]| {
-        let kept: BTreeSet<String> = kept.iter().map(|id| (*id).to_owned()).collect();
-        move |id: &JobId| kept.contains(id.as_str())
-    };
+    let ledger = &fixture.database;
+    let beat = ledger.beats().await.unwrap().remove(0);
+    assert_eq!(fixture.returns().await, (0, 0));
+    // It has moved on since another one saw it, so it is not lost.
+    ledger.write_beat(&beat.worker, beat.number + 1).await.unwrap();
+    assert!(!ledger.remove_silent_worker(&beat).await.unwrap());
+    assert_eq!(fixture.returns().await, (0, 0));
+    let beat = Beat { number: beat.number + 1, ..beat };
+    assert!(ledger.remove_silent_worker(&beat).await.unwrap() && !ledger.remove_silent_worker(&beat).await.unwrap());
+    assert_eq!(fixture.returns().await, (2, 2));
+    assert_eq!(fixture.in_backlog().await, ["held", "sent"]);
+    fixture.flows_are_right().await;
+}
+
+/// A job that has moved on since it was found lost stays with its worker.
+async fn only_what_was_found_is_taken_away(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
     let ledger = &fixture.database;
     let lane = name("stripe");
-    let returned = ledger.return_due(&lane, Duration::ZERO, 9, &kept(&["asleep"])).await.unwrap();
-    assert_eq!(returned, ReturnedJobs::default());
-    for id in ["held", "sent"] {
-        fixture.set_ago(id, "lease_until", 10).await;
-    }
-    let returned = ledger.return_due(&lane, LATER, 9, &kept(&["asleep"])).await.unwrap();
-    assert_eq!(returned, ReturnedJobs::default(), "their leases ended within the grace");
-    let returned = ledger.return_due(&lane, Duration::ZERO, 9, &kept(&["asleep", "held", "sent"])).await.unwrap();
-    assert_eq!(returned, ReturnedJobs::default());
-    // The worker that was slow goes on.
-    assert_eq!(ledger.renew(std::slice::from_ref(&held), LEASE).await.unwrap(), []);
-    let returned = ledger.return_due(&lane, Duration::from_secs(5), 9, &kept(&["asleep"])).await.unwrap();
-    assert_eq!((returned.flows.len(), returned.lost), (1, 1));
-    assert_eq!(fixture.in_backlog().await, ["sent"]);
+    let unsent = fixture.take(&job("p1")).await.lease;
+    fixture.expire_lease(&unsent).await;
+    let found = ledger.lost_jobs(&lane, None, 9).await.unwrap();
+    let as_found = LostJob { id: job("p1").id, fence: unsent.fence, number: 0, wire_time: None, is_own: false };
+    assert_eq!(found, [as_found]);
+    // Its worker was only slow, and sends it.
+    assert_eq!(ledger.begin_attempt(&unsent, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(ledger.take_away(&found, None).await.unwrap(), []);
+    let sent = ledger.lost_jobs(&lane, None, 9).await.unwrap();
+    assert_eq!((sent[0].number, sent[0].wire_time), (1, Some(AT_ONCE.response_within)));
+    let other = [LostJob { number: 2, ..sent[0].clone() }];
+    assert_eq!(ledger.take_away(&other, None).await.unwrap(), []);
+    assert_eq!(ledger.take_away(&sent, None).await.unwrap().len(), 1);
+    assert_eq!(ledger.take_away(&sent, None).await.unwrap(), [], "each once");
+    assert_eq!(fixture.state("p1").await, "unknown");
+    fixture.flows_are_right().await;
+}
+
+/// A process that never learned the end of a write has a job without knowing.
+async fn worker_finds_what_it_has_without_knowing(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let ledger = &fixture.database;
+    let lane = name("stripe");
+    let lease = fixture.take(&job("p1")).await.lease;
+    assert_eq!(ledger.lost_jobs(&lane, Some("worker-b"), 9).await.unwrap(), []);
+    let own = ledger.lost_jobs(&lane, Some("worker-a"), 9).await.unwrap();
+    assert_eq!((own.len(), own[0].is_own, own[0].fence), (1, true, lease.fence));
+    assert_eq!(ledger.take_away(&own, Some("worker-b")).await.unwrap(), []);
+    assert_eq!(ledger.take_away(&own, Some("worker-a")).await.unwrap().len(), 1);
+    assert_eq!(fixture.in_backlog().await, ["p1"]);
     fixture.flows_are_right().await;
 }
 
@@ -168,25 +197,24 @@ async fn lost_workers_jobs_return(kind: Kind) {
     let mut lost = fixture.dispatch(1, 1).await.remove(0);
     for holders in 1..=3 {
         fixture.expire_lease(&lost.claimed.lease).await;
-        assert_eq!(fixture.returns(Duration::ZERO).await, (1, 1));
+        assert_eq!(fixture.returns().await, (1, 1));
         fixture.flows_are_right().await;
         let heir = fixture.dispatch(1, 1).await.remove(0);
         assert_eq!(heir.claimed.lost_holders, holders);
         assert_eq!(heir.claimed.lease.fence, lost.claimed.lease.fence + 2, "the return raises it, and the claim");
         assert_eq!((heir.claimed.maybe_charged, heir.claimed.attempts), (false, 0));
         let stale = &lost.claimed.lease;
-        assert_eq!(fixture.database.begin_attempt(stale, &request("p1")).await.unwrap(), BeginResult::Stale);
-        assert_eq!(fixture.database.transition(stale, &waits(LEASE)).await.unwrap(), FencedWrite::Stale);
+        assert_eq!(fixture.database.begin_attempt(stale, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Stale);
+        assert_eq!(fixture.database.transition(stale, &waits(A_MINUTE)).await.unwrap(), FencedWrite::Stale);
         assert_eq!(fixture.database.return_to_backlog(stale, &RETURNED).await.unwrap(), FencedWrite::Stale);
         assert_eq!(fixture.database.release(stale).await.unwrap(), FencedWrite::Stale);
         lost = heir;
     }
     // The token is void from the return on, and not from the next claim.
     fixture.expire_lease(&lost.claimed.lease).await;
-    fixture.returns(Duration::ZERO).await;
-    let stale = std::slice::from_ref(&lost.claimed.lease);
-    assert_eq!(fixture.database.renew(stale, LEASE).await.unwrap(), stale);
-    assert_eq!(fixture.database.transition(&stale[0], &waits(LEASE)).await.unwrap(), FencedWrite::Stale);
+    fixture.returns().await;
+    let stale = &lost.claimed.lease;
+    assert_eq!(fixture.database.transition(stale, &waits(A_MINUTE)).await.unwrap(), FencedWrite::Stale);
     // A worker that gives it back was not lost.
     let last = fixture.dispatch(1, 1).await.remove(0);
     fixture.give_back(&last, &RETURNED).await;
@@ -197,11 +225,11 @@ async fn lost_workers_jobs_return(kind: Kind) {
 async fn a_job_in_flight_without_a_lease_returns(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let lost = fixture.in_flight(&job("p1")).await;
-    fixture.without_constraints("UPDATE jobs SET lease_owner = NULL, lease_until = NULL").await.unwrap();
-    assert_eq!(fixture.returns(LATER).await, (1, 1));
+    fixture.without_constraints("UPDATE jobs SET holder = NULL, response_by = NULL").await.unwrap();
+    assert_eq!(fixture.returns().await, (1, 1));
     let heir = fixture.dispatch(1, 1).await.remove(0).claimed;
     assert_eq!((heir.maybe_charged, heir.lease.fence), (true, lost.fence + 2));
-    assert_eq!(fixture.returns(LATER).await, (0, 0));
+    assert_eq!(fixture.returns().await, (0, 0));
 }
 
 async fn a_request_left_in_flight_becomes_unknown(kind: Kind) {
@@ -209,16 +237,16 @@ async fn a_request_left_in_flight_becomes_unknown(kind: Kind) {
     let ledger = &fixture.database;
     fixture.unknown_sleeper(&job("p1")).await;
     let asking = fixture.take(&job("p1")).await.lease;
-    assert_eq!(ledger.begin_lookup(&asking).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(ledger.begin_lookup(&asking, A_MINUTE).await.unwrap(), BeginResult::Attempt(2));
     let not_found =
         LookupEnd { number: 2, outcome: "not_found", status: Some(404), detail: String::new(), grants_resend: true };
     let next = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::Retry.into() };
     assert_eq!(ledger.finish_lookup(&asking, &not_found, &next).await.unwrap().0, FencedWrite::Applied);
     let granted = fixture.take_returned(&job("p1")).await;
     assert_eq!(granted.resend, Resend::Granted);
-    assert_eq!(ledger.begin_attempt(&granted.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(3));
+    assert_eq!(ledger.begin_attempt(&granted.lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(3));
     fixture.expire_lease(&granted.lease).await;
-    assert_eq!(fixture.returns(Duration::ZERO).await, (1, 1));
+    assert_eq!(fixture.returns().await, (1, 1));
     let row = "SELECT state || ' ' || wait_reason || ' ' || attempts || ' ' || resend || ' ' || lost_holders || ' ' || \
                COALESCE(wait_detail, wait_limit, reason, '-') FROM jobs WHERE maybe_charged AND wait_since IS NULL";
     assert_eq!(fixture.one(row).await, "unknown worker_lost 2 used 0 -");
@@ -237,15 +265,15 @@ async fn a_lookup_left_in_flight_is_closed(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.unknown_sleeper(&job("p1")).await;
     let lost = fixture.take_returned(&job("p1")).await.lease;
-    assert_eq!(fixture.database.begin_lookup(&lost).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(fixture.database.begin_lookup(&lost, A_MINUTE).await.unwrap(), BeginResult::Attempt(2));
     fixture.expire_lease(&lost).await;
-    assert_eq!(fixture.returns(Duration::ZERO).await, (1, 1));
+    assert_eq!(fixture.returns().await, (1, 1));
     assert_eq!(fixture.one("SELECT state || ' ' || wait_reason FROM jobs").await, "unknown outcome_unknown");
     let attempts = "SELECT kind || ' ' || outcome FROM attempts ORDER BY number";
     assert_eq!(fixture.texts(attempts).await, ["charge unknown", "lookup unknown"]);
     let heir = fixture.dispatch(1, 1).await.remove(0).claimed;
     assert_eq!((heir.attempts, heir.lookups), (1, 1));
-    assert_eq!(fixture.database.begin_lookup(&heir.lease).await.unwrap(), BeginResult::Attempt(3));
+    assert_eq!(fixture.database.begin_lookup(&heir.lease, A_MINUTE).await.unwrap(), BeginResult::Attempt(3));
     fixture.flows_are_right().await;
 }
 
@@ -259,10 +287,10 @@ async fn concurrent_returns_return_each_job_once(kind: Kind) {
             _ => drop(fixture.in_flight(&job).await),
         }
     }
-    fixture.sql("UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL").await.unwrap();
+    fixture.sql("UPDATE jobs SET holder = 'lost' WHERE holder IS NOT NULL").await.unwrap();
     let returns = (0..8).map(|_| {
         let ledger = fixture.database.clone();
-        tokio::spawn(async move { ledger.return_due(&name("stripe"), Duration::ZERO, 100, &|_| false).await.unwrap() })
+        tokio::spawn(async move { ledger.return_now(&name("stripe"), 100).await.unwrap() })
     });
     let returned: usize = join_all(returns).await.into_iter().map(|task| task.unwrap().flows.len()).sum();
     assert_eq!(returned, 40);
@@ -285,7 +313,7 @@ async fn each_job_returns_into_its_flow(kind: Kind) {
     fixture.unknown_sleeper(&Job { priority: 9, ..job("unknown") }).await;
     let lost = fixture.in_flight(&of("acct_2", "lost")).await;
     fixture.expire_lease(&lost).await;
-    let mut returned = fixture.return_at_most(Duration::ZERO, 9).await;
+    let mut returned = fixture.return_at_most(9).await;
     returned.flows.sort_by_key(|flow| (flow.class.number(), flow.account.clone()));
     let unknown = |account: &str| FlowKey { class: FlowClass::UNKNOWN, ..FlowKey::of(&of(account, "any")) };
     let flows = vec![
@@ -318,7 +346,7 @@ async fn a_returned_job_is_as_it_was_recorded(kind: Kind) {
     for job in [&full, &bare] {
         fixture.sleeper(job, Duration::ZERO).await;
     }
-    assert_eq!(fixture.returns(Duration::ZERO).await, (2, 0));
+    assert_eq!(fixture.returns().await, (2, 0));
     let claimed: Vec<_> = fixture.dispatch(9, 9).await.into_iter().map(|job| (job.job, job.hash)).collect();
     assert_eq!(claimed, [(full, hash(1)), (bare, hash(1))]);
 }
@@ -343,7 +371,7 @@ async fn unreadable_rows_stay(kind: Kind) {
     ] {
         fixture.without_constraints(&format!("UPDATE jobs SET {set} WHERE id = '{id}'")).await.unwrap();
     }
-    assert_eq!(fixture.returns(Duration::ZERO).await, (1, 0));
+    assert_eq!(fixture.returns().await, (1, 0));
     assert_eq!(fixture.in_backlog().await, ["good"]);
     assert_eq!(fixture.state("early").await, "sending");
     let found = fixture.database.reconcile(Duration::ZERO, CheckScope::All).await.unwrap().remove(0);
@@ -371,12 +399,10 @@ async fn lanes_with_returns_are_named(kind: Kind) {
     fixture.sleeper(&on("due"), Duration::ZERO).await;
     fixture.unknown_sleeper(&on("asking")).await;
     assert_eq!(named().await, ["asking", "due"]);
-    for lane in ["held", "sending"] {
-        fixture.set_ago(lane, "lease_until", 1).await;
-    }
+    fixture.database.remove_worker("worker-a").await.unwrap();
     assert_eq!(named().await, ["asking", "due", "held", "sending"]);
     for lane in ["asking", "due", "held", "sending"] {
-        let returned = fixture.database.return_due(&name(lane), Duration::ZERO, 9, &|_| false).await.unwrap();
+        let returned = fixture.database.return_now(&name(lane), 9).await.unwrap();
         assert_eq!(returned.flows.len(), 1, "{lane}");
     }
     assert_eq!(named().await, Vec::<String>::new());
@@ -394,7 +420,7 @@ async fn locked_row_does_not_keep_the_others() {
     sqlx::query("SELECT FROM jobs WHERE id = 'p2' FOR UPDATE").execute(&mut *person).await.unwrap();
     let ledger = fixture.database.clone();
     let returning =
-        tokio::spawn(async move { ledger.return_due(&name("stripe"), Duration::ZERO, 9, &|_| false).await.unwrap() });
+        tokio::spawn(async move { ledger.return_now(&name("stripe"), 9).await.unwrap() });
     while fixture.in_backlog().await != ["p1", "p3"] {
         assert!(!returning.is_finished(), "the others are not in the backlog");
         tokio::task::yield_now().await;

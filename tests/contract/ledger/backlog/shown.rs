@@ -86,7 +86,7 @@ async fn largest_flows_come_first(kind: Kind) {
     let claimed = fixture.dispatch_with(&FairClaim { at_most: 1, flow_max: 1, ..everything() }).await;
     assert_eq!(ids(&claimed), ["urgent"]);
     let flood = fixture.dispatch(20, 1).await.into_iter().find(|job| job.job.id.as_str() == "flood-0").unwrap();
-    let how = BacklogReturn { block: Some(block(LEASE, "per-account")), ..RETURNED };
+    let how = BacklogReturn { block: Some(block(A_MINUTE, "per-account")), ..RETURNED };
     fixture.give_back(&flood, &how).await;
     let shown = fixture.database.largest_flows(&lane, 20).await.unwrap();
     // Everything but the flood was claimed.
@@ -94,7 +94,7 @@ async fn largest_flows_come_first(kind: Kind) {
     assert_eq!(shown.largest[0].share(), None, "it is blocked");
     let ends = shown.largest[0].blocked_until.unwrap().0;
     let now = fixture.database.queue_position(&job("flood-0").id, &[]).await.unwrap().now.0;
-    assert!((now..=now + i64::try_from(LEASE.as_millis()).unwrap()).contains(&ends), "{ends}, now {now}");
+    assert!((now..=now + i64::try_from(A_MINUTE.as_millis()).unwrap()).contains(&ends), "{ends}, now {now}");
 
     for number in 0..4 {
         fixture.record(&of("middle", &format!("again-{number}"))).await;

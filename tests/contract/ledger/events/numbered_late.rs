@@ -212,7 +212,7 @@ async fn event_is_never_the_first_write() {
     }
     assert!(refused > 0, "the rule sees no first write");
     let hold = fixture.take(&job("request")).await.lease;
-    let begin_result = fixture.database.begin_attempt(&hold, &request("request")).await.unwrap();
+    let begin_result = fixture.database.begin_attempt(&hold, &request("request"), AT_ONCE).await.unwrap();
     assert_eq!(begin_result, BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "accepted", status: None, detail: String::new(), counts: true };
     let done = JobState::Final { state: FinalState::Declined, reason: "no".to_owned(), reference: None };

@@ -16,7 +16,7 @@ const BY_HAND: [(&str, &str, &str); 7] = [
     ("review-rejected", "state = 'waiting', maybe_charged = (1 = 0), attempts = 0", "waiting"),
     ("dead", "state = 'waiting'", "waiting"),
     ("waiting", "state = 'cancelled'", "cancelled"),
-    ("waiting-in-hand", "state = 'cancelled', lease_owner = NULL, lease_until = NULL", "cancelled"),
+    ("waiting-in-hand", "state = 'cancelled', holder = NULL, response_by = NULL", "cancelled"),
     ("waiting-throttled", "state = 'succeeded'", "succeeded"),
     ("unknown", "state = 'declined', maybe_charged = (1 = 0)", "declined"),
 ];
@@ -57,7 +57,7 @@ async fn sql_on_active_jobs_is_audited(kind: Kind) {
     let five_seconds = if kind == Kind::Postgres { "interval '5 s'" } else { "5000" };
     fixture.sql(&format!("UPDATE jobs SET updated_at = updated_at - {five_seconds}")).await.unwrap();
     for (situation, state) in [("waiting-in-hand", "dead"), ("sending", "succeeded")] {
-        let changes = format!("state = '{state}', lease_owner = NULL, lease_until = NULL");
+        let changes = format!("state = '{state}', holder = NULL, response_by = NULL");
         fixture.sql(&format!("UPDATE jobs SET {changes} WHERE id = '{situation}'")).await.unwrap();
         let after = fixture.details(situation).await;
         let audited: Vec<_> = after.audit.iter().map(|line| line.new_state.as_deref()).collect();

@@ -88,7 +88,7 @@ async fn erased_jobs_are_never_charged_again(kind: Kind) {
     assert_eq!(fixture.erase().await.jobs, 2);
     for id in ["paid", "dead"] {
         // The same message, with the account in it, is known by its hash. A message with another hash is a conflict.
-        let claim = async |hash| fixture.database.claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
+        let claim = async |hash| fixture.database.claim(&job(id), hash, "worker-b").await.unwrap();
         assert_eq!(claim(hash(1)).await, Claim::NotOpen, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
     }
@@ -242,7 +242,7 @@ async fn erased_jobs_are_still_counted(kind: Kind) {
     assert_eq!(fixture.erase().await.jobs, 2);
     assert_eq!(upkeep.scrub(ScrubScope::InReview, Duration::from_secs(3_600), 10).await.unwrap(), 1);
     let recorded = async || {
-        let accounts = upkeep.reconcile(LEASE, CheckScope::Since(LEASE)).await.unwrap();
+        let accounts = upkeep.reconcile(A_MINUTE, CheckScope::Since(A_MINUTE)).await.unwrap();
         assert_eq!(accounts[0].discrepancies(), Vec::<String>::new());
         accounts[0].recorded
     };

@@ -2,7 +2,7 @@
 
 use sluicegate::ledger::rejected::RecordedContent;
 use sluicegate::ledger::upkeep::CheckScope;
-use sluicegate::ledger::{BatchOptions, NewJobAttempt};
+use sluicegate::ledger::{RequestTiming, NewJobAttempt};
 
 use super::*;
 
@@ -19,13 +19,12 @@ async fn assert_lost(fixture: &Fixture, hold: &LeaseToken, number: u32) {
     let before = fixture.picture(hold.id.as_str()).await;
     let end = AttemptEnd { number, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let waiting = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
-    assert_eq!(ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap(), BeginResult::Stale);
+    assert_eq!(ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap(), BeginResult::Stale);
     for next in [&finished(FinalState::Succeeded), &waiting] {
         assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), FencedWrite::Stale);
         assert_eq!(ledger.transition(hold, next).await.unwrap(), FencedWrite::Stale);
     }
     assert_eq!(ledger.release(hold).await.unwrap(), FencedWrite::Stale);
-    assert_eq!(ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap(), std::slice::from_ref(hold));
     assert_eq!(fixture.picture(hold.id.as_str()).await, before);
 }
 
@@ -36,7 +35,7 @@ async fn cancelling_an_active_job_revokes_its_lease(kind: Kind) {
     assert_lost(&fixture, &hold, 1).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
     // Its message is delivered again, and the job is finished.
-    assert_eq!(fixture.database.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::NotOpen);
+    assert_eq!(fixture.database.claim(&job("p1"), hash(1), "worker-b").await.unwrap(), Claim::NotOpen);
 }
 
 async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
@@ -52,22 +51,22 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!((details.events.len(), details.events[0].state.as_str()), (1, "cancelled"));
     assert_eq!((details.audit.len(), details.audit[0].os_user.as_deref()), (1, Some("alice@desk")));
     // The id's message is finished whatever it contains, also after the broker dead-lettered it.
-    assert_eq!(ledger.claim(&job("p1"), hash(7), "worker-a", LEASE).await.unwrap(), Claim::NotOpen);
+    assert_eq!(ledger.claim(&job("p1"), hash(7), "worker-a").await.unwrap(), Claim::NotOpen);
     let keyed = Job { idempotency_key: Some(Identifier::new("k1").unwrap()), ..job("p1") };
-    assert_eq!(ledger.claim(&keyed, hash(8), "worker-a", LEASE).await.unwrap(), Claim::NotOpen);
+    assert_eq!(ledger.claim(&keyed, hash(8), "worker-a").await.unwrap(), Claim::NotOpen);
     let (ours, frozen, hold) = (job("p1"), request("p1"), LeaseToken { id: id("p1"), fence: 7_000_000_000 });
     let first = NewJobAttempt {
         job: &ours,
         hash: hash(7),
         lease: &hold,
-        owner: "worker-a",
-        options: BatchOptions::immediate(LEASE),
+        holder: "worker-a",
+        timing: RequestTiming::immediate(A_MINUTE),
         request: &frozen,
     };
     assert_eq!(ledger.record_and_begin(first).await.unwrap(), FencedWrite::Stale);
     assert_eq!(ledger.recorded_content(&job("p1"), hash(7)).await.unwrap(), RecordedContent::Same);
     let elsewhere = Job { provider: ProviderName::new("elsewhere").unwrap(), ..job("p1") };
-    assert!(matches!(ledger.claim(&elsewhere, hash(7), "worker-a", LEASE).await.unwrap(), Claim::Conflict(_)));
+    assert!(matches!(ledger.claim(&elsewhere, hash(7), "worker-a").await.unwrap(), Claim::Conflict(_)));
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
 
     // A job that is already recorded is cancelled like any other, at its own provider.
@@ -83,7 +82,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     let keyed = Job { idempotency_key: Some(Identifier::new("p4").unwrap()), ..job("p3") };
     fixture.take(&keyed).await;
     assert_eq!(ahead("p4").await, Err(ResolutionRefusal::KeyTaken));
-    let accounts = ledger.reconcile(LEASE, CheckScope::All).await.unwrap();
+    let accounts = ledger.reconcile(A_MINUTE, CheckScope::All).await.unwrap();
     assert!(accounts.iter().all(|account| account.discrepancies().is_empty()), "{accounts:?}");
 }
 
@@ -116,7 +115,7 @@ async fn a_cancellation_and_a_request_never_both_happen(kind: Kind) {
         let hold = fixture.take(&job(&text)).await.lease;
         let (ledger, deciding) = (fixture.database.clone(), fixture.database.clone());
         let (cancelled, first) = (id(&text), round % 2 == 0);
-        let begin = tokio::spawn(async move { ledger.begin_attempt(&hold, &request("x")).await.unwrap() });
+        let begin = tokio::spawn(async move { ledger.begin_attempt(&hold, &request("x"), AT_ONCE).await.unwrap() });
         if first {
             tokio::task::yield_now().await;
         }

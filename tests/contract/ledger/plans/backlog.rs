@@ -65,11 +65,11 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn dispatch_below(&self, at_most: u32, order: JobOrder, cost_below: Option<u32>) -> Vec<BacklogJob> {
-        let (lane, owner, lease) = (name("backlogged"), "worker-a", LEASE);
+        let lane = name("backlogged");
         let except = vec![FlowKey { class: FlowClass::UNKNOWN, account: None }];
         let class_max = FlowClass::LAST;
         let bounds = FairClaim { at_most, quantum: 4, flow_max: 8, except, class_max, cost_below, order };
-        let request = BacklogClaimRequest { lane: &lane, owner, lease, bounds: &bounds };
+        let request = BacklogClaimRequest { lane: &lane, holder: "worker-a", bounds: &bounds };
         match self.fixture.database.claim_backlog(&request).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
             BacklogClaim::Busy => panic!("no other process claims"),
@@ -93,7 +93,7 @@ impl<E: Explained> Working<'_, E> {
             let claimed = self.dispatch(40).await;
             assert_eq!(claimed.len(), 40);
             self.did_in_backlog("the backlog is claimed").await;
-            let block = FlowBlock { wait: LEASE, reason: BlockedReason::Limit, limit: Some("day".to_owned()) };
+            let block = FlowBlock { wait: A_MINUTE, reason: BlockedReason::Limit, limit: Some("day".to_owned()) };
             let reason = Wait::for_limit("day");
             let how = BacklogReturn { reason: Some(&reason), came_from_backlog: true, block: Some(block) };
             let returned = claimed[..20].iter().map(|job| ledger.return_to_backlog(&job.claimed.lease, &how));
@@ -128,8 +128,8 @@ impl<E: Explained> Working<'_, E> {
         self.did_in_backlog("an account's flows are read").await;
         assert_eq!(ledger.repair_flows(&lane, 10).await.unwrap().corrected, 0);
         self.did_in_backlog("flows are compared with their jobs").await;
-        let scope = CheckScope::Since(LEASE);
-        self.fixture.database.reconcile(LEASE, scope).await.unwrap();
+        let scope = CheckScope::Since(A_MINUTE);
+        self.fixture.database.reconcile(A_MINUTE, scope).await.unwrap();
         self.did_in_backlog("account of the last minutes").await;
     }
 }

@@ -175,6 +175,7 @@ async fn worked_on(texts: Texts, analysed: bool, run: &'static str) -> Vec<Acces
     let trace = "trace".parse().unwrap();
     pool.set_connect_options(options.log_statements(trace).log_slow_statements(trace, Duration::from_secs(3_600)));
     fixture.database.migrate().await.unwrap();
+    fixture.database.write_beat("worker-a", 0).await.unwrap();
     fixture.fill(Kind::SqliteFile).await;
     fixture.fill_backlog(Kind::SqliteFile).await;
     if analysed {

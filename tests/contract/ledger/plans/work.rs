@@ -10,17 +10,16 @@ use sluicegate::ledger::backlog::BacklogRecord;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::rejected::{RejectedMessage, StoredMessage};
 use sluicegate::ledger::upkeep::{CheckScope, ScrubScope, WaitCause, WakeFilter};
-use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
+use sluicegate::ledger::{AttemptEnd, RequestTiming, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 
 use super::super::*;
 use super::filling::LANES;
 use super::{Access, Explained};
 
 /// Duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 22] = [
+pub const ON_THE_WAY: [&str; 21] = [
     "a job comes back",
     "a job is refused",
-    "leases are renewed",
     "a request is begun",
     "a request is refused",
     "an attempt ends in a wait",
@@ -127,7 +126,7 @@ impl<E: Explained> Working<'_, E> {
     async fn claims(&self, jobs: &[Job]) -> Vec<LeaseToken> {
         let claims = jobs.iter().map(|job| async move {
             let above = LeaseToken { id: job.id.clone(), fence: 0 };
-            let claim = self.fixture.database.claim_for_repair(&above, "worker-a", LEASE).await.unwrap();
+            let claim = self.fixture.database.claim_for_repair(&above, "worker-a", None).await.unwrap();
             claim.unwrap_or_else(|| panic!("{} is not free", job.id)).claimed.lease
         });
         join_all(claims).await
@@ -143,7 +142,7 @@ impl<E: Explained> Working<'_, E> {
     async fn begin_all(&self, holds: &[LeaseToken]) -> Vec<u32> {
         let ledger = &self.fixture.database;
         let beginning = holds.iter().map(|hold| async move {
-            match ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
+            match ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap() {
                 BeginResult::Attempt(number) => number,
                 BeginResult::Stale => panic!("{hold:?} is stale"),
             }
@@ -196,13 +195,12 @@ impl<E: Explained> Working<'_, E> {
         let recorded = jobs.iter().map(|job| async move {
             let hold = LeaseToken { id: job.id.clone(), fence: 7_000_000_000 };
             let request = request(job.id.as_str());
-            let (hash, owner) = (hash(1), "worker-a");
             let first = NewJobAttempt {
                 job,
-                hash,
+                hash: hash(1),
                 lease: &hold,
-                owner,
-                options: BatchOptions::immediate(LEASE),
+                holder: "worker-a",
+                timing: RequestTiming::immediate(A_MINUTE),
                 request: &request,
             };
             ledger.record_and_begin(first).await.unwrap()
@@ -214,17 +212,12 @@ impl<E: Explained> Working<'_, E> {
         let ledger = self.fixture.database.clone();
         let holds = self.take("claimed", round).await;
         let claimed = self.job("claimed", round * CROWD);
-        let held = ledger.claim(&claimed, hash(1), "worker-b", LEASE).await.unwrap();
+        let held = ledger.claim(&claimed, hash(1), "worker-b").await.unwrap();
         assert_eq!(held, Claim::NotOpen);
         let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round * CROWD) };
-        let conflict = ledger.claim(&same_key, hash(1), "worker-b", LEASE).await.unwrap();
+        let conflict = ledger.claim(&same_key, hash(1), "worker-b").await.unwrap();
         assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");
         self.did("a job is refused").await;
-        assert_eq!(ledger.renew(&holds, LEASE).await.unwrap(), []);
-        let others: Vec<LeaseToken> =
-            (0..100).map(|n| LeaseToken { id: Identifier::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
-        assert_eq!(ledger.renew(&others, LEASE).await.unwrap().len(), 100);
-        self.did("leases are renewed").await;
         let released = holds.iter().map(|hold| ledger.release(hold));
         assert!(join_all(released).await.into_iter().all(|written| written.unwrap() == FencedWrite::Applied));
         self.did("a job is given back").await;
@@ -245,7 +238,7 @@ impl<E: Explained> Working<'_, E> {
         let holds = self.take("sent", round).await;
         let numbers = self.begin_all(&holds).await;
         self.did("a request is begun").await;
-        let again = self.fixture.database.begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
+        let again = self.fixture.database.begin_attempt(&holds[0], &request(holds[0].id.as_str()), AT_ONCE).await.unwrap();
         assert_eq!(again, BeginResult::Stale);
         self.did("a request is refused").await;
         self.ended(&holds, &numbers, "throttled", |_| wait()).await;
@@ -263,9 +256,10 @@ impl<E: Explained> Working<'_, E> {
         }
         self.did("the test's own").await;
         for number in 0..LANES {
-            let is_other = |id: &sluicegate::domain::job::JobId| !holds.iter().any(|hold| hold.id == *id);
-            let lane = name(&lane(number));
-            self.fixture.database.return_due(&lane, Duration::ZERO, 1_000, &is_other).await.unwrap();
+            let ledger = &self.fixture.database;
+            let mut lost = ledger.lost_jobs(&name(&lane(number)), None, 1_000).await.unwrap();
+            lost.retain(|job| holds.iter().any(|hold| hold.id == job.id));
+            ledger.take_away(&lost, None).await.unwrap();
         }
         self.did("due jobs return").await;
         self.claims(&self.crowd("lost", round)).await;
@@ -280,7 +274,7 @@ impl<E: Explained> Working<'_, E> {
         self.did("an attempt ends in a wait").await;
         for (is_final, during) in [(false, "a look-up ends in a wait"), (true, "a look-up settles its job")] {
             let holds = self.come_back("asked", round).await;
-            let lookups = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
+            let lookups = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold, A_MINUTE))).await;
             self.did("a look-up is begun").await;
             let ended = holds.iter().zip(lookups).map(|(hold, lookup)| {
                 let BeginResult::Attempt(number) = lookup.unwrap() else { panic!("{hold:?} is stale") };
@@ -365,7 +359,8 @@ impl<E: Explained> Working<'_, E> {
             ledger.lease_duty("sweep", Duration::ZERO).await.unwrap();
             assert!(ledger.lanes_with_returns().await.unwrap().contains(&lane));
             self.did("lanes with returns are read").await;
-            assert_eq!(ledger.return_due(&lane, MINUTE, 10, &|_| false).await.unwrap().flows.len(), 20);
+            assert_eq!(ledger.wake_due(&lane, 10).await.unwrap().len(), 10);
+            ledger.take_away(&ledger.lost_jobs(&lane, None, 10).await.unwrap(), None).await.unwrap();
             self.did("due jobs return").await;
             let kept = self.job("kept", round);
             let hold = self.take_all(std::slice::from_ref(&kept)).await.remove(0);

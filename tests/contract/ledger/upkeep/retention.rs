@@ -42,7 +42,7 @@ async fn old_payloads_are_emptied_ids_are_kept(kind: Kind) {
     assert_eq!(empty, ["declined", "succeeded", "unsent"]);
     // The same message changes nothing, after any time. With other content it is a conflict.
     for id in ["succeeded", "declined", "unsent"] {
-        let claim = async |hash| fixture.database.claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
+        let claim = async |hash| fixture.database.claim(&job(id), hash, "worker-b").await.unwrap();
         assert_eq!(claim(hash(1)).await, Claim::NotOpen, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
         let recorded = fixture.database.recorded_content(&job(id), hash(1)).await.unwrap();
@@ -71,7 +71,7 @@ async fn old_reviews_are_emptied_if_configured(kind: Kind) {
     assert_eq!(resent, Err(ResolutionRefusal::Scrubbed));
     assert!(ResolutionRefusal::Scrubbed.to_string().contains("ledger.scrub_review_after_days"));
     operator.resolve_job(&id, &JobResolution::Declined, None, &by).await.unwrap();
-    let claim = fixture.database.claim(&job("old"), hash(1), "worker-b", LEASE).await.unwrap();
+    let claim = fixture.database.claim(&job("old"), hash(1), "worker-b").await.unwrap();
     assert_eq!(claim, Claim::NotOpen);
 }
 

@@ -129,7 +129,7 @@ export function job(context, id) {
       ["Reference", copied(details.reference, "reference")],
       ["Reason", inZone(details.reason)], ["Attempts", details.attempts > 0 ? count(details.attempts) : null],
       ["May have been charged", details.maybe_charged ? "yes: the outcome of an attempt is unknown" : details.state === "succeeded" ? null : "no"],
-      ["Active in", details.lease_owner ? [`${details.lease_owner}, until `, at(details.lease_until)] : null],
+      ["Active in", details.holder && (details.response_by ? [`${details.holder}, response by `, at(details.response_by)] : details.holder)],
       ["Not before", at(details.not_before)], ["Expires", at(details.expires_at)],
       ["Received", at(details.created_at)], ["First sent", at(details.first_sent_at)], ["Changed", at(details.updated_at)],
       ["Request", details.request && `${details.request.method} ${details.request.url}`],

@@ -33,7 +33,7 @@ function warnings(all) {
   const versions = [...new Set(all.filter(alive).map(({ version }) => version))];
   const words = all.flatMap((worker) => (worker.warnings ?? []).map((warning) => `${worker.id}: ${warning}`));
   if (versions.length > 1) words.unshift(`Several versions run at once: ${versions.join(", ")}.`);
-  for (const worker of all.filter(({ state }) => state === "lost")) words.push(`${worker.id} has not reported for ${ago(worker.seen_at)}. Other workers take over its jobs when its leases end.`);
+  for (const worker of all.filter(({ state }) => state === "lost")) words.push(`${worker.id} has not reported for ${ago(worker.seen_at)}. Other workers take over its jobs.`);
   return words.length === 0 ? null : h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, words.map((line) => h("li", { key: line.replace(/ for [^.]*/, "") }, line))));
 }
 
