@@ -137,7 +137,8 @@ mod tests {
     fn beat_that_stands_still_too_long_is_lost() {
         let mut silences = Silences::default();
         let began = Instant::now();
-        let mut seen = |seconds: u64, beats: &[Beat]| silences.record(beats.to_vec(), began + Duration::from_secs(seconds));
+        let mut seen =
+            |seconds: u64, beats: &[Beat]| silences.record(beats.to_vec(), began + Duration::from_secs(seconds));
         assert_eq!(seen(0, &[beat("a", 7), beat("b", 1)]), []);
         assert_eq!(seen(7, &[beat("a", 7), beat("b", 2)]), []);
         assert_eq!(seen(8, &[beat("a", 7), beat("b", 2)]), [beat("a", 7)]);

@@ -107,6 +107,10 @@ mod tests {
         (0..12_000).for_each(|_| bound.record_end());
         assert_eq!(bound.places(u16::MAX, began + Duration::from_millis(999)), PLACES_MIN);
         assert_eq!(bound.places(u16::MAX, began + Duration::from_secs(2)), 600);
-        assert_eq!(bound.places(u16::MAX, began + Duration::from_secs(3)), PLACES_MIN, "nothing was acknowledged since");
+        assert_eq!(
+            bound.places(u16::MAX, began + Duration::from_secs(3)),
+            PLACES_MIN,
+            "nothing was acknowledged since"
+        );
     }
 }

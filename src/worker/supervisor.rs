@@ -111,18 +111,7 @@ pub async fn run(
         jobs: TaskTracker::new(),
     };
     let ledger = worker.backends.ledger.clone();
-    let nothing = LoadedSettings::default();
-    let owner = &worker.options.owner;
-    let first = retry_while_unavailable("load settings", &worker.stop, || async {
-        // A limit whose time is over must not be used once more.
-        if let Err(error) = limit_returns::apply_due(&ledger, owner).await {
-            tracing::warn!(%error, "planned returns of limits cannot be read");
-        }
-        // A lane that is held must start nothing in the first second, either.
-        worker.guard.read_holds(&ledger, owner).await?;
-        beats::begin(&worker).await?;
-        settings_sync::load(&ledger, &nothing).await
-    });
+    let first = retry_while_unavailable("load settings", &worker.stop, || begin(&worker));
     let known = match first.await {
         Ok(known) => Arc::new(known),
         Err(RetryEnded::Stopped) => return Ok(DrainReport::default()),
@@ -163,6 +152,20 @@ pub async fn run(
         );
     }
     Ok(report)
+}
+
+/// What a worker reads and writes before any lane starts: its settings, the holds of lanes, and its first beat.
+async fn begin(worker: &WorkerContext) -> Result<LoadedSettings, LedgerError> {
+    let ledger = &worker.backends.ledger;
+    let owner = worker.options.owner.as_str();
+    // A limit whose time is over must not be used once more.
+    if let Err(error) = limit_returns::apply_due(ledger, owner).await {
+        tracing::warn!(%error, "planned returns of limits cannot be read");
+    }
+    // A lane that is held must start nothing in the first second, either.
+    worker.guard.read_holds(ledger, owner).await?;
+    beats::begin(worker).await?;
+    settings_sync::load(ledger, &LoadedSettings::default()).await
 }
 
 /// Makes the worker ready: at a broker once the topology is declared, and otherwise now.
@@ -361,7 +364,10 @@ async fn drain(worker: &WorkerContext, over_at: Instant) -> DrainReport {
     // Each is logged before the process ends.
     timeout(LOGGED_WITHIN, worker.unwritten.none_left()).await.ok();
     if timed_out {
-        tracing::warn!(?report, "drain timed out; the remaining jobs return to the backlog once this process has ended");
+        tracing::warn!(
+            ?report,
+            "drain timed out; the remaining jobs return to the backlog once this process has ended"
+        );
     }
     report
 }

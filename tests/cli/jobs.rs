@@ -23,7 +23,6 @@ use crate::fakes::{Page, Ran};
 use crate::support::claiming::{Claim, ClaimById as _};
 use crate::support::{hostile, without_constraints};
 
-
 pub struct Desk {
     pub dir: tempfile::TempDir,
     pub database: Database,
@@ -97,7 +96,10 @@ impl Desk {
             sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".into(),
         };
-        assert_eq!(ledger.begin_attempt(&claimed.lease, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(
+            ledger.begin_attempt(&claimed.lease, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap(),
+            BeginResult::Attempt(1)
+        );
         let outcome = if state == FinalState::Review { "unknown" } else { "not_sent" };
         let end = AttemptEnd { number: 1, outcome, status: None, detail: "why".to_owned(), counts: true };
         let next = JobState::Final { state, reason: "gave up".to_owned(), reference: None };

@@ -232,19 +232,21 @@ fn written_end(
 
 const HELD_AND_UNKNOWN: &str = "id = $1 AND fence = $2 AND holder IS NOT NULL AND jobs.state || '' = 'unknown'";
 
-static BEGIN_LOOKUP: WriteTemplate = WriteTemplate::new(|| {
-    JobWriteText {
+static BEGIN_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     update: format!(
         "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, lost_holders = 0, \
              response_by = {{after:$3}}, updated_at = {{now}} {{from}} \
          WHERE {HELD_AND_UNKNOWN} AND response_by IS NULL"
-    ).into(),
+    )
+    .into(),
     written_columns: WRITTEN_COLUMNS.into(),
-    effects: vec!["INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
+    effects: vec![
+        "INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
              SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference, \
-                 'lookup' FROM {job}".into()],
+                 'lookup' FROM {job}"
+            .into(),
+    ],
     returning: "last_attempt",
-}
 });
 
 static WAIT_AFTER_LOOKUP: WriteTemplate = WriteTemplate::new(|| JobWriteText {

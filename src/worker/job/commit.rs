@@ -218,7 +218,9 @@ impl JobRun<'_> {
     pub(super) async fn release(&self) -> DeliveryAction {
         match self.lane.worker.backends.ledger.release(&self.active.lease).await {
             Ok(FencedWrite::Applied | FencedWrite::Stale) => {}
-            Err(error) => tracing::debug!(job = %self.job.id, %error, "failed to release a job; it returns to the backlog"),
+            Err(error) => {
+                tracing::debug!(job = %self.job.id, %error, "failed to release a job; it returns to the backlog")
+            }
         }
         DeliveryAction::Requeue
     }

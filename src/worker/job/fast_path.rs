@@ -109,14 +109,10 @@ pub async fn record_and_send<'a>(
     let lead = permit.start_at.saturating_duration_since(Instant::now());
     let _in_flight = lane.worker.active_jobs.begin_request();
     faults::crash(CrashPoint::AfterPermit);
-    let first = NewJobAttempt {
-        job: &decoded.job,
-        hash: decoded.hash,
-        lease: &lease,
-        holder: &lane.worker.options.owner,
-        timing: request_timing(&permit, lead),
-        request: &request,
-    };
+    let holder = lane.worker.options.owner.as_str();
+    let timing = request_timing(&permit, lead);
+    let Decoded { job, hash, .. } = &*decoded;
+    let first = NewJobAttempt { job, hash: *hash, lease: &lease, holder, timing, request: &request };
     let written = lane.worker.backends.ledger.record_and_begin(first);
     let written = written.instrument(spans::step("write the request down")).await;
     if matches!(written, Ok(FencedWrite::Stale)) {

@@ -96,9 +96,7 @@ impl JobRun<'_> {
         let timing = request_timing(&permit, lead);
         let writing = spans::step("write the request down");
         let begin_result = match call {
-            ProviderCall::Charge(request) => {
-                ledger.begin_attempt(lease, request, timing).instrument(writing).await
-            }
+            ProviderCall::Charge(request) => ledger.begin_attempt(lease, request, timing).instrument(writing).await,
             ProviderCall::Lookup(_) => ledger.begin_lookup(lease, timing.response_within).instrument(writing).await,
         };
         let number = match begin_result {

@@ -131,7 +131,10 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let late = fixture.database.finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
     assert_eq!(late, FencedWrite::Stale);
-    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(2));
+    assert_eq!(
+        fixture.database.begin_attempt(&claimed.lease, &request("p1"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(2)
+    );
     // The recorded outcome tells the worker that its write was stale. The write could also have been committed, with
     // only the reply lost.
     let mut outcomes = Vec::new();

@@ -236,7 +236,10 @@ async fn a_stale_lease_returns_nothing(kind: Kind) {
     assert_eq!(fixture.one("SELECT waiting || COALESCE(blocked_reason, '-') FROM flows").await, "0-");
     assert_eq!(fixture.one("SELECT fence FROM jobs WHERE holder IS NOT NULL").await, current.fence.to_string());
     // A job with a request in flight cannot be returned.
-    assert_eq!(fixture.database.begin_attempt(&current, &request("p1"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&current, &request("p1"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     assert_eq!(fixture.database.return_to_backlog(&current, &how).await.unwrap(), FencedWrite::Stale);
     fixture.counts_agree().await;
 }

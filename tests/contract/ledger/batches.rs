@@ -153,7 +153,8 @@ async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
         fixture.sql(&format!("UPDATE jobs SET fence = fence + 1 WHERE id = '{}'", hold.id)).await.unwrap();
     }
     let ledger = fixture.database.clone();
-    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap();
+    let begin =
+        async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap();
     let results = join_all(holds.iter().map(begin)).await;
     assert_eq!(results[..4], [BeginResult::Stale; 4]);
     assert_eq!(results[4..], [BeginResult::Attempt(1); 8]);
@@ -240,7 +241,8 @@ async fn locked_row_does_not_block_its_batch() {
     let mut person = fixture.postgres.as_ref().unwrap().begin().await.unwrap();
     sqlx::query("SELECT 1 FROM jobs WHERE id = 'pay_011' FOR UPDATE").execute(&mut *person).await.unwrap();
     let ledger = fixture.database.clone();
-    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap();
+    let begin =
+        async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str()), AT_ONCE).await.unwrap();
     let mut held = std::pin::pin!(begin(&holds[11]));
     let others = holds.iter().filter(|hold| hold.id != holds[11].id);
     let others = join_all(others.map(begin));

@@ -2,7 +2,7 @@
 
 use sluicegate::domain::expansion::{REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX};
 use sluicegate::domain::job::BODY_BYTES_MAX;
-use sluicegate::ledger::{RequestTiming, BeginResult, FencedWrite, JobState, NewJobAttempt};
+use sluicegate::ledger::{BeginResult, FencedWrite, JobState, NewJobAttempt, RequestTiming};
 
 use super::*;
 
@@ -35,8 +35,7 @@ async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
         let hold = LeaseToken { id: alone.id.clone(), fence: 7_000_000_000 };
         let request = sized(alone.id.as_str(), body, url);
         let timing = RequestTiming::immediate(A_MINUTE);
-        let first =
-            NewJobAttempt { job: &alone, hash: hash(1), lease: &hold, holder: "a", timing, request: &request };
+        let first = NewJobAttempt { job: &alone, hash: hash(1), lease: &hold, holder: "a", timing, request: &request };
         let first = ledger.record_and_begin(first).await;
         if fits {
             assert_eq!((attempt.unwrap(), first.unwrap()), (BeginResult::Attempt(1), FencedWrite::Applied));

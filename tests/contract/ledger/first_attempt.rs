@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::{AttemptEnd, RequestTiming, BeginResult, FencedWrite, JobState, NewJobAttempt};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, NewJobAttempt, RequestTiming};
 
 use super::*;
 
@@ -23,8 +23,14 @@ fn own_hold(job: &Job, fence: i64) -> LeaseToken {
 async fn first(fixture: &Fixture, job: &Job, hold: &LeaseToken) -> FencedWrite {
     let request = request(job.id.as_str());
     let (hash, owner) = (hash(1), "worker-a");
-    let first =
-        NewJobAttempt { job, hash, lease: hold, holder: owner, timing: RequestTiming::immediate(A_MINUTE), request: &request };
+    let first = NewJobAttempt {
+        job,
+        hash,
+        lease: hold,
+        holder: owner,
+        timing: RequestTiming::immediate(A_MINUTE),
+        request: &request,
+    };
     fixture.database.record_and_begin(first).await.unwrap()
 }
 
@@ -47,7 +53,10 @@ async fn new_job_is_recorded_as_sending(kind: Kind) {
     assert_eq!(first(&fixture, &ours, &hold).await, FencedWrite::Applied);
     // The row has the same columns as that of a job that was claimed first and begun afterwards.
     let claimed = fixture.take(&theirs).await;
-    assert_eq!(fixture.database.begin_attempt(&claimed.lease, &request("p2"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&claimed.lease, &request("p2"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     let columns = "provider, key_given, content_hash, amount, currency, account, reference, cost, priority, not_before, \
          expires_at, payload, state, attempts, last_attempt, maybe_charged, lookups, resend, holder, \
          first_sent_number, frozen_method, frozen_url, frozen_content_type, frozen_account, frozen_fingerprint, reason";

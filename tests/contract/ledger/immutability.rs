@@ -14,8 +14,7 @@ on_every_database!(
 );
 
 /// The columns that a worker's claim sets: a lease and a higher fencing token.
-const AS_A_WORKER: &str =
-    "fence = fence + 1, holder = 'w', attempts = 0, maybe_charged = (1 = 0)";
+const AS_A_WORKER: &str = "fence = fence + 1, holder = 'w', attempts = 0, maybe_charged = (1 = 0)";
 
 impl Fixture {
     /// Records a job with one attempt of this outcome, in this state.
@@ -60,7 +59,10 @@ async fn final_or_unknown_jobs_change_only_audited(kind: Kind) {
     fixture.ended("review", "unknown", FinalState::Review).await;
     let hold = fixture.take(&job("unknown")).await.lease;
     let next = JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
-    assert_eq!(fixture.database.begin_attempt(&hold, &request("unknown"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&hold, &request("unknown"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     assert_eq!(fixture.database.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
     for id in ["dead", "review", "unknown"] {

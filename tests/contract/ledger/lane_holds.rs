@@ -91,7 +91,9 @@ async fn marks_come_from_a_commit(kind: Kind) {
     fixture.sql(&format!("UPDATE commit_checks SET checked_at = {long_ago}")).await.unwrap();
     let checked = fixture.one("SELECT checked_at FROM commit_checks").await;
     let lease = fixture.take(&job("p1")).await.lease;
-    let BeginResult::Attempt(number) = ledger.begin_attempt(&lease, &request("p1"), AT_ONCE).await.unwrap() else { panic!() };
+    let BeginResult::Attempt(number) = ledger.begin_attempt(&lease, &request("p1"), AT_ONCE).await.unwrap() else {
+        panic!()
+    };
     let ids = ["p1", "gone"].map(|id| Identifier::new(id).unwrap());
     let marks = ledger.committed_marks(&ids).await.unwrap();
     assert_eq!(marks.get(&ids[0]), Some(&Mark { fence: lease.fence, number, end: End::Open }));

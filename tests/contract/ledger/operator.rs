@@ -64,7 +64,8 @@ impl Fixture {
     /// Runs one whole attempt of a new job, with this outcome and this next state.
     async fn attempted(&self, text: &str, outcome: &'static str, next: &JobState) -> LeaseToken {
         let hold = self.take(&job(text)).await.lease;
-        let BeginResult::Attempt(number) = self.database.begin_attempt(&hold, &request(text), AT_ONCE).await.unwrap() else {
+        let BeginResult::Attempt(number) = self.database.begin_attempt(&hold, &request(text), AT_ONCE).await.unwrap()
+        else {
             panic!("the lease is stale")
         };
         let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
@@ -305,7 +306,10 @@ async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
         let (frozen, _) = claimed.frozen_request.unwrap();
         assert_eq!(frozen, request(situation));
         assert_eq!(details.first_sent_at.is_some(), situation == "review-unknown");
-        assert_eq!(fixture.database.begin_attempt(&claimed.lease, &frozen, AT_ONCE).await.unwrap(), BeginResult::Attempt(2));
+        assert_eq!(
+            fixture.database.begin_attempt(&claimed.lease, &frozen, AT_ONCE).await.unwrap(),
+            BeginResult::Attempt(2)
+        );
     }
     // A dead job is confirmed not charged: a constraint of the database rules out any other.
     fixture.bring("expired").await;

@@ -72,10 +72,7 @@ const TABLE: [(Start, &[Write]); 9] = [
     (Start::Held, &[Begin, Delay, Finalize, Release, Claim, Return, Cancel]),
     (Start::Lapsed, &[Begin, Delay, Finalize, Release, Claim, Expire, SetAside, Return, Cancel]),
     (Start::LapsedUnknown, &[Begin, BeginLookup, Delay, Finalize, Release, Claim, SetAside, Return]),
-    (
-        Start::LapsedSending,
-        &[FinishWaiting, FinishUnknown, FinishFinal, Release, Claim, SetAside, Return, Cancel],
-    ),
+    (Start::LapsedSending, &[FinishWaiting, FinishUnknown, FinishFinal, Release, Claim, SetAside, Return, Cancel]),
     (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, Delay, Finalize, Release, Claim, SetAside, Return, Begin]),
     (Start::Delayed, &[Claim, Expire, SetAside, Return, WakeRefused, Cancel]),
     (Start::Review, &[Succeeded, Resend, Claim, SetAside, Finalize]),
@@ -365,8 +362,7 @@ impl Pair {
     async fn goes_on(&self, now: &Picture, what: &str) {
         if matches!(now.state.as_str(), "waiting" | "sending" | "unknown") {
             let id = &self.job.id;
-            let over =
-                format!("UPDATE jobs SET holder = 'lost' WHERE holder IS NOT NULL AND id = '{id}'");
+            let over = format!("UPDATE jobs SET holder = 'lost' WHERE holder IS NOT NULL AND id = '{id}'");
             self.fixture.sql(&over).await.unwrap();
             self.fixture.sql(&format!("UPDATE jobs SET wake_at = created_at WHERE id = '{id}'")).await.unwrap();
             let claimed = self.fixture.take_returned(&self.job).await;

@@ -21,9 +21,7 @@ async fn session_mode_keeps_every_setting_and_no_lock() {
         // PgBouncer keeps the server connection that ran the migration.
         assert_eq!(fixture.one(ADVISORY_LOCKS).await, "0");
     }
-    let Claim::Claimed(claimed) = database.claim(&job("p1"), hash(1), "worker-a").await.unwrap() else {
-        panic!()
-    };
+    let Claim::Claimed(claimed) = database.claim(&job("p1"), hash(1), "worker-a").await.unwrap() else { panic!() };
     // The lock timeout of the session ends the wait for a row that another transaction holds.
     let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
     let mut transaction = other.begin().await.unwrap();

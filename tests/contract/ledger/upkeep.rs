@@ -75,10 +75,16 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     fixture.waiting(&job("never"), 60 * MINUTE).await;
     let held = fixture.take(&expiring("held", -1_000)).await.lease;
     let sending = fixture.take(&expiring("sending", -1_000)).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&sending, &request("sending"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&sending, &request("sending"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     fixture.expire_lease(&sending).await;
     let unknown = fixture.take(&expiring("unknown", -1_000)).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&unknown, &request("unknown"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&unknown, &request("unknown"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let next = JobState::Unknown { wait: 60 * MINUTE, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
     assert_eq!(fixture.database.finish_attempt(&unknown, &end, &next).await.unwrap(), FencedWrite::Applied);
@@ -110,7 +116,10 @@ async fn open_job_can_be_set_aside_for_review(kind: Kind) {
     assert_eq!(set_aside("waiting").await, FencedWrite::Applied);
     assert_eq!(set_aside("waiting").await, FencedWrite::Stale, "once");
     let hold = fixture.take(&job("sending")).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&hold, &request("sending"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&hold, &request("sending"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     assert_eq!(set_aside("sending").await, FencedWrite::Stale, "it is leased");
     fixture.expire_lease(&hold).await;
     assert_eq!(set_aside("sending").await, FencedWrite::Applied);
@@ -139,7 +148,10 @@ async fn every_job_is_accounted_for(kind: Kind) {
     fixture.without_constraints("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
     fixture.take(&Job { cost: 5, ..job("held") }).await;
     let sending = fixture.take(&Job { cost: 7, ..job("sending") }).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&sending, &request("sending"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&sending, &request("sending"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     fixture.finish("paid", FinalState::Succeeded).await;
     fixture.finish("asked", FinalState::Review).await;
     fixture.waiting(&Job { provider: name("adyen"), ..job("elsewhere") }, MINUTE).await;

@@ -90,8 +90,8 @@ async fn flushed_functions_are_reloaded() {
     // A separate server, because functions belong to the whole server.
     let redis = Redis::start();
     let limiter = limiter(&redis, "functions");
-    let mut caller = Caller::warm(&limiter, spec(&[("all", 20, 20_000)])).await;
-    for granted in 1..=20 {
+    let mut caller = Caller::warm(&limiter, spec(&[("all", 4, 20_000)])).await;
+    for granted in 1..=4 {
         command(&redis, "FUNCTION FLUSH");
         assert_eq!(caller.call(&[1]).await.permits(), 1);
         command(&redis, "FUNCTION FLUSH");

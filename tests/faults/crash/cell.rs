@@ -241,7 +241,8 @@ impl Cell {
 
     /// Ends all leases while workers run.
     pub async fn end_leases(&self) {
-        let sql = "UPDATE jobs SET holder = 'lost', response_by = least(response_by, updated_at) WHERE holder IS NOT NULL";
+        let sql =
+            "UPDATE jobs SET holder = 'lost', response_by = least(response_by, updated_at) WHERE holder IS NOT NULL";
         sqlx::query(sql).execute(&self.ledger).await.unwrap();
     }
 

@@ -48,7 +48,8 @@ async fn in_review(bench: &Bench, ids: &[String]) {
             sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".into(),
         };
-        let begun = ledger.begin_attempt(&claimed.lease, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap();
+        let begun =
+            ledger.begin_attempt(&claimed.lease, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap();
         let BeginResult::Attempt(number) = begun else { panic!("{begun:?}") };
         let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
         let next = JobState::Final { state: FinalState::Review, reason: "no answer".to_owned(), reference: None };

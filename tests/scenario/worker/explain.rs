@@ -252,7 +252,8 @@ async fn payment_of_a_blocked_account_gets_place_and_start() {
         // The flow may move while it is asked: then it is asked again.
         let (explained, asked_at, truth) = loop {
             // Those that the worker has claimed and not sent wait, too.
-            let active = "SELECT count(*) FROM jobs WHERE account = 'flood' AND state = 'waiting' AND holder IS NOT NULL";
+            let active =
+                "SELECT count(*) FROM jobs WHERE account = 'flood' AND state = 'waiting' AND holder IS NOT NULL";
             let count = format!(
                 "SELECT 1000 * (SELECT count(*) FROM jobs AS o WHERE o.backlog AND o.account = 'flood' AND o.seq <= me.seq) \
                      + (SELECT count(*) FROM jobs WHERE backlog AND account = 'flood') + 1001 * ({active}) \

@@ -255,8 +255,7 @@ async fn persistently_busy_object_backs_off() {
     bench.pay("acme", "locked").await;
     bench.until_sent("acme", 4).await;
     let wait_of_the_fourth = async || {
-        let sql =
-            "SELECT coalesce(max(wake_at - updated_at), 0) FROM jobs WHERE holder IS NULL AND last_attempt = 4";
+        let sql = "SELECT coalesce(max(wake_at - updated_at), 0) FROM jobs WHERE holder IS NULL AND last_attempt = 4";
         bench.count(sql).await
     };
     bench.until("the job is delayed for the fourth time", async || wait_of_the_fourth().await > 0).await;

@@ -121,7 +121,10 @@ async fn a_higher_class_is_always_first(kind: Kind) {
     }
     let lease = fixture.take(&job("unknown")).await.lease;
     let unknown = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
-    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&lease, &request("unknown"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     assert_eq!(fixture.database.finish_attempt(&lease, &end, &unknown).await.unwrap(), FencedWrite::Applied);
     let lease = fixture.take(&job("unknown")).await.lease;

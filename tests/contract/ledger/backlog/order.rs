@@ -65,7 +65,10 @@ async fn undecided_job_holds_its_account(kind: Kind) {
         let claimed = claim(&fixture).await;
         assert_eq!(ids(&claimed), [id]);
         let lease = &claimed[0].claimed.lease;
-        assert_eq!(fixture.database.begin_attempt(lease, &request(id), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+        assert_eq!(
+            fixture.database.begin_attempt(lease, &request(id), AT_ONCE).await.unwrap(),
+            BeginResult::Attempt(1)
+        );
         assert_eq!(claim(&fixture).await, [], "its request is in flight");
         let end = AttemptEnd { number: 1, outcome, status: None, detail: "no answer".to_owned(), counts: true };
         assert_eq!(fixture.database.finish_attempt(lease, &end, &undecided).await.unwrap(), FencedWrite::Applied);

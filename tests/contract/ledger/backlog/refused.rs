@@ -47,7 +47,10 @@ async fn unknown_and_claimed_jobs_stay(kind: Kind) {
     fixture.refusing("mallory").await;
     let unknown = of("mallory", "unknown");
     let lease = fixture.take(&unknown).await.lease;
-    assert_eq!(fixture.database.begin_attempt(&lease, &request("unknown"), AT_ONCE).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(
+        fixture.database.begin_attempt(&lease, &request("unknown"), AT_ONCE).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let state = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
     assert_eq!(fixture.database.finish_attempt(&lease, &end, &state).await.unwrap(), FencedWrite::Applied);

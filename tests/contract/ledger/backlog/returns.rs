@@ -419,8 +419,7 @@ async fn locked_row_does_not_keep_the_others() {
     let mut person = pool.begin().await.unwrap();
     sqlx::query("SELECT FROM jobs WHERE id = 'p2' FOR UPDATE").execute(&mut *person).await.unwrap();
     let ledger = fixture.database.clone();
-    let returning =
-        tokio::spawn(async move { ledger.return_now(&name("stripe"), 9).await.unwrap() });
+    let returning = tokio::spawn(async move { ledger.return_now(&name("stripe"), 9).await.unwrap() });
     while fixture.in_backlog().await != ["p1", "p3"] {
         assert!(!returning.is_finished(), "the others are not in the backlog");
         tokio::task::yield_now().await;

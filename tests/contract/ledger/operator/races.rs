@@ -2,7 +2,7 @@
 
 use sluicegate::ledger::rejected::RecordedContent;
 use sluicegate::ledger::upkeep::CheckScope;
-use sluicegate::ledger::{RequestTiming, NewJobAttempt};
+use sluicegate::ledger::{NewJobAttempt, RequestTiming};
 
 use super::*;
 

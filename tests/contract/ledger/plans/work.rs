@@ -10,7 +10,7 @@ use sluicegate::ledger::backlog::BacklogRecord;
 use sluicegate::ledger::fleet::WorkerReport;
 use sluicegate::ledger::rejected::{RejectedMessage, StoredMessage};
 use sluicegate::ledger::upkeep::{CheckScope, ScrubScope, WaitCause, WakeFilter};
-use sluicegate::ledger::{AttemptEnd, RequestTiming, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt, RequestTiming};
 
 use super::super::*;
 use super::filling::LANES;
@@ -238,7 +238,8 @@ impl<E: Explained> Working<'_, E> {
         let holds = self.take("sent", round).await;
         let numbers = self.begin_all(&holds).await;
         self.did("a request is begun").await;
-        let again = self.fixture.database.begin_attempt(&holds[0], &request(holds[0].id.as_str()), AT_ONCE).await.unwrap();
+        let again =
+            self.fixture.database.begin_attempt(&holds[0], &request(holds[0].id.as_str()), AT_ONCE).await.unwrap();
         assert_eq!(again, BeginResult::Stale);
         self.did("a request is refused").await;
         self.ended(&holds, &numbers, "throttled", |_| wait()).await;
