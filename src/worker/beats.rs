@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
@@ -84,16 +84,20 @@ pub(super) async fn begin(worker: &WorkerContext) -> Result<(), LedgerError> {
 pub(super) async fn run(worker: WorkerContext, stop: CancellationToken) {
     let (ledger, own) = (worker.backends.ledger.clone(), worker.options.owner.clone());
     let mut silences = Silences::default();
+    let mut next_at = Instant::now() + BEAT_INTERVAL;
     let mut failing = false;
     for number in 1.. {
         tokio::select! {
-            () = sleep(if failing { RETRY_INTERVAL } else { BEAT_INTERVAL }) => {}
+            () = sleep_until(next_at) => {}
             () = stop.cancelled() => break,
         }
+        // A slow one is followed by the next at once.
+        next_at = Instant::now() + BEAT_INTERVAL;
         let done = step(&worker, number, &mut silences).await;
         if let Err(error) = &done {
             // The database was away, for the others, too.
             silences = Silences::default();
+            next_at = Instant::now() + RETRY_INTERVAL;
             if !failing {
                 tracing::warn!(%error, "this worker cannot show that it lives; it claims no job until it can, retrying");
             }
@@ -109,13 +113,12 @@ pub(super) async fn run(worker: WorkerContext, stop: CancellationToken) {
 async fn step(worker: &WorkerContext, number: i64, silences: &mut Silences) -> Result<(), LedgerError> {
     let (ledger, own) = (&worker.backends.ledger, worker.options.owner.as_str());
     let departed_ms = since_boot_ms();
-    ledger.write_beat(own, number).await?;
+    let mut others = ledger.write_beat(own, number).await?;
     let was_confirmed = is_recent(worker.beats.0.swap(departed_ms, Ordering::AcqRel), since_boot_ms());
     if !was_confirmed {
         // Neither have the others' beats been seen meanwhile.
         *silences = Silences::default();
     }
-    let mut others = ledger.beats().await?;
     others.retain(|beat| beat.worker != own);
     for beat in silences.record(others, Instant::now()) {
         if ledger.remove_silent_worker(&beat).await? {

@@ -144,6 +144,8 @@ pub struct Around<'a> {
     pub(super) no_lost_leases: bool,
     /// From the last one that ended [`AGE_MAX`] before the request to the first one that began after the response.
     pub(super) truths: Vec<&'a Truth>,
+    /// From the start of the watch to the first of them.
+    earlier: &'a [Truth],
 }
 
 impl<'a> Around<'a> {
@@ -158,7 +160,8 @@ impl<'a> Around<'a> {
         let alike =
             |truth: &Truth| Some(&truth.workers) == workers && truth.workers.iter().all(|worker| worker.healthy);
         let no_lost_leases = lately.all(alike);
-        Self { sample, no_lost_leases, truths: history.truths[first..=last].iter().collect() }
+        let truths = history.truths[first..=last].iter().collect();
+        Self { sample, no_lost_leases, truths, earlier: &history.truths[..=first] }
     }
 
     fn always(&self, holds: impl Fn(&Truth) -> bool) -> bool {
@@ -179,12 +182,13 @@ impl<'a> Around<'a> {
         })
     }
 
-    /// Whether the provider has refused requests again, for as long as the readouts may be old. The requests that were in
-    /// flight at the first refusal are refused within two looks.
+    /// Whether the provider has refused requests again after a pause, longer ago than a readout may be old. The requests
+    /// that were in flight at its first refusal were refused within two looks.
     pub(super) fn is_refused_again(&self, name: &str) -> bool {
         let ever = |truth: &Truth| truth.throttled.get(name).map_or(0, |throttled| throttled.ever);
-        let settled = self.truths.get(2).map_or(u64::MAX, |truth| ever(truth));
-        self.truths.last().is_some_and(|last| ever(last) > settled)
+        let mut since_first = self.earlier.iter().map(ever).filter(|ever| *ever > 0);
+        let settled = since_first.nth(2);
+        settled.is_some_and(|settled| since_first.last().is_some_and(|last| last > settled))
     }
 
     /// For [`GRACE`], all backends did their work for all workers, and no worker started or ended.

@@ -128,8 +128,10 @@ fn provider_is_not_called_running_once_it_refuses_again() {
     let shown_as_running = |refused_again: bool| {
         let mut history = true_history();
         acme(history.samples.last_mut().unwrap()).state = "running".to_owned();
-        let last = history.truths.last_mut().unwrap();
-        last.throttled.get_mut("acme").unwrap().ever += u64::from(refused_again);
+        let second_pause = history.truths.iter_mut().skip(5);
+        second_pause.for_each(|truth| truth.throttled.get_mut("acme").unwrap().ever += u64::from(refused_again));
+        let shown = history.samples.iter_mut().skip(5);
+        shown.for_each(|sample| acme(sample).refused = Some(9 + u64::from(refused_again)));
         judge(&history)
     };
     assert_eq!(shown_as_running(false), Vec::new(), "one pause may be the only one");

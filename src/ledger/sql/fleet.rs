@@ -26,6 +26,10 @@ use crate::ledger::database::Database;
 use crate::ledger::fleet::{Beat, DeploymentId, StoredReport, WORKERS_MAX, WorkerReport};
 use crate::ledger::{LedgerError, StateCount};
 
+/// Longest time of a statement of a beat: shorter than a beat may stand still.
+const BEAT_MAX: Duration = Duration::from_secs(3);
+/// Longest time of a beat, also where the server is silent.
+const BEAT_WAIT_MAX: Duration = Duration::from_secs(4);
 /// Longest time that the check of commits waits for its row.
 const ROW_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -104,14 +108,13 @@ impl Database {
         self.query_count(&REMOVE_SILENT, args![silent_for]).await.map(u64::from)
     }
 
-    /// Moves the beat of a worker process on to this number; its first one makes its row.
-    pub async fn write_beat(&self, worker: &str, number: i64) -> Result<(), LedgerError> {
-        self.query_urgent(&WRITE_BEAT, args![worker, number]).await.map(drop)
-    }
-
-    /// The beats of all worker processes; at most [`WORKERS_MAX`].
-    pub async fn beats(&self) -> Result<Vec<Beat>, LedgerError> {
-        self.query_urgent(&BEATS, []).await?.iter().map(Beat::from_row).collect()
+    /// Moves the beat of a worker process on to this number; its first one makes its row. Returns the beats of all
+    /// worker processes, at most [`WORKERS_MAX`], by id.
+    pub async fn write_beat(&self, worker: &str, number: i64) -> Result<Vec<Beat>, LedgerError> {
+        let steps = vec![self.step(&WRITE_BEAT, args![worker, number]), self.step(&BEATS, [])];
+        let written = timeout(BEAT_WAIT_MAX, self.engine.atomically_within(BEAT_MAX, steps)).await;
+        let rows = written.map_err(|_| LedgerError::Unavailable("no beat was committed in time".to_owned()))??;
+        rows.iter().flatten().skip(1).flatten().map(Beat::from_row).collect()
     }
 
     /// Deletes the row of a worker process that ends.

@@ -58,7 +58,8 @@ async fn frozen_worker_is_taken_over_and_fenced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_with_lost_reply_is_detected() {
     let mut cell = Cell::open("commit", Setup::of(Kind::Neither)).await;
-    let trap = Trap::on(b"accepted");
+    // The provider's first reference: only an outcome has it. The sweeper's statements name outcomes, too.
+    let trap = Trap::on(b"ch_1");
     let database = url::Url::parse(cell.database()).unwrap();
     let mut through = database.clone();
     through.set_port(Some(trap.guard(database.port().unwrap()).await)).unwrap();

@@ -140,7 +140,7 @@ async fn jobs_of_living_workers_stay(kind: Kind) {
         fixture.set_ago(id, "wake_at", 9_999).await;
     }
     let ledger = &fixture.database;
-    let beat = ledger.beats().await.unwrap().remove(0);
+    let beat = ledger.write_beat("worker-a", 1).await.unwrap().remove(0);
     assert_eq!(fixture.returns().await, (0, 0));
     // It has moved on since another one saw it, so it is not lost.
     ledger.write_beat(&beat.worker, beat.number + 1).await.unwrap();
