@@ -37,7 +37,7 @@ impl Fixture {
             changed_ago: None,
             cause: WaitCause::Limit,
             propagation_time: Duration::ZERO,
-            due_within: 5 * SECOND,
+            due_within: 5 * A_MINUTE,
             at_most,
         };
         self.database.wake_waiting(&name(lane), &which).await.unwrap()
@@ -65,7 +65,7 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     fixture.provider_row("'other', NULL").await;
     a_moment().await;
     fixture.transition(&job("refused"), &refused(HOUR)).await;
-    fixture.transition(&job("soon"), &refused(2 * SECOND)).await;
+    fixture.transition(&job("soon"), &refused(2 * A_MINUTE)).await;
     let busy = JobState::Waiting { wait: HOUR, reason: WaitReason::ObjectBusy.into() };
     fixture.transition(&job("backs-off"), &busy).await;
     let scheduled = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("scheduled") };

@@ -13,7 +13,7 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// Tables that may be scanned in full: small ones, and rows that a statement made itself.
-const SMALL: [&str; 49] = [
+const SMALL: [&str; 50] = [
     "json_each",
     "held",
     "names",
@@ -24,6 +24,7 @@ const SMALL: [&str; 49] = [
     "account_overrides",
     "limiter_authority",
     "worker_reports",
+    "workers",
     "sharing",
     "used",
     "longest",
