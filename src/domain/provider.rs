@@ -10,7 +10,7 @@ use super::backoff::{BackoffPolicy, LookupPolicy, RetryPolicy};
 use super::cutoff::Cutoff;
 use super::expansion::{InvalidTemplate, RequestBuildError, RequestPart, UrlTemplate};
 use super::job::{Job, JobField};
-use super::limit::{AccountRule, AppliesTo, Limit, Rule, Scope};
+use super::limit::{AccountRule, Limit, Rule, Scope};
 use super::names::Identifier;
 pub use super::names::{ProviderName, RESERVED_NAMES};
 use super::response::{Echo, StatusCase, SumFields, WaitField};
@@ -211,11 +211,6 @@ impl Provider {
                 resend_if_not_found: lookup.not_found == WhenNotFound::Resend,
             }),
         }
-    }
-
-    /// Whether a limit may stop every charge and no look-up.
-    pub fn limits_charges_alone(&self) -> bool {
-        self.limits.iter().any(|limit| limit.applies_to_every_charge() && limit.applies_to == AppliesTo::Charge)
     }
 }
 

@@ -82,7 +82,6 @@ pub(super) async fn begin(worker: &WorkerContext) -> Result<(), LedgerError> {
 
 /// Beats until the token fires, then deletes the row.
 pub(super) async fn run(worker: WorkerContext, stop: CancellationToken) {
-    let (ledger, own) = (worker.backends.ledger.clone(), worker.options.owner.clone());
     let mut silences = Silences::default();
     let mut next_at = Instant::now() + BEAT_INTERVAL;
     let mut failing = false;
@@ -91,7 +90,8 @@ pub(super) async fn run(worker: WorkerContext, stop: CancellationToken) {
             () = sleep_until(next_at) => {}
             () = stop.cancelled() => break,
         }
-        // A slow one is followed by the next at once.
+        // A slow beat is followed by the next at once, and is never left behind: while a commit waits for its standby, it
+        // holds a connection.
         next_at = Instant::now() + BEAT_INTERVAL;
         let done = step(&worker, number, &mut silences).await;
         if let Err(error) = &done {
@@ -104,14 +104,15 @@ pub(super) async fn run(worker: WorkerContext, stop: CancellationToken) {
         }
         failing = done.is_err();
     }
-    if let Err(error) = ledger.remove_worker(&own).await {
+    if let Err(error) = worker.backends.ledger.remove_worker(&worker.options.owner).await {
         tracing::debug!(%error, "the row of this worker stays until another one sees that it is silent");
     }
 }
 
 /// One beat, and a look at those of the others.
 async fn step(worker: &WorkerContext, number: i64, silences: &mut Silences) -> Result<(), LedgerError> {
-    let (ledger, own) = (&worker.backends.ledger, worker.options.owner.as_str());
+    let ledger = &worker.backends.ledger;
+    let own = worker.options.owner.as_str();
     let departed_ms = since_boot_ms();
     let mut others = ledger.write_beat(own, number).await?;
     let was_confirmed = is_recent(worker.beats.0.swap(departed_ms, Ordering::AcqRel), since_boot_ms());

@@ -33,7 +33,8 @@ pub async fn hold(
         let detail = format!("v: {version} is a newer format, and the ledger has no room for further held messages");
         return Ok(Some(InvalidMessage::new(InvalidReason::NewerVersion, detail)));
     }
-    let (lane, body_sha256) = (copy.provider.clone(), Sha256::digest(&copy.body).into());
+    let lane = copy.provider.clone();
+    let body_sha256 = Sha256::digest(&copy.body).into();
     worker.backends.ledger.hold(&NewHeldMessage { lane, body_sha256, version, stored }).await?;
     if worker.log_throttle.admits(copy.provider.as_str(), NEWER_VERSION_TEXT, InvalidReason::NewerVersion.code()) {
         tracing::error!(provider = %copy.provider, version, "{NEWER_VERSION_TEXT}");

@@ -143,11 +143,6 @@ impl LaneControl {
         extend(&self.charges, wait, by, cause);
     }
 
-    /// Whether charges alone are paused: by a limit on them, or by a hold.
-    pub fn are_charges_paused(&self) -> bool {
-        active_pause(&self.charges).is_some() || self.hold.lock().is_some()
-    }
-
     /// Whether look-ups may be sent, even if charges are paused.
     pub fn accepts_lookups(&self) -> bool {
         self.claims_pause().is_none() && self.sending_pause().is_none()
@@ -242,10 +237,6 @@ impl LaneControl {
     /// Why [`Self::try_send`] refuses.
     pub fn probing_reason(&self) -> Wait {
         if self.is_probing() { WaitReason::CircuitProbing.into() } else { OutcomeWrites::refused() }
-    }
-
-    pub fn watch_probing(&self) -> watch::Receiver<Option<String>> {
-        self.probing.subscribe()
     }
 
     /// What the lane does now, and why.

@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(seen(1, false, &[&sent]), NONE);
         assert_eq!(seen(10, true, &[&sent, &own]), ["own"]);
         assert_eq!(seen(29, false, &[&sent]), NONE);
-        // Another request has begun.
+        // Another request began meanwhile.
         let next = job("sent", 2, Some(30), false);
         assert_eq!(seen(30, false, &[&next]), NONE);
         assert_eq!(seen(60, false, &[&next]), ["sent"]);

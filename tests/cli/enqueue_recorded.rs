@@ -46,7 +46,7 @@ async fn conflicts_and_invalid_lines_are_named() {
     desk.sql("UPDATE providers SET \"require\" = '[\"account\"]' WHERE name = 'bolt'").await;
     let text = [
         line("a", "acme", 1),
-        line("b", "nobody", 1),
+        line("b", "unknown", 1),
         line("a", "acme", 2),
         line("c", "bolt", 1),
         "{".to_owned() + "\n",

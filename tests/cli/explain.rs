@@ -83,9 +83,9 @@ async fn explained_commands_can_be_run() {
 #[tokio::test]
 async fn unknown_id_was_never_recorded_or_is_rejected() {
     let desk = Desk::open().await;
-    let ran = desk.run(&line(&["nobody"])).await;
+    let ran = desk.run(&line(&["absent"])).await;
     assert_eq!(exit(&ran), Exit::Failed);
-    assert!(ran.out.contains("the ledger has no job nobody: it was never recorded"), "{}", ran.out);
+    assert!(ran.out.contains("the ledger has no job absent: it was never recorded"), "{}", ran.out);
     desk.sql(
         "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes) \
          VALUES (1795269801000, 'acme', 'odd', 'bad_amount', 'amount must be above 0', zeroblob(32), 7)",

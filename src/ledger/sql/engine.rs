@@ -236,7 +236,8 @@ macro_rules! driver {
                 };
             }
             let mut answers = connection.fetch_many(query);
-            let (mut rows, mut changed) = (Vec::new(), 0);
+            let mut rows = Vec::new();
+            let mut changed = 0;
             while let Some(answer) = answers.try_next().await? {
                 match answer {
                     Either::Left(done) => changed += done.rows_affected(),

@@ -20,8 +20,6 @@ use crate::worker::settings_sync::LoadedSettings;
 
 /// Repairs at the same time. Each claim waits for a connection of the pool, which other writes need, too.
 const REPAIRED_AT_ONCE: usize = 8;
-/// The request is written down again, and not sent.
-const NOTHING_SENT: RequestTiming = RequestTiming { response_within: Duration::ZERO, max_batch_delay: Duration::ZERO };
 /// Wait of a payment that becomes `unknown`: its own response may still come.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(5);
 const UNKNOWN: &str = "the database went back, and lost that this payment was sent";
@@ -160,7 +158,9 @@ impl RepairRun<'_> {
             let review = JobState::Final { state: FinalState::Review, reason, reference: None };
             return Ok(repaired(ledger.transition(&claimed.lease, &review).await?, response));
         };
-        let BeginResult::Attempt(number) = ledger.begin_attempt(&claimed.lease, &request, NOTHING_SENT).await? else {
+        // It is written down again, and not sent.
+        let timing = RequestTiming::immediate(Duration::ZERO);
+        let BeginResult::Attempt(number) = ledger.begin_attempt(&claimed.lease, &request, timing).await? else {
             return Ok(Repaired::TakenElsewhere);
         };
         let state = response.map_or_else(unknown, |response| response.state.clone());

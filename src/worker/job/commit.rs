@@ -112,8 +112,9 @@ impl JobRun<'_> {
     /// Ends a request that was recorded too late for its permit: nothing was sent.
     pub(super) async fn finish_unsent(&self, kind: CallKind, number: u32) -> DeliveryAction {
         let result = AttemptResult::unsent(kind, number, "recorded too late for its permit");
-        let (after, unknown, reason) = (UNSENT_DELAY, self.claimed.maybe_charged, WaitReason::PermitMissed.into());
-        self.commit_result(result, Transition::Retry { after, unknown, reason }, "late").await
+        let unknown = self.claimed.maybe_charged;
+        let next = Transition::Retry { after: UNSENT_DELAY, unknown, reason: WaitReason::PermitMissed.into() };
+        self.commit_result(result, next, "late").await
     }
 
     /// Ends a charge that was recorded and may not be sent now.

@@ -70,7 +70,8 @@ async fn process_batch(
     settings: &LaneSettings,
 ) -> Result<u32, LedgerError> {
     let due = worker.backends.ledger.due_held(lane, VERSION, settings.provider.max_age, BATCH).await?;
-    let (mut processed, mut recorded) = (Ok(()), 0);
+    let mut processed = Ok(());
+    let mut recorded = 0;
     for message in &due {
         match process(worker, message, settings).await {
             Ok(is_recorded) => recorded += u32::from(is_recorded),

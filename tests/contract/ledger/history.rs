@@ -36,8 +36,8 @@ fn run(began_at_ms: i64, recorded_until_ms: i64) -> RecordedRun {
 impl Fixture {
     async fn request(&self, id: &str, outcome: Option<(&'static str, JobState)>) {
         let lease = self.take(&job(id)).await.lease;
-        let begun = self.database.begin_attempt(&lease, &request(id), AT_ONCE).await.unwrap();
-        let BeginResult::Attempt(number) = begun else { panic!("{id}") };
+        let began = self.database.begin_attempt(&lease, &request(id), AT_ONCE).await.unwrap();
+        let BeginResult::Attempt(number) = began else { panic!("{id}") };
         let Some((outcome, next)) = outcome else { return };
         let end = AttemptEnd { number, outcome, status: Some(200), detail: String::new(), counts: true };
         assert_eq!(self.database.finish_attempt(&lease, &end, &next).await.unwrap(), FencedWrite::Applied);

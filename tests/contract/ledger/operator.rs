@@ -413,11 +413,11 @@ async fn pages_omit_no_job(kind: Kind) {
         assert_eq!(all(JobFilter { id: Some(id("p03")), ..JobFilter::default() }, at_most).await, ["p03"]);
         assert_eq!(all(JobFilter { id: Some(id("p03")), ..three }, at_most).await, [""; 0]);
     }
-    let mut dead = operator.job_counts("dead").await.unwrap();
+    let mut dead = operator.state_counts().await.unwrap();
+    dead.retain(|count| count.state == "dead");
     dead.sort_by(|a, b| a.provider.cmp(&b.provider));
     let counts: Vec<_> = dead.iter().map(|count| (count.provider.as_str(), count.state.as_str(), count.jobs)).collect();
     assert_eq!(counts, [("adyen", "dead", 3), ("stripe", "dead", 2), ("wise", "dead", 2)]);
-    assert_eq!(operator.job_counts("review").await.unwrap(), []);
 }
 
 async fn job_details_hide_only_secrets(kind: Kind) {

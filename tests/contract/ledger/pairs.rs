@@ -54,7 +54,6 @@ enum Write {
     RecordAndBegin,
     // By a sweeper.
     Expire,
-    SetAside,
     Return,
     WakeRefused,
     // By an operator.
@@ -70,12 +69,12 @@ use Write::*;
 const TABLE: [(Start, &[Write]); 9] = [
     (Start::New, &[Claim, RecordAndBegin, CancelAhead]),
     (Start::Held, &[Begin, Delay, Finalize, Release, Claim, Return, Cancel]),
-    (Start::Lapsed, &[Begin, Delay, Finalize, Release, Claim, Expire, SetAside, Return, Cancel]),
-    (Start::LapsedUnknown, &[Begin, BeginLookup, Delay, Finalize, Release, Claim, SetAside, Return]),
-    (Start::LapsedSending, &[FinishWaiting, FinishUnknown, FinishFinal, Release, Claim, SetAside, Return, Cancel]),
-    (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, Delay, Finalize, Release, Claim, SetAside, Return, Begin]),
-    (Start::Delayed, &[Claim, Expire, SetAside, Return, WakeRefused, Cancel]),
-    (Start::Review, &[Succeeded, Resend, Claim, SetAside, Finalize]),
+    (Start::Lapsed, &[Begin, Delay, Finalize, Release, Claim, Expire, Return, Cancel]),
+    (Start::LapsedUnknown, &[Begin, BeginLookup, Delay, Finalize, Release, Claim, Return]),
+    (Start::LapsedSending, &[FinishWaiting, FinishUnknown, FinishFinal, Release, Claim, Return, Cancel]),
+    (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, Delay, Finalize, Release, Claim, Return, Begin]),
+    (Start::Delayed, &[Claim, Expire, Return, WakeRefused, Cancel]),
+    (Start::Review, &[Succeeded, Resend, Claim, Finalize]),
     (Start::Dead, &[Replay, Discard, Claim]),
 ];
 
@@ -283,7 +282,6 @@ impl Pair {
                 kept(ledger.record_and_begin(first).await)
             }
             Expire => ledger.expire("expires_at has passed", 10).await.unwrap() > 0,
-            SetAside => kept(ledger.move_to_review(&id, "by hand").await),
             Return => {
                 let returned = ledger.return_now(&self.job.provider, 10).await.unwrap();
                 !returned.flows.is_empty()

@@ -26,7 +26,7 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 55] = [
+const READ_IN_FULL: [(&str, &str, &str); 53] = [
     ("rejected messages are announced", ANY, "partial: holds those without an event, and ends at the limit"),
     ("open rejected messages are measured", ANY, "partial: holds the open ones, and ends at 100,000"),
     ("rejected messages are counted", ANY, "partial: holds the open ones, and ends at 10,001"),
@@ -56,7 +56,6 @@ const READ_IN_FULL: [(&str, &str, &str); 55] = [
         "the flow of one job, of a small table: PostgreSQL's choice",
     ),
     ("lanes with returns are read", "jobs_by_state_and_time", "min(provider): reads the first entry"),
-    ("dead jobs are counted", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("an erasure is counted", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("an account is erased", "jobs_by_state_and_time", "min(provider): reads the first entry"),
     ("a job's history is read", "event_batches", "the publisher's batch, of a small table: PostgreSQL's choice"),
@@ -80,7 +79,6 @@ const READ_IN_FULL: [(&str, &str, &str); 55] = [
     ("lanes with open jobs are read", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("lanes with returns are read", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("account of the last minutes", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
-    ("dead jobs are counted", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("jobs of a state are listed", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("jobs are searched", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),
     ("jobs are totalled", "sqlite_autoindex_jobs_2", "min(provider): reads the first entry"),

@@ -1,4 +1,4 @@
-//! Upkeep of the ledger: duties, expiry, manual review, and the reconciliation of all jobs.
+//! Upkeep of the ledger: duties, expiry, and the reconciliation of all jobs.
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
@@ -13,7 +13,6 @@ mod retention;
 on_every_database!(
     duty_runs_on_one_sweeper,
     waiting_jobs_expire_and_nothing_else,
-    open_job_can_be_set_aside_for_review,
     every_job_is_accounted_for,
     unaccounted_jobs_are_found,
 );
@@ -106,34 +105,6 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     fixture.expire_lease(&held).await;
     assert_eq!(fixture.database.expire("too late", 100).await.unwrap(), 1);
     assert_eq!(fixture.state("held").await, "expired");
-}
-
-async fn open_job_can_be_set_aside_for_review(kind: Kind) {
-    let fixture = Fixture::migrated(kind).await;
-    let set_aside =
-        async |id: &str| fixture.database.move_to_review(&Identifier::new(id).unwrap(), "why").await.unwrap();
-    fixture.waiting(&job("waiting"), MINUTE).await;
-    assert_eq!(set_aside("waiting").await, FencedWrite::Applied);
-    assert_eq!(set_aside("waiting").await, FencedWrite::Stale, "once");
-    let hold = fixture.take(&job("sending")).await.lease;
-    assert_eq!(
-        fixture.database.begin_attempt(&hold, &request("sending"), AT_ONCE).await.unwrap(),
-        BeginResult::Attempt(1)
-    );
-    assert_eq!(set_aside("sending").await, FencedWrite::Stale, "it is leased");
-    fixture.expire_lease(&hold).await;
-    assert_eq!(set_aside("sending").await, FencedWrite::Applied);
-    let picture = "SELECT id || '|' || state || '|' || reason || '|' || attempts || '|' || \
-                   CASE WHEN maybe_charged THEN 'maybe' ELSE 'not' END FROM jobs ORDER BY id";
-    let picture: Vec<String> = fixture.column(picture).await.into_iter().flatten().collect();
-    assert_eq!(picture, ["sending|review|why|1|maybe", "waiting|review|why|0|not"]);
-    assert_eq!(fixture.one("SELECT outcome FROM attempts").await, "unknown");
-    let events = fixture.ordered_events().await;
-    assert_eq!(events.iter().map(|event| event.state).collect::<Vec<_>>(), [FinalState::Review; 2]);
-    // Its former worker writes nothing.
-    let next = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
-    assert_eq!(fixture.database.transition(&hold, &next).await.unwrap(), FencedWrite::Stale);
-    assert_eq!(set_aside("nobody").await, FencedWrite::Stale);
 }
 
 async fn every_job_is_accounted_for(kind: Kind) {

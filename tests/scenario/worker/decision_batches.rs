@@ -48,9 +48,9 @@ async fn in_review(bench: &Bench, ids: &[String]) {
             sum: SentSum { units: 1_299, decimals: 2 },
             credential_fingerprint: "0123456789abcdef".into(),
         };
-        let begun =
+        let began =
             ledger.begin_attempt(&claimed.lease, &request, RequestTiming::immediate(Duration::ZERO)).await.unwrap();
-        let BeginResult::Attempt(number) = begun else { panic!("{begun:?}") };
+        let BeginResult::Attempt(number) = began else { panic!("{began:?}") };
         let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
         let next = JobState::Final { state: FinalState::Review, reason: "no answer".to_owned(), reference: None };
         assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &next).await.unwrap(), FencedWrite::Applied);

@@ -1,28 +1,28 @@
-//! The sweeper's SQL: duties, expiry, the move to review, scrubbing, and early ends of waits.
+//! The sweeper's SQL: duties, expiry, scrubbing, and early ends of waits.
 //!
 //! Each statement finds its rows by a partial index of `migrations/*/0002_ledger.sql`. It repeats the index's
 //! expression and condition exactly, because SQLite uses such an index for nothing else. See
 //! `docs/decisions/0028-query-plans-are-pinned.md`.
 //!
-//! A job that may have been charged never expires, and keeps that mark when it moves to review.
+//! A job that may have been charged never expires.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
+use super::attempt::WRITTEN_COLUMNS;
 use super::claim::IS_UNHELD;
 use super::dialect::{JobWriteText, Template, WriteTemplate};
 use super::engine::{Value, args};
 use super::events::WRITE_EVENT;
 use super::result::from_row;
-use super::{fenced_write, storable};
-use crate::domain::job::{Job, JobId};
+use super::storable;
+use crate::domain::job::Job;
 use crate::domain::provider::ProviderName;
 use crate::domain::wait_reason::{LIMIT_CODES, PROVIDER_WAIT_CODES};
+use crate::ledger::LedgerError;
 use crate::ledger::database::Database;
 use crate::ledger::upkeep::{RecordedJob, ScrubScope, WaitCause, WakeFilter};
-use crate::ledger::{FencedWrite, LedgerError};
 
 mod reconciliation;
 
@@ -73,19 +73,6 @@ static EXPIRE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
     returning: "id",
 });
 
-static SET_ASIDE: WriteTemplate = WriteTemplate::new(|| JobWriteText {
-    update: format!(
-        "UPDATE jobs SET state = 'review', reason = $2, maybe_charged = (maybe_charged OR state = 'sending'), \
-             attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, fence = fence + 1, \
-             holder = NULL, response_by = NULL, updated_at = {{now}} {{from}} \
-         WHERE id = $1 AND {OPEN} AND {IS_UNHELD}"
-    )
-    .into(),
-    written_columns: WRITTEN_COLUMNS.into(),
-    effects: vec![CLOSE_LEFT_OPEN.into(), WRITE_EVENT.into()],
-    returning: "id",
-});
-
 static SCRUB: Template =
     Template::made(|_| scrub_text("state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')"));
 static SCRUB_REVIEW: Template = Template::made(|_| scrub_text("state = 'review'"));
@@ -125,13 +112,6 @@ impl Database {
             expired += u32::from(self.engine.atomically(steps).await?.is_some());
         }
         Ok(expired)
-    }
-
-    /// Moves an open job to review. [`FencedWrite::Stale`] when it is finished, or a living worker has it. If its
-    /// request was in flight, its outcome is unknown from then on.
-    pub async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError> {
-        let steps = self.write_steps(&SET_ASIDE, args![id, storable(reason)]);
-        Ok(fenced_write(self.engine.atomically(steps).await?.is_some()))
     }
 
     /// Empties payload, reference, and the address and body of the request of jobs that finished, or entered review,

@@ -49,8 +49,8 @@ impl Fixture {
 
     async fn in_flight(&self, job: &Job) -> LeaseToken {
         let lease = self.take(job).await.lease;
-        let begun = self.database.begin_attempt(&lease, &request(job.id.as_str()), AT_ONCE).await.unwrap();
-        assert_eq!(begun, BeginResult::Attempt(1));
+        let began = self.database.begin_attempt(&lease, &request(job.id.as_str()), AT_ONCE).await.unwrap();
+        assert_eq!(began, BeginResult::Attempt(1));
         lease
     }
 

@@ -220,7 +220,7 @@ async fn event_is_never_the_first_write() {
     fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id = 'by-sql'").await.unwrap();
     settled(fixture.database.resolve_job(&id("decided"), &JobResolution::Cancel, None, &by()).await).unwrap();
     fixture.sql("SELECT jobs_cancel_ahead('ahead', 'stripe', 'because')").await.unwrap();
-    assert_eq!(fixture.database.move_to_review(&id("waits"), "why").await.unwrap(), FencedWrite::Applied);
+    fixture.finish_at_once("waits").await;
     let old = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..job("old") };
     let hold = fixture.take(&old).await.lease;
     assert_eq!(fixture.database.release(&hold).await.unwrap(), FencedWrite::Applied);

@@ -17,7 +17,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// Duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 21] = [
+pub const ON_THE_WAY: [&str; 20] = [
     "a job comes back",
     "a job is refused",
     "a request is begun",
@@ -38,7 +38,6 @@ pub const ON_THE_WAY: [&str; 21] = [
     "an account's jobs are listed",
     "an erasure is counted",
     "a job's history is read",
-    "dead jobs are counted",
 ];
 
 /// Duties whose statements name the job.
@@ -374,8 +373,6 @@ impl<E: Explained> Working<'_, E> {
                 ledger.wake_waiting(&lane, &which).await.unwrap();
                 self.did("jobs that a limit refused are woken").await;
             }
-            assert_eq!(ledger.move_to_review(&hold.id, "why").await.unwrap(), FencedWrite::Applied);
-            self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
             let hold = self.take_all(std::slice::from_ref(&late)).await;
             self.transition_all(&hold, &wait()).await;
@@ -393,8 +390,6 @@ impl<E: Explained> Working<'_, E> {
             }
             self.fixture.database.state_counts().await.unwrap();
             self.did("states are counted").await;
-            self.fixture.database.job_counts("dead").await.unwrap();
-            self.did("dead jobs are counted").await;
             ledger.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
             self.did("the oldest open job is looked for").await;
             self.history().await;
