@@ -188,7 +188,7 @@ impl<'a> Around<'a> {
         let ever = |truth: &Truth| truth.throttled.get(name).map_or(0, |throttled| throttled.ever);
         let mut since_first = self.earlier.iter().map(ever).filter(|ever| *ever > 0);
         let settled = since_first.nth(2);
-        settled.is_some_and(|settled| since_first.last().is_some_and(|last| last > settled))
+        settled.is_some_and(|settled| since_first.next_back().is_some_and(|last| last > settled))
     }
 
     /// For [`GRACE`], all backends did their work for all workers, and no worker started or ended.
